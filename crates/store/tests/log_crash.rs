@@ -170,13 +170,13 @@ fn write_commit(disk: &SimDisk, commit: &Commit, with_tail: bool) {
 
 #[test]
 fn a_checkpoint_whose_commit_failed_costs_nothing_that_was_durable_before() {
-    // What is carried, and where from, is told in front of the end of a journal block, across it, and behind.
+    // What is relocated, and where from, is told in front of the end of a journal block, across it, and behind.
     for changes in 0..24 {
         let disk = SimDisk::with_log(4 << 20, 64 << 10, 16 << 10);
         let mut host = Host::open(&config(), std::slice::from_ref(&disk)).unwrap();
         let store = |host: &mut Host, number: u64| host.store(TENANT, &id(number), None, &shape(0)).unwrap();
         (0..200).for_each(|number| assert!(store(&mut host, number)));
-        // Of the first segments few chunks are left: those are carried when segments are needed.
+        // Of the first segments few chunks are left: those are relocated when segments are needed.
         (0..50).filter(|number| number % 5 > 1).for_each(|number| {
             host.tier.delete(TENANT, &[id(number)]);
         });
@@ -200,11 +200,11 @@ fn a_checkpoint_whose_commit_failed_costs_nothing_that_was_durable_before() {
         for number in 300..500 {
             store(&mut host, number);
             host.reclaim().unwrap();
-            if host.tier.stat().carried > 0 {
+            if host.tier.stat().relocated > 0 {
                 break;
             }
         }
-        assert_eq!(host.tier.stat().carried, 1, "after {changes} changes");
+        assert_eq!(host.tier.stat().relocated, 1, "after {changes} changes");
         let commit = host.tier.next_commit(0, 0).unwrap();
         write_commit(&disk, &commit, false);
         let mut again = Host::open(&config(), &[disk]).unwrap();
@@ -333,7 +333,7 @@ fn a_log_of_many_times_its_size_never_wedges_and_keeps_what_was_used_last() {
         assert_ne!(check(&mut host, hot * 5), Got::Miss, "a chunk in use all the time was evicted");
     }
     let stat = host.tier.stat();
-    assert!(stat.carried > 0);
+    assert!(stat.relocated > 0);
     assert!(stat.space.live_bytes <= stat.space.live_limit_bytes + (64 << 10), "{stat:?}");
     assert!(stat.space.live_bytes * 2 > stat.space.live_limit_bytes, "{stat:?}");
 }
@@ -379,18 +379,18 @@ fn a_disk_that_runs_short_gets_space_back_and_the_tier_goes_on() {
 #[test]
 fn segments_that_a_commit_under_way_frees_count_as_free() {
     let disks = disks(1);
-    let config = DiskTierConfig { carry_percent: 0, ..config() };
+    let config = DiskTierConfig { relocated_percent: 0, ..config() };
     let mut host = Host::open(&config, &disks).unwrap();
     for number in 0.. {
         host.store(TENANT, &id(number), None, &shape(0)).unwrap();
-        assert!(host.tier.next_carry(0).is_none());
+        assert!(host.tier.next_relocation(0).is_none());
         if host.tier.commit_is_urgent(0) {
             break;
         }
     }
     let resident = host.tier.resident().count();
     let commit = host.tier.next_commit(0, 0).unwrap();
-    assert!(host.tier.next_carry(0).is_none());
+    assert!(host.tier.next_relocation(0).is_none());
     assert_eq!(host.tier.resident().count(), resident, "dropped, although room is about to come");
     host.tier.end_commit(0, commit, true);
 }

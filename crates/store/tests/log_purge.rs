@@ -1,4 +1,4 @@
-//! What ends with a tenant: every byte of it, wherever carries, segments and the file system have left some.
+//! What ends with a tenant: every byte of it, wherever relocations, segments and the file system have left some.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "each test file uses a part of the simulation")]
@@ -168,26 +168,26 @@ fn no_byte_of_a_tenant_that_is_gone_is_left_behind_the_slots_of_another_one() {
 }
 
 #[test]
-fn what_is_being_carried_when_its_tenant_ends_is_overwritten_too() {
+fn what_is_being_relocated_when_its_tenant_ends_is_overwritten_too() {
     let disks = disks(1);
     let mut host = Host::open(&config(), &disks).unwrap();
-    let carry = (0..400).find_map(|number| {
+    let relocation = (0..400).find_map(|number| {
         host.store(TENANT, &id(number), None, &shape(0)).unwrap();
-        // Some are in use, so that they are carried rather than dropped.
+        // Some are in use, so that they are relocated rather than dropped.
         if number % 4 == 0 {
             host.tier.lease(0, TENANT, &[id(number)], 1_000_000);
         }
         host.commit().unwrap();
-        host.tier.next_carry(0)
+        host.tier.next_relocation(0)
     });
-    let carry = carry.unwrap();
-    let mut slot = vec![0; carry.read.shape().stride_bytes() as usize];
-    disks[0].read_at(carry.read.slot_at(), &mut slot).unwrap();
-    disks[0].write_at(carry.write.slot_at(), &slot).unwrap();
+    let relocation = relocation.unwrap();
+    let mut slot = vec![0; relocation.read.shape().stride_bytes() as usize];
+    disks[0].read_at(relocation.read.slot_at(), &mut slot).unwrap();
+    disks[0].write_at(relocation.write.slot_at(), &slot).unwrap();
     host.tier.doom_tenant(1, TENANT);
     host.commit().unwrap();
     host.scrub().unwrap();
-    host.tier.end_carry(2, carry, CarryEnd::Written);
+    host.tier.end_relocation(2, relocation, RelocationEnd::Written);
     for _ in 0..3 {
         host.commit().unwrap();
         host.scrub().unwrap();

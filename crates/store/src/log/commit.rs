@@ -189,7 +189,7 @@ impl DiskTier {
     /// The blocks of these records, where the next block goes, and whether more than half of the journal is left then. If
     /// the records do not fit there are no blocks: a checkpoint says what they say. So it is after a failed attempt whose
     /// checkpoint may be in the file: records that came since fill up its last block, which that checkpoint skips, and
-    /// go on in blocks that it does not skip. Replayed without the former, a segment is freed whose chunks were carried
+    /// go on in blocks that it does not skip. Replayed without the former, a segment is freed whose chunks were relocated
     /// nowhere.
     fn journal_pages(&self, volume: usize, records: &[Record]) -> (Pages, JournalPosition, bool) {
         let owner = &self.space.volumes[volume];

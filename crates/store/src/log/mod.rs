@@ -39,7 +39,7 @@ pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};
 pub use medium::{Medium, VolumeSpace};
 pub use offline::{Offline, OfflineError};
 pub use rebuild::{NotRebuilt, Rebuilt, rebuild};
-pub use reclaim::{Carry, CarryEnd};
+pub use reclaim::{Relocation, RelocationEnd};
 pub use recovery::{Recovered, read_superblock};
 pub use scrub::Scrub;
 pub use segments::{LogSlot, OnDisk, Segments};

@@ -5,7 +5,7 @@ use super::commit::{Commit, Pages};
 use super::format::sum::{CopyName, crc32c};
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
-use super::reclaim::{Carry, CarryEnd};
+use super::reclaim::{Relocation, RelocationEnd};
 use super::recovery::Recovered;
 use super::tier::{DiskBegun, DiskReadEnd, DiskTier, DiskTierConfig, DiskWrite, DiskWriteEnd};
 use super::verify::{ChunkFault, read_chunk};
@@ -118,8 +118,8 @@ impl<'a> Offline<'a> {
     /// Makes everything durable, and does all that is waiting to be done.
     pub fn settle(&mut self) -> Result<(), OfflineError> {
         loop {
-            while let Some(carry) = self.tier.next_carry(NOW_US) {
-                self.carry(carry)?;
+            while let Some(relocation) = self.tier.next_relocation(NOW_US) {
+                self.relocate(relocation)?;
             }
             self.overwrite()?;
             match self.tier.next_commit(NOW_US, 0) {
@@ -138,20 +138,20 @@ impl<'a> Offline<'a> {
         }
     }
 
-    fn carry(&mut self, carry: Carry) -> Result<(), OfflineError> {
-        let (name, shape) = (carry.read.name(), carry.read.shape());
-        let outcome = match read_chunk(self.medium, &name, shape, carry.read.slot_at()) {
+    fn relocate(&mut self, relocation: Relocation) -> Result<(), OfflineError> {
+        let (name, shape) = (relocation.read.name(), relocation.read.shape());
+        let outcome = match read_chunk(self.medium, &name, shape, relocation.read.slot_at()) {
             Ok((mut slot, old)) => {
-                let footer = self.tier.footer(&carry.write, &old.crcs()).with_sealed(old.sealed);
+                let footer = self.tier.footer(&relocation.write, &old.crcs()).with_sealed(old.sealed);
                 slot.truncate(shape.footer_at() as usize);
                 slot.extend(footer.encode());
-                self.medium.write_at(carry.write.slot_at(), &slot).map(|()| CarryEnd::Written)
+                self.medium.write_at(relocation.write.slot_at(), &slot).map(|()| RelocationEnd::Written)
             }
             Err(ChunkFault::Io(error)) => Err(error),
-            Err(_) => Ok(CarryEnd::Corrupt),
+            Err(_) => Ok(RelocationEnd::Corrupt),
         };
-        let failed = CarryEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
-        self.tier.end_carry(NOW_US, carry, *outcome.as_ref().unwrap_or(&failed));
+        let failed = RelocationEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
+        self.tier.end_relocation(NOW_US, relocation, *outcome.as_ref().unwrap_or(&failed));
         outcome?;
         Ok(())
     }

@@ -63,7 +63,7 @@ impl DiskTier {
             segments.extend(std::iter::repeat_with(unused).take(next.layout.segments as usize));
             volumes.push(volume);
         }
-        let space = Segments::new(volumes, segments, config.carry_percent);
+        let space = Segments::new(volumes, segments, config.relocated_percent);
         let mut tier = Tier::with_space(space, config.limits());
         for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {
             let adopt = |segment| tier.adopt(number, segment);

@@ -1,5 +1,5 @@
-//! Reclaiming segments: the one with the fewest live bytes goes first, and what still lives in it is carried forward as
-//! far as the budget for that allows, the rest is dropped. This file knows what to carry; it must never know how bytes
+//! Reclaiming segments: the one with the fewest live bytes goes first, and what still lives in it is relocated as
+//! far as the budget for that allows, the rest is dropped. This file knows what to relocate; it must never know how bytes
 //! are copied.
 
 use super::segments::{LogSlot, Segment, Segments, State};
@@ -10,23 +10,23 @@ use crate::tier::{ReadEnd, Space, Writing};
 /// Above this share of live bytes, in sixteenths, a segment is not worth copying.
 const DENSE_SIXTEENTHS: u64 = 15;
 
-/// What may be carried forward.
+/// What may be relocated.
 #[derive(Debug)]
-pub(super) struct CarryBudget {
+pub(super) struct RelocationBudget {
     percent: u32,
     allowed_bytes: u64,
-    /// Chunks carried so far.
+    /// Chunks relocated so far.
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
-impl CarryBudget {
-    pub fn new(percent: u32) -> CarryBudget {
-        CarryBudget { percent, allowed_bytes: 0, chunks: 0, bytes: 0 }
+impl RelocationBudget {
+    pub fn new(percent: u32) -> RelocationBudget {
+        RelocationBudget { percent, allowed_bytes: 0, chunks: 0, bytes: 0 }
     }
 
-    /// Bytes were stored, which pays for a share of them to be carried.
+    /// Bytes were stored, which pays for a share of them to be relocated.
     pub fn allow(&mut self, stored_bytes: u64) {
         let share = u128::from(stored_bytes) * u128::from(self.percent) / 100;
         self.allowed_bytes = self.allowed_bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX));
@@ -45,19 +45,19 @@ impl CarryBudget {
 
 /// A chunk to be copied from its slot to another one, with a footer of its own.
 ///
-/// Both slots are the carrier's until the value is given to [`end_carry`](DiskTier::end_carry).
+/// Both slots are the relocator's until the value is given to [`end_relocation`](DiskTier::end_relocation).
 #[derive(Debug)]
-#[must_use = "both slots stay taken until the carry is ended"]
-pub struct Carry {
+#[must_use = "both slots stay taken until the relocation is ended"]
+pub struct Relocation {
     /// From where. All of it is to be verified.
     pub read: DiskRead,
     /// To where.
     pub write: DiskWrite,
 }
 
-/// How a carry ended.
+/// How a relocation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CarryEnd {
+pub enum RelocationEnd {
     /// The chunk and its new footer are in the new slot.
     Written,
     /// What was read is not what was written there once. The chunk is dropped, and the fault counted.
@@ -110,8 +110,8 @@ impl Segment {
 }
 
 impl DiskTier {
-    /// A chunk to be carried forward, if segments must be emptied. Chunks that are not worth it are dropped on the way.
-    pub fn next_carry(&mut self, now_us: u64) -> Option<Carry> {
+    /// A chunk to be relocated, if segments must be emptied. Chunks that are not worth it are dropped on the way.
+    pub fn next_relocation(&mut self, now_us: u64) -> Option<Relocation> {
         self.advance(now_us);
         (0..self.volumes()).find_map(|volume| {
             while let Some(number) = self.space.victim(volume) {
@@ -124,8 +124,8 @@ impl DiskTier {
         })
     }
 
-    /// Drops chunks of a segment until there is one to carry or nothing more can be done.
-    fn empty(&mut self, number: usize) -> Option<Carry> {
+    /// Drops chunks of a segment until there is one to relocate or nothing more can be done.
+    fn empty(&mut self, number: usize) -> Option<Relocation> {
         let segment = &self.space.segments[number];
         let dense = segment.live_bytes() * 16 > self.segment_bytes(number) * DENSE_SIXTEENTHS;
         let is_worth_it = !dense && self.space.has_company(number);
@@ -141,9 +141,9 @@ impl DiskTier {
                 continue;
             }
             let needed = !entry.is_unheld();
-            if needed || (is_worth_it && self.space.carry.has_room(stride)) {
-                if let Some(carry) = self.begin_carry(row, at) {
-                    return Some(carry);
+            if needed || (is_worth_it && self.space.relocation.has_room(stride)) {
+                if let Some(relocation) = self.begin_relocation(row, at) {
+                    return Some(relocation);
                 }
                 if needed || self.room_comes(number) {
                     continue;
@@ -165,34 +165,34 @@ impl DiskTier {
         self.space.volumes[volume].layout.segment_bytes
     }
 
-    fn begin_carry(&mut self, row: EntryIx, from: LogSlot) -> Option<Carry> {
-        let to = self.space.take_for_carry(from, row)?;
+    fn begin_relocation(&mut self, row: EntryIx, from: LogSlot) -> Option<Relocation> {
+        let to = self.space.take_for_relocation(from, row)?;
         let chunk = ChunkRef { entry: row, generation: self.entry(row).generation };
         let read = self.start_reading(chunk, from);
         self.space.begin(to);
         let place = self.space.place(to, self.id_of(row));
-        Some(Carry { read, write: Writing { chunk, slot: to, place } })
+        Some(Relocation { read, write: Writing { chunk, slot: to, place } })
     }
 
-    /// A carry ended.
-    pub fn end_carry(&mut self, now_us: u64, carry: Carry, end: CarryEnd) {
+    /// A relocation ended.
+    pub fn end_relocation(&mut self, now_us: u64, relocation: Relocation, end: RelocationEnd) {
         self.advance(now_us);
-        let Carry { read, write } = carry;
+        let Relocation { read, write } = relocation;
         let (chunk, from, to, id) = (read.chunk, read.slot, write.slot, read.place.name.id);
         let stride = write.place.shape.stride_bytes();
         let (read_end, write_lost_bytes) = match end {
-            CarryEnd::Failed { read_lost_bytes, write_lost_bytes } => {
+            RelocationEnd::Failed { read_lost_bytes, write_lost_bytes } => {
                 (ReadEnd::Failed { lost_bytes: read_lost_bytes }, write_lost_bytes)
             }
             _ => (ReadEnd::Done, 0),
         };
         let moved =
-            end == CarryEnd::Written && self.is_live(&chunk) && self.entry(chunk.entry).slot == Some(from);
+            end == RelocationEnd::Written && self.is_live(&chunk) && self.entry(chunk.entry).slot == Some(from);
         let left = if moved {
             let tenant = self.entry(chunk.entry).tenant;
             self.entry_mut(chunk.entry).slot = Some(to);
             self.space.note_stored(to, tenant, id, Some(from));
-            self.space.carry.spend(stride);
+            self.space.relocation.spend(stride);
             from
         } else {
             to
@@ -204,7 +204,7 @@ impl DiskTier {
         self.space.leave(left, None);
         self.space.end(to, write_lost_bytes);
         self.end_read(now_us, read, read_end);
-        if end == CarryEnd::Corrupt {
+        if end == RelocationEnd::Corrupt {
             self.drop_found_corrupt(&chunk);
         }
     }

@@ -140,7 +140,7 @@ impl Segments {
         self.scrubs.jobs.push_back(Job::Slot(slot));
     }
 
-    /// A chunk was dropped while it was carried to this slot. If its old slot waits to be overwritten, so does this one.
+    /// A chunk was dropped while it was relocated to this slot. If its old slot waits to be overwritten, so does this one.
     pub(super) fn scrub_copy(&mut self, slot: LogSlot) {
         if !self.scrubs.jobs.is_empty() {
             self.scrub_slot(slot);

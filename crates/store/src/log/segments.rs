@@ -11,7 +11,7 @@ use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
 use super::format::sum::CopyName;
-use super::reclaim::CarryBudget;
+use super::reclaim::RelocationBudget;
 use super::scrub::Scrubs;
 use super::volume::Volume;
 use crate::entry::EntryIx;
@@ -122,7 +122,7 @@ pub struct Segments {
     operations: Operations<LogSlot>,
     /// Of each slot with a chunk its share of the segment, unused rest included.
     pub(super) live_bytes: u64,
-    pub(super) carry: CarryBudget,
+    pub(super) relocation: RelocationBudget,
     pub(super) scrubs: Scrubs,
     /// The volume that the next chunk goes to.
     turn: usize,
@@ -138,7 +138,7 @@ const OPEN_SHARE: usize = 8;
 const OPEN_ANYWAY: usize = 8;
 
 impl Segments {
-    pub(super) fn new(volumes: Vec<Volume>, segments: Vec<Segment>, carry_percent: u32) -> Segments {
+    pub(super) fn new(volumes: Vec<Volume>, segments: Vec<Segment>, relocated_percent: u32) -> Segments {
         Segments {
             volumes,
             segments,
@@ -146,7 +146,7 @@ impl Segments {
             shapes: HashMap::new(),
             operations: Operations::new(),
             live_bytes: 0,
-            carry: CarryBudget::new(carry_percent),
+            relocation: RelocationBudget::new(relocated_percent),
             scrubs: Scrubs::default(),
             turn: 0,
         }
@@ -164,8 +164,8 @@ impl Segments {
         Ok(slot_shape)
     }
 
-    /// A slot for a chunk that is carried forward on its volume.
-    pub(super) fn take_for_carry(&mut self, from: LogSlot, occupant: EntryIx) -> Option<LogSlot> {
+    /// A slot for a chunk that is relocated on its volume.
+    pub(super) fn take_for_relocation(&mut self, from: LogSlot, occupant: EntryIx) -> Option<LogSlot> {
         let Segment { volume, slots, .. } = &self.segments[from.segment()];
         let (volume, shape) = (usize::from(*volume), Arc::clone(&slots.shape));
         let number = self.segment_with_room_on(volume, &shape)?;

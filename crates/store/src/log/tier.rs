@@ -42,13 +42,13 @@ pub struct DiskTierConfig {
     pub default_quota_bytes: u64,
     /// What single tenants may use.
     pub quotas: Vec<(TenantId, u64)>,
-    /// Bytes of chunks that are carried forward out of segments that are reclaimed, at most, in percent of the bytes
+    /// Bytes of chunks that are relocated out of segments that are reclaimed, at most, in percent of the bytes
     /// that are stored. Chunks beyond are dropped.
-    pub carry_percent: u32,
+    pub relocated_percent: u32,
 }
 
 impl Default for DiskTierConfig {
-    /// A million chunks, 65,536 leases of at most a minute, no quotas, a quarter of what is stored carried forward.
+    /// A million chunks, 65,536 leases of at most a minute, no quotas, a quarter of what is stored relocated.
     fn default() -> DiskTierConfig {
         DiskTierConfig {
             max_chunks: 1 << 20,
@@ -56,7 +56,7 @@ impl Default for DiskTierConfig {
             max_lease_us: 60_000_000,
             default_quota_bytes: u64::MAX,
             quotas: Vec::new(),
-            carry_percent: 25,
+            relocated_percent: 25,
         }
     }
 }
@@ -127,10 +127,10 @@ pub struct DiskStat {
     pub counters: Counters,
     /// Space.
     pub space: DiskUse,
-    /// Chunks that were carried forward.
-    pub carried: u64,
-    /// Bytes that were carried forward.
-    pub carried_bytes: u64,
+    /// Chunks that were relocated.
+    pub relocated: u64,
+    /// Bytes that were relocated.
+    pub relocated_bytes: u64,
     /// Bytes of the tables that grow with slots.
     pub slot_table_bytes: u64,
 }
@@ -223,7 +223,7 @@ impl DiskTier {
                 self.finish(write)?;
                 let tenant = self.entry(row).tenant;
                 self.space.note_stored(slot, tenant, id, None);
-                self.space.carry.allow(stride);
+                self.space.relocation.allow(stride);
                 Ok(())
             }
         }
@@ -266,8 +266,8 @@ impl DiskTier {
                     .map(|volume| volume.pending.len() + volume.committing_records)
                     .sum(),
             },
-            carried: self.space.carry.chunks,
-            carried_bytes: self.space.carry.bytes,
+            relocated: self.space.relocation.chunks,
+            relocated_bytes: self.space.relocation.bytes,
             slot_table_bytes: self.space.table_bytes(),
         }
     }

@@ -286,9 +286,9 @@ mod tests {
     fn two_copies_of_a_chunk_have_different_bytes_even_under_one_name() {
         let plain = [0; 64];
         let first = sealed(&name(), 0, &plain);
-        let carried = sealed(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
+        let relocated = sealed(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
         let again = sealed(&name(), 0, &plain);
-        for other in [carried, again] {
+        for other in [relocated, again] {
             assert!(first.chunks(16).zip(other.chunks(16)).all(|(one, other)| one != other));
         }
     }

@@ -1,11 +1,11 @@
 //! The SSD tier as its users have it: the disk tier, its volumes, the mover and a little staging memory, joined. This file
 //! opens, closes and answers what needs no I/O.
 //!
-//! Glue throughout: `read`, `write` and `carry` turn chunks into transfers; `commit` runs the log's commits; `pool` lends
+//! Glue throughout: `read`, `write` and `relocate` turn chunks into transfers; `commit` runs the log's commits; `pool` lends
 //! staging; `volume` and `file_medium` are the files; `crypt` seals what a tenant wants sealed. None of it decides what
 //! stays on disk, and nothing that was read is seen by anybody before it was verified.
 
-mod carry;
+mod relocate;
 mod commit;
 mod thread_pool;
 mod crypt;

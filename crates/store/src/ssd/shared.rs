@@ -1,8 +1,8 @@
 //! What all parts of the SSD tier share: the tier behind its lock, the volumes, staging, threads and counters. Every change
 //! of the tier goes through here, so that what follows from it is never forgotten: commits that became due, chunks to be
-//! carried forward. This file knows who is to be woken; it must never know how anybody does its work.
+//! relocated. This file knows who is to be woken; it must never know how anybody does its work.
 
-use super::carry::Carrying;
+use super::relocate::Relocating;
 use super::commit::Committer;
 use super::thread_pool::ThreadPool;
 use super::crypt::TenantKeys;
@@ -10,17 +10,17 @@ use super::in_flight::InFlight;
 use super::pool::Pool;
 use super::stat::{Counts, SsdStat, VolumeStat};
 use crate::disk::DiskHandle;
-use crate::log::{Carry, CarryEnd, DiskTier, Medium, OnDisk};
+use crate::log::{Relocation, RelocationEnd, DiskTier, Medium, OnDisk};
 use crate::lost::bytes_in;
 use forebay_transfer::{End, MoverHandle, RegionId, Span};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Chunks that are carried forward at a time.
-const CARRIES_MAX: usize = 4;
+/// Chunks that are relocated at a time.
+const RELOCATIONS_MAX: usize = 4;
 /// How long none is begun after one failed.
-const CARRY_REST_US: u64 = 1_000_000;
+const RELOCATION_BACKOFF_US: u64 = 1_000_000;
 
 /// The parts of the SSD tier.
 pub(super) struct Shared {
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub threads: Arc<ThreadPool>,
     pub counts: Counts,
     pub keys: TenantKeys,
-    /// Of reads and of chunks that are carried forward: staging bounds both.
+    /// Of reads and of chunks that are relocated: staging bounds both.
     pub reads: Arc<InFlight>,
     pub writes: Arc<InFlight>,
     pub reserve_bytes: u64,
@@ -39,10 +39,10 @@ pub(super) struct Shared {
 
 struct Core {
     tier: DiskTier,
-    /// Chunks being carried forward.
-    carries: usize,
+    /// Chunks being relocated.
+    relocations: usize,
     /// None is begun before: one that failed would be the next one again.
-    carry_at_us: u64,
+    relocate_at_us: u64,
 }
 
 /// A volume at work.
@@ -86,7 +86,7 @@ impl Shared {
         reserve_bytes: u64,
     ) -> Shared {
         Shared {
-            core: Mutex::new(Core { tier, carries: 0, carry_at_us: 0 }),
+            core: Mutex::new(Core { tier, relocations: 0, relocate_at_us: 0 }),
             mover,
             staging,
             volumes,
@@ -108,32 +108,32 @@ impl Shared {
         at(&self.core.lock().tier)
     }
 
-    /// Changes the tier, wakes the committers that have something to do, and begins to carry chunks forward if room is
+    /// Changes the tier, wakes the committers that have something to do, and begins to relocate chunks if room is
     /// needed.
     pub fn change<R>(self: &Arc<Self>, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
         let now_us = self.now_us();
         let mut core = self.core.lock();
         let result = act(&mut core.tier, now_us);
-        let carries = core.next_carries(now_us);
+        let relocations = core.next_relocations(now_us);
         for (number, volume) in self.volumes.iter().enumerate() {
             let (pending, urgent) = (core.tier.has_pending(number), core.tier.commit_is_urgent(number));
             volume.committer.note(now_us, pending, urgent);
         }
         drop(core);
-        carries.into_iter().for_each(|carry| Carrying::start(self, carry));
+        relocations.into_iter().for_each(|relocation| Relocating::start(self, relocation));
         result
     }
 
-    /// A chunk is not being carried forward any more.
-    pub fn end_carry(self: &Arc<Self>, carry: Carry, end: CarryEnd) {
+    /// A chunk is not being relocated any more.
+    pub fn end_relocation(self: &Arc<Self>, relocation: Relocation, end: RelocationEnd) {
         let now_us = self.now_us();
         let mut core = self.core.lock();
-        core.carries -= 1;
-        if matches!(end, CarryEnd::Failed { .. }) {
-            core.carry_at_us = now_us + CARRY_REST_US;
+        core.relocations -= 1;
+        if matches!(end, RelocationEnd::Failed { .. }) {
+            core.relocate_at_us = now_us + RELOCATION_BACKOFF_US;
         }
         drop(core);
-        self.change(|tier, now_us| tier.end_carry(now_us, carry, end));
+        self.change(|tier, now_us| tier.end_relocation(now_us, relocation, end));
     }
 
     /// Changes the tier on behalf of a committer, which looks by itself for what follows.
@@ -201,16 +201,16 @@ impl OpenVolume {
 }
 
 impl Core {
-    fn next_carries(&mut self, now_us: u64) -> Vec<Carry> {
-        let mut carries = Vec::new();
-        while self.carries < CARRIES_MAX
-            && now_us >= self.carry_at_us
-            && let Some(carry) = self.tier.next_carry(now_us)
+    fn next_relocations(&mut self, now_us: u64) -> Vec<Relocation> {
+        let mut relocations = Vec::new();
+        while self.relocations < RELOCATIONS_MAX
+            && now_us >= self.relocate_at_us
+            && let Some(relocation) = self.tier.next_relocation(now_us)
         {
-            self.carries += 1;
-            carries.push(carry);
+            self.relocations += 1;
+            relocations.push(relocation);
         }
-        carries
+        relocations
     }
 }
 

@@ -26,7 +26,7 @@ pub struct SsdStat {
     pub direct_writes: u64,
     /// Wants whose bytes or footers were not the ones that were written.
     pub corrupt: u64,
-    /// Reads, writes and carries that the disk failed.
+    /// Reads, writes and relocations that the disk failed.
     pub io_faults: u64,
     /// Stretches that could not be overwritten, withdrawn or restored; they are tried again.
     pub failed_chores: u64,

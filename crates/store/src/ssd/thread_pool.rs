@@ -10,7 +10,7 @@ const THREADS_MAX: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads that sleep while there is nothing to do. They end when the threads is dropped and all jobs are done.
+/// A few threads that sleep while there is nothing to do. They end when the pool is dropped and all jobs are done.
 #[derive(Debug)]
 pub(super) struct ThreadPool {
     queue: Arc<Queue>,
@@ -34,12 +34,12 @@ impl ThreadPool {
     /// Starts a thread for each processor, but no more than a few.
     pub fn start() -> std::io::Result<ThreadPool> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = ThreadPool { queue: Arc::default() };
+        let pool = ThreadPool { queue: Arc::default() };
         for _ in 0..processors.min(THREADS_MAX) {
-            let queue = Arc::clone(&threads.queue);
+            let queue = Arc::clone(&pool.queue);
             std::thread::Builder::new().name("forebay-ssd".into()).spawn(move || queue.work())?;
         }
-        Ok(threads)
+        Ok(pool)
     }
 
     /// Has a thread run `job`. The number of jobs is bounded by what submits them: operations that were admitted.
@@ -98,16 +98,16 @@ mod tests {
 
     #[test]
     fn every_job_is_done_although_some_panic_and_the_crew_is_dropped() {
-        let threads = ThreadPool::start().unwrap();
+        let pool = ThreadPool::start().unwrap();
         let (sender, receiver) = channel();
         for number in 0..100 {
             let sender = sender.clone();
-            threads.run(move || {
+            pool.run(move || {
                 sender.send(number).unwrap();
                 assert!(number % 10 != 0, "told to panic");
             });
         }
-        drop((threads, sender));
+        drop((pool, sender));
         let mut done: Vec<i32> = receiver.iter().collect();
         done.sort_unstable();
         assert_eq!(done, (0..100).collect::<Vec<_>>());

@@ -298,13 +298,13 @@ impl Host {
     /// Carries chunks forward until enough segments are free or on their way.
     pub fn reclaim(&mut self) -> io::Result<()> {
         let now = self.now();
-        while let Some(carry) = self.tier.next_carry(now) {
-            let outcome = match self.read_slot(&carry.read) {
-                None => Ok(CarryEnd::Corrupt),
-                Some(layers) => self.write_chunk(&carry.write, &layers).map(|()| CarryEnd::Written),
+        while let Some(relocation) = self.tier.next_relocation(now) {
+            let outcome = match self.read_slot(&relocation.read) {
+                None => Ok(RelocationEnd::Corrupt),
+                Some(layers) => self.write_chunk(&relocation.write, &layers).map(|()| RelocationEnd::Written),
             };
-            let failed = CarryEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
-            self.tier.end_carry(now, carry, *outcome.as_ref().unwrap_or(&failed));
+            let failed = RelocationEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
+            self.tier.end_relocation(now, relocation, *outcome.as_ref().unwrap_or(&failed));
             outcome?;
         }
         Ok(())

@@ -57,7 +57,7 @@ fn collect_space(stat: &SsdStat, out: &mut Vec<Metric>) {
     ];
     push_each(out, &SEGMENTS, "state", &states);
     push_one(out, &PENDING, space.pending_records as f64);
-    push_one(out, &CARRIED, stat.tier.carried_bytes as f64);
+    push_one(out, &CARRIED, stat.tier.relocated_bytes as f64);
 }
 
 fn collect_volume(number: &str, volume: &VolumeStat, out: &mut Vec<Metric>) {

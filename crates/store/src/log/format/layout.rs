@@ -23,7 +23,7 @@ pub const SUPERBLOCKS_AT: [u64; 2] = [0, 64 << 10];
 /// Lengths that a segment may have.
 pub const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
-/// Segments of a log. One is being filled, one is kept for chunks that are carried forward, and something must rest.
+/// Segments of a log. One is being filled, one is kept for chunks that are relocated, and something must rest.
 pub const SEGMENTS: RangeInclusive<u64> = 4..=1 << 20;
 
 /// Lengths that a journal may have.

@@ -54,7 +54,7 @@ pub enum Record {
         at: SlotRef,
         /// The segment's life.
         sequence: u64,
-        /// Where it was until now, if it was carried forward.
+        /// Where it was until now, if it was relocated.
         moved_from: Option<SlotRef>,
     },
     /// A slot's chunk is gone.

@@ -1,11 +1,11 @@
-//! Carrying a chunk forward: out of a segment that is to be reclaimed, verified, into a new slot with a footer of its own.
+//! Relocating a chunk forward: out of a segment that is to be reclaimed, verified, into a new slot with a footer of its own.
 //! This file knows these steps; it must never know why a chunk is worth it.
 
 use super::crypt::TenantKeys;
 use super::in_flight::Permit;
 use super::pool::{StagingBlock, NotStaged};
 use super::shared::{Broken, Shared};
-use crate::log::{Carry, CarryEnd, Fault, Footer, PAGE_BYTES, crc32c};
+use crate::log::{Relocation, RelocationEnd, Fault, Footer, PAGE_BYTES, crc32c};
 use forebay_transfer::{Class, End, SpanPair, Transfer};
 use std::sync::Arc;
 
@@ -14,46 +14,46 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Writers wait for the room that this makes, readers do not.
 const CLASS: Class = Class::WriteBack;
 
-const FAILED: CarryEnd = CarryEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
+const FAILED: RelocationEnd = RelocationEnd::Failed { read_lost_bytes: 0, write_lost_bytes: 0 };
 
 /// A chunk on its way. Dropped before it ended, it stays where it was.
-pub(super) struct Carrying {
+pub(super) struct Relocating {
     shared: Arc<Shared>,
-    carry: Option<Carry>,
+    relocation: Option<Relocation>,
     held: Option<StagingBlock>,
     _permit: Permit,
 }
 
-impl Carrying {
-    /// Begins. A store that is being closed carries nothing more.
-    pub fn start(shared: &Arc<Shared>, carry: Carry) {
+impl Relocating {
+    /// Begins. A store that is being closed relocates nothing more.
+    pub fn start(shared: &Arc<Shared>, relocation: Relocation) {
         let Ok(permit) = shared.reads.acquire() else {
-            return shared.end_carry(carry, FAILED);
+            return shared.end_relocation(relocation, FAILED);
         };
-        let length = carry.read.shape().stride_bytes();
-        let carrying = Carrying { shared: Arc::clone(shared), carry: Some(carry), held: None, _permit: permit };
-        shared.staging.reserve(vec![length], None, move |held| carrying.staged(held));
+        let length = relocation.read.shape().stride_bytes();
+        let relocating = Relocating { shared: Arc::clone(shared), relocation: Some(relocation), held: None, _permit: permit };
+        shared.staging.reserve(vec![length], None, move |held| relocating.staged(held));
     }
 
     fn staged(mut self, held: Result<Vec<StagingBlock>, NotStaged>) {
         let Ok(Some(held)) = held.map(|mut held| held.pop()) else { return };
         self.held = Some(held);
         let mover = self.shared.mover.clone();
-        if let Some(pair) = self.pair(|carry| &carry.read) {
-            // A mover that takes nothing in drops the carry, which ends it.
+        if let Some(pair) = self.pair(|relocation| &relocation.read) {
+            // A mover that takes nothing in drops the relocation, which ends it.
             let pair = SpanPair::new(pair.to, pair.from);
             let _ = mover.submit(Transfer::new(vec![pair], CLASS), move |end| self.was_read(end));
         }
     }
 
     /// From staging to one of the two slots.
-    fn pair<S>(&self, slot: impl Fn(&Carry) -> &S) -> Option<SpanPair>
+    fn pair<S>(&self, slot: impl Fn(&Relocation) -> &S) -> Option<SpanPair>
     where
         S: std::ops::Deref<Target = crate::log::OnDisk>,
     {
-        let (carry, held) = (self.carry.as_ref()?, self.held.as_ref()?);
-        let stride = carry.read.shape().stride_bytes();
-        Some(SpanPair::new(held.span(0..stride), self.shared.slot_span(slot(carry), 0..stride)))
+        let (relocation, held) = (self.relocation.as_ref()?, self.held.as_ref()?);
+        let stride = relocation.read.shape().stride_bytes();
+        Some(SpanPair::new(held.span(0..stride), self.shared.slot_span(slot(relocation), 0..stride)))
     }
 
     /// The old slot is in staging, or not; on the mover's thread.
@@ -67,15 +67,15 @@ impl Carrying {
 
     /// Verifies the chunk, gives it the footer of its new slot and submits the write.
     fn rewrite(mut self) {
-        let (Some(carry), Some(held)) = (&self.carry, &mut self.held) else { return };
-        match renamed(&self.shared.keys, carry, held) {
+        let (Some(relocation), Some(held)) = (&self.relocation, &mut self.held) else { return };
+        match renamed(&self.shared.keys, relocation, held) {
             Err(fault) => {
                 self.shared.counts.corrupt.add(u64::from(fault.is_some()));
-                self.end(if fault.is_some() { CarryEnd::Corrupt } else { FAILED });
+                self.end(if fault.is_some() { RelocationEnd::Corrupt } else { FAILED });
             }
             Ok(()) => {
                 let mover = self.shared.mover.clone();
-                if let Some(pair) = self.pair(|carry| &carry.write) {
+                if let Some(pair) = self.pair(|relocation| &relocation.write) {
                     let _ = mover.submit(Transfer::new(vec![pair], CLASS), move |end| self.was_written(end));
                 }
             }
@@ -86,7 +86,7 @@ impl Carrying {
     fn was_written(mut self, end: End) {
         let threads = Arc::clone(&self.shared.threads);
         match Broken::of(end) {
-            None => threads.run(move || self.end(CarryEnd::Written)),
+            None => threads.run(move || self.end(RelocationEnd::Written)),
             Some(broken) => self.fail(&broken),
         }
     }
@@ -94,10 +94,10 @@ impl Carrying {
     fn fail(&mut self, broken: &Broken) {
         self.shared.counts.io_faults.add(1);
         let mut end = FAILED;
-        if let Some(carry) = &self.carry {
-            end = CarryEnd::Failed {
-                read_lost_bytes: self.shared.lost_bytes(&carry.read, &broken.quarantined),
-                write_lost_bytes: self.shared.lost_bytes(&carry.write, &broken.quarantined),
+        if let Some(relocation) = &self.relocation {
+            end = RelocationEnd::Failed {
+                read_lost_bytes: self.shared.lost_bytes(&relocation.read, &broken.quarantined),
+                write_lost_bytes: self.shared.lost_bytes(&relocation.write, &broken.quarantined),
             };
         }
         if let Some(held) = self.held.take() {
@@ -106,15 +106,15 @@ impl Carrying {
         self.end(end);
     }
 
-    fn end(&mut self, end: CarryEnd) {
+    fn end(&mut self, end: RelocationEnd) {
         self.held = None;
-        if let Some(carry) = self.carry.take() {
-            self.shared.end_carry(carry, end);
+        if let Some(relocation) = self.relocation.take() {
+            self.shared.end_relocation(relocation, end);
         }
     }
 }
 
-impl Drop for Carrying {
+impl Drop for Relocating {
     fn drop(&mut self) {
         self.end(FAILED);
     }
@@ -122,10 +122,10 @@ impl Drop for Carrying {
 
 /// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that are sealed are sealed
 /// anew, since the seal is bound to the copy. An error without a fault means that the tenant's key is not here.
-fn renamed(keys: &TenantKeys, carry: &Carry, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
-    let shape = carry.read.shape();
+fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
+    let shape = relocation.read.shape();
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
-    let old = Footer::of(&carry.read.name(), held.slice(footer_page.clone()))?;
+    let old = Footer::of(&relocation.read.name(), held.slice(footer_page.clone()))?;
     let mut crcs = old.crcs();
     for (layer, crc) in crcs.iter_mut().enumerate() {
         let place = shape.layer(layer).unwrap_or(0..0);
@@ -134,11 +134,11 @@ fn renamed(keys: &TenantKeys, carry: &Carry, held: &mut StagingBlock) -> Result<
             let bytes = held.slice_mut(place);
             let number = layer as u16;
             keys.open_layer(old.tenant, &old.name, number, bytes).map_err(|_| None)?;
-            keys.seal_layer(old.tenant, &carry.write.name(), number, bytes).map_err(|_| None)?;
+            keys.seal_layer(old.tenant, &relocation.write.name(), number, bytes).map_err(|_| None)?;
             *crc = crc32c(bytes);
         }
     }
-    let new = Footer::new(carry.write.name(), old.tenant, old.parent, Arc::clone(carry.write.shape()), &crcs);
+    let new = Footer::new(relocation.write.name(), old.tenant, old.parent, Arc::clone(relocation.write.shape()), &crcs);
     held.slice_mut(footer_page).copy_from_slice(&new.with_sealed(old.sealed).encode());
     Ok(())
 }
