@@ -5,7 +5,7 @@ use super::format::checkpoint::SegmentState;
 use super::format::layout::Layout;
 use super::format::page::LogUuid;
 use super::format::slot_shape::SlotShape;
-use super::format::sum::CopyName;
+use super::format::copy_name::CopyName;
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};

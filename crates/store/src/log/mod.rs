@@ -32,7 +32,7 @@ pub use format::page::*;
 pub use format::record::*;
 pub use format::segment::*;
 pub use format::slot_shape::*;
-pub use format::sum::*;
+pub use format::copy_name::*;
 pub use format::summary::*;
 pub use format::superblock::*;
 pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};

@@ -2,7 +2,7 @@
 //! what the tier asks for, one thing after another; it must never decide what that is. Time stands still meanwhile.
 
 use super::commit::{Commit, Pages};
-use super::format::sum::{CopyName, crc32c};
+use super::format::copy_name::{CopyName, crc32c};
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
 use super::reclaim::{Relocation, RelocationEnd};
@@ -142,7 +142,7 @@ impl<'a> Offline<'a> {
         let (name, shape) = (relocation.read.name(), relocation.read.shape());
         let outcome = match read_chunk(self.medium, &name, shape, relocation.read.slot_at()) {
             Ok((mut slot, old)) => {
-                let footer = self.tier.footer(&relocation.write, &old.crcs()).with_sealed(old.sealed);
+                let footer = self.tier.footer(&relocation.write, &old.crcs()).with_encrypted(old.encrypted);
                 slot.truncate(shape.footer_at() as usize);
                 slot.extend(footer.encode());
                 self.medium.write_at(relocation.write.slot_at(), &slot).map(|()| RelocationEnd::Written)

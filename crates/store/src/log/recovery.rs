@@ -16,7 +16,7 @@ use super::format::layout::{Layout, SUPERBLOCKS_AT};
 use super::format::page::{LogUuid, PAGE_BYTES};
 use super::format::record::Record;
 use super::format::segment::{SegmentHeader, Slots};
-use super::format::sum::CopyName;
+use super::format::copy_name::CopyName;
 use super::format::summary::{ENTRIES_PER_PAGE, SummaryEntry, SummaryPage};
 use super::format::superblock::{Current, NotOpened, Superblock};
 use super::medium::Medium;

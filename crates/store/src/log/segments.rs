@@ -10,7 +10,7 @@ use super::format::checkpoint::SegmentState;
 use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
-use super::format::sum::CopyName;
+use super::format::copy_name::CopyName;
 use super::reclaim::RelocationBudget;
 use super::scrub::Scrubs;
 use super::volume::Volume;

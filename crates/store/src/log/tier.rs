@@ -3,7 +3,7 @@
 
 use super::format::footer::Footer;
 use super::format::slot_shape::SlotShape;
-use super::format::sum::CopyName;
+use super::format::copy_name::CopyName;
 use super::segments::{OnDisk, Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;

@@ -3,7 +3,7 @@
 
 use super::format::footer::{Fault, Footer};
 use super::format::slot_shape::SlotShape;
-use super::format::sum::CopyName;
+use super::format::copy_name::CopyName;
 use super::format::superblock::NotOpened;
 use super::inspect::{ChunkInLog, Inspection, inspect};
 use super::medium::Medium;

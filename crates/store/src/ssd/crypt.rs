@@ -1,17 +1,17 @@
-//! Encryption at rest: the layers of a tenant that has a key are sealed with AES-256-GCM before they go to disk, and
-//! opened after they came back. Whoever forgets the key has erased all that it sealed. This file knows keys and bytes; it
+//! Encryption at rest: the layers of a tenant that has a key are encrypted with AES-256-GCM before they go to disk, and
+//! decrypted after they came back. Whoever forgets the key has erased all that it encrypted. This file knows keys and bytes; it
 //! must never know where either is kept or when they move.
 //!
 //! ```text
-//! sealed layer = ciphertext, as long as the layer | tag, 16 bytes | nonce, 12 bytes
+//! encrypted layer = ciphertext, as long as the layer | tag, 16 bytes | nonce, 12 bytes
 //! key          = keyed BLAKE3, key: the tenant's, message: the copy's name
-//! also sealed  = the copy's name and the layer: log, id, sequence u64, segment u32, slot u16, layer u16
+//! also bound   = the copy's name and the layer: log, id, sequence u64, segment u32, slot u16, layer u16
 //! ```
 //!
 //! Two messages under one key and nonce would give away both, so it matters that this cannot happen. Each copy has a key
 //! of its own, and within one history of a log no two copies have one name. But a log that was replaced by an older image
 //! of itself gives names again that the lost part of its history had given. Nonces are therefore drawn at random for each
-//! layer that is sealed. With 96 random bits under a key that sees a few hundred layers, two equal ones are not to be
+//! layer that is encrypted. With 96 random bits under a key that sees a few hundred layers, two equal ones are not to be
 //! expected in the life of any disk.
 
 use crate::log::CopyName;
@@ -23,8 +23,8 @@ use std::fmt;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-/// Bytes that a sealed layer is longer than the layer.
-pub const SEAL_BYTES: usize = TAG_BYTES + NONCE_LEN;
+/// Bytes that an encrypted layer is longer than the layer.
+pub const ENCRYPTION_BYTES: usize = TAG_BYTES + NONCE_LEN;
 
 /// Bytes of a tenant's key.
 pub const KEY_BYTES: usize = 32;
@@ -37,7 +37,7 @@ const TAG_BYTES: usize = 16;
 /// use forebay_kv::ChunkId;
 /// use forebay_store::TenantId;
 /// use forebay_store::log::{CopyName, LogUuid};
-/// use forebay_store::ssd::{SEAL_BYTES, SealError, TenantKeys};
+/// use forebay_store::ssd::{ENCRYPTION_BYTES, EncryptionError, TenantKeys};
 ///
 /// let mut keys = TenantKeys::default();
 /// keys.insert(TenantId(7), [42; 32]);
@@ -45,25 +45,25 @@ const TAG_BYTES: usize = 16;
 ///     CopyName { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 };
 ///
 /// let mut layer = b"secret".to_vec();
-/// layer.resize(6 + SEAL_BYTES, 0);
-/// keys.seal_layer(TenantId(7), &name, 0, &mut layer)?;
+/// layer.resize(6 + ENCRYPTION_BYTES, 0);
+/// keys.encrypt_layer(TenantId(7), &name, 0, &mut layer)?;
 /// assert_ne!(&layer[..6], b"secret");
 /// let mut copy = layer.clone();
-/// assert_eq!(keys.open_layer(TenantId(7), &name, 0, &mut copy)?, b"secret");
+/// assert_eq!(keys.decrypt_layer(TenantId(7), &name, 0, &mut copy)?, b"secret");
 ///
 /// keys.forget(TenantId(7));
-/// let erased = keys.open_layer(TenantId(7), &name, 0, &mut layer);
-/// assert_eq!(erased, Err(SealError::NoKey { tenant: TenantId(7) }));
-/// # Ok::<(), SealError>(())
+/// let erased = keys.decrypt_layer(TenantId(7), &name, 0, &mut layer);
+/// assert_eq!(erased, Err(EncryptionError::NoKey { tenant: TenantId(7) }));
+/// # Ok::<(), EncryptionError>(())
 /// ```
 #[derive(Default)]
 pub struct TenantKeys {
     keys: HashMap<TenantId, Zeroizing<[u8; KEY_BYTES]>>,
 }
 
-/// Why a layer was not sealed or not opened. What the buffer holds then is of no use.
+/// Why a layer was not encrypted or not decrypted. What the buffer holds then is of no use.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SealError {
+pub enum EncryptionError {
     /// The tenant has no key, or has it no longer.
     #[error("tenant {} has no key", tenant.0)]
     NoKey {
@@ -71,21 +71,21 @@ pub enum SealError {
         tenant: TenantId,
     },
     /// The buffer has no room for tag and nonce.
-    #[error("{have_bytes} bytes for a sealed layer, which has at least {SEAL_BYTES}")]
+    #[error("{have_bytes} bytes for an encrypted layer, which has at least {ENCRYPTION_BYTES}")]
     Short {
         /// What there is.
         have_bytes: usize,
     },
-    /// The layer is longer than one key and nonce may seal: 64 GiB.
-    #[error("layer {layer} has {bytes} bytes, more than can be sealed at once")]
+    /// The layer is longer than one key and nonce may encrypt: 64 GiB.
+    #[error("layer {layer} has {bytes} bytes, more than can be encrypted at once")]
     Long {
         /// Which layer.
         layer: u16,
         /// Its length.
         bytes: usize,
     },
-    /// Another key, another copy, another layer, or not the bytes that were sealed.
-    #[error("layer {layer} is not what was sealed with this key for this copy")]
+    /// Another key, another copy, another layer, or not the bytes that were encrypted.
+    #[error("layer {layer} is not what was encrypted with this key for this copy")]
     Refused {
         /// Which layer.
         layer: u16,
@@ -96,18 +96,18 @@ pub enum SealError {
 }
 
 impl TenantKeys {
-    /// From now on the tenant's layers are sealed with this key. An earlier key of the tenant is forgotten.
+    /// From now on the tenant's layers are encrypted with this key. An earlier key of the tenant is forgotten.
     pub fn insert(&mut self, tenant: TenantId, key: [u8; KEY_BYTES]) {
         self.keys.insert(tenant, Zeroizing::new(key));
     }
 
     /// Forgets a tenant's key, and says whether there was one. Once it is also gone from wherever it was read from, what it
-    /// sealed is erased on every disk and in every backup.
+    /// encrypted is erased on every disk and in every backup.
     pub fn forget(&mut self, tenant: TenantId) -> bool {
         self.keys.remove(&tenant).is_some()
     }
 
-    /// Whether the tenant's layers are sealed.
+    /// Whether the tenant's layers are encrypted.
     pub fn has(&self, tenant: TenantId) -> bool {
         self.keys.contains_key(&tenant)
     }
@@ -122,54 +122,54 @@ impl TenantKeys {
         self.keys.is_empty()
     }
 
-    /// Seals a layer of a copy in place. `buffer` holds the layer and [`SEAL_BYTES`] more, of any value.
-    pub fn seal_layer(
+    /// Encrypts a layer of a copy in place. `buffer` holds the layer and [`ENCRYPTION_BYTES`] more, of any value.
+    pub fn encrypt_layer(
         &self,
         tenant: TenantId,
         name: &CopyName,
         layer: u16,
         buffer: &mut [u8],
-    ) -> Result<(), SealError> {
+    ) -> Result<(), EncryptionError> {
         let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut nonce).map_err(|_| SealError::NoRandom)?;
-        self.seal_with(nonce, tenant, name, layer, buffer)
+        SystemRandom::new().fill(&mut nonce).map_err(|_| EncryptionError::NoRandom)?;
+        self.encrypt_with(nonce, tenant, name, layer, buffer)
     }
 
-    /// Opens a sealed layer of a copy in place, and returns the layer.
-    pub fn open_layer<'a>(
+    /// Decrypts a layer of a copy in place, and returns the layer.
+    pub fn decrypt_layer<'a>(
         &self,
         tenant: TenantId,
         name: &CopyName,
         layer: u16,
         buffer: &'a mut [u8],
-    ) -> Result<&'a mut [u8], SealError> {
+    ) -> Result<&'a mut [u8], EncryptionError> {
         let key = self.key(tenant, name)?;
-        let short = SealError::Short { have_bytes: buffer.len() };
-        let (sealed, nonce) = buffer.split_last_chunk_mut::<NONCE_LEN>().ok_or(short.clone())?;
-        if sealed.len() < TAG_BYTES {
+        let short = EncryptionError::Short { have_bytes: buffer.len() };
+        let (encrypted, nonce) = buffer.split_last_chunk_mut::<NONCE_LEN>().ok_or(short.clone())?;
+        if encrypted.len() < TAG_BYTES {
             return Err(short);
         }
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = key.open_in_place(nonce, Aad::from(bound_to(name, layer)), sealed);
-        opened.map_err(|_| SealError::Refused { layer })
+        let decrypted = key.open_in_place(nonce, Aad::from(bound_to(name, layer)), encrypted);
+        decrypted.map_err(|_| EncryptionError::Refused { layer })
     }
 
-    fn seal_with(
+    fn encrypt_with(
         &self,
         nonce: [u8; NONCE_LEN],
         tenant: TenantId,
         name: &CopyName,
         layer: u16,
         buffer: &mut [u8],
-    ) -> Result<(), SealError> {
+    ) -> Result<(), EncryptionError> {
         let key = self.key(tenant, name)?;
-        let short = SealError::Short { have_bytes: buffer.len() };
+        let short = EncryptionError::Short { have_bytes: buffer.len() };
         let (rest, nonce_place) = buffer.split_last_chunk_mut::<NONCE_LEN>().ok_or(short.clone())?;
         let (plain, tag_place) = rest.split_last_chunk_mut::<TAG_BYTES>().ok_or(short)?;
-        let long = SealError::Long { layer, bytes: plain.len() };
-        let also_sealed = Aad::from(bound_to(name, layer));
+        let long = EncryptionError::Long { layer, bytes: plain.len() };
+        let also_bound = Aad::from(bound_to(name, layer));
         let tag = key
-            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), also_sealed, plain)
+            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), also_bound, plain)
             .map_err(|_| long)?;
         tag_place.copy_from_slice(tag.as_ref());
         *nonce_place = nonce;
@@ -177,8 +177,8 @@ impl TenantKeys {
     }
 
     /// The key of a copy.
-    fn key(&self, tenant: TenantId, name: &CopyName) -> Result<LessSafeKey, SealError> {
-        let no_key = SealError::NoKey { tenant };
+    fn key(&self, tenant: TenantId, name: &CopyName) -> Result<LessSafeKey, EncryptionError> {
+        let no_key = EncryptionError::NoKey { tenant };
         let tenant_key = self.keys.get(&tenant).ok_or(no_key.clone())?;
         let derived = blake3::keyed_hash(tenant_key, &bound_to(name, 0)[..NAME_BYTES]);
         let key = Zeroizing::new(*derived.as_bytes());
@@ -228,15 +228,15 @@ mod tests {
         keys
     }
 
-    fn sealed(name: &CopyName, layer: u16, plain: &[u8]) -> Vec<u8> {
+    fn encrypted(name: &CopyName, layer: u16, plain: &[u8]) -> Vec<u8> {
         let mut buffer = plain.to_vec();
-        buffer.resize(plain.len() + SEAL_BYTES, 0);
-        keys().seal_layer(TENANT, name, layer, &mut buffer).unwrap();
+        buffer.resize(plain.len() + ENCRYPTION_BYTES, 0);
+        keys().encrypt_layer(TENANT, name, layer, &mut buffer).unwrap();
         buffer
     }
 
-    fn opened(keys: &TenantKeys, name: &CopyName, layer: u16, sealed: &[u8]) -> Result<Vec<u8>, SealError> {
-        keys.open_layer(TENANT, name, layer, &mut sealed.to_vec()).map(|plain| plain.to_vec())
+    fn decrypted(keys: &TenantKeys, name: &CopyName, layer: u16, encrypted: &[u8]) -> Result<Vec<u8>, EncryptionError> {
+        keys.decrypt_layer(TENANT, name, layer, &mut encrypted.to_vec()).map(|plain| plain.to_vec())
     }
 
     /// Sealed by other implementations of BLAKE3 and AES-GCM (the Python packages blake3 and cryptography).
@@ -246,26 +246,26 @@ mod tests {
                         000102030405060708090a0b";
         let nonce = std::array::from_fn(|byte| byte as u8);
         let mut buffer = b"sixteen bytes or so".to_vec();
-        buffer.resize(19 + SEAL_BYTES, 0xff);
-        keys().seal_with(nonce, TENANT, &name(), 6, &mut buffer).unwrap();
+        buffer.resize(19 + ENCRYPTION_BYTES, 0xff);
+        keys().encrypt_with(nonce, TENANT, &name(), 6, &mut buffer).unwrap();
         let hex: String = buffer.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected);
-        assert_eq!(opened(&keys(), &name(), 6, &buffer).unwrap(), b"sixteen bytes or so");
+        assert_eq!(decrypted(&keys(), &name(), 6, &buffer).unwrap(), b"sixteen bytes or so");
     }
 
     #[test]
     fn every_flipped_bit_is_refused() {
-        let good = sealed(&name(), 6, b"sixteen bytes or so");
+        let good = encrypted(&name(), 6, b"sixteen bytes or so");
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(opened(&keys(), &name(), 6, &bad), Err(SealError::Refused { layer: 6 }), "bit {bit}");
+            assert_eq!(decrypted(&keys(), &name(), 6, &bad), Err(EncryptionError::Refused { layer: 6 }), "bit {bit}");
         }
     }
 
     #[test]
     fn a_layer_opens_as_itself_only() {
-        let good = sealed(&name(), 6, b"layer");
+        let good = encrypted(&name(), 6, b"layer");
         let others = [
             CopyName { log: LogUuid([0; 16]), ..name() },
             CopyName { id: ChunkId::from_bytes([0; 32]), ..name() },
@@ -274,44 +274,44 @@ mod tests {
             CopyName { slot: 0, ..name() },
         ];
         for other in others {
-            assert_eq!(opened(&keys(), &other, 6, &good), Err(SealError::Refused { layer: 6 }), "{other:?}");
+            assert_eq!(decrypted(&keys(), &other, 6, &good), Err(EncryptionError::Refused { layer: 6 }), "{other:?}");
         }
-        assert_eq!(opened(&keys(), &name(), 7, &good), Err(SealError::Refused { layer: 7 }));
+        assert_eq!(decrypted(&keys(), &name(), 7, &good), Err(EncryptionError::Refused { layer: 7 }));
         let mut other_key = TenantKeys::default();
         other_key.insert(TENANT, [43; KEY_BYTES]);
-        assert_eq!(opened(&other_key, &name(), 6, &good), Err(SealError::Refused { layer: 6 }));
+        assert_eq!(decrypted(&other_key, &name(), 6, &good), Err(EncryptionError::Refused { layer: 6 }));
     }
 
     #[test]
     fn two_copies_of_a_chunk_have_different_bytes_even_under_one_name() {
         let plain = [0; 64];
-        let first = sealed(&name(), 0, &plain);
-        let relocated = sealed(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
-        let again = sealed(&name(), 0, &plain);
+        let first = encrypted(&name(), 0, &plain);
+        let relocated = encrypted(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
+        let again = encrypted(&name(), 0, &plain);
         for other in [relocated, again] {
             assert!(first.chunks(16).zip(other.chunks(16)).all(|(one, other)| one != other));
         }
     }
 
     #[test]
-    fn a_forgotten_key_has_erased_what_it_sealed() {
-        let good = sealed(&name(), 6, b"layer");
+    fn a_forgotten_key_has_erased_what_it_encrypted() {
+        let good = encrypted(&name(), 6, b"layer");
         let mut keys = keys();
         assert!(keys.forget(TENANT) && !keys.forget(TENANT) && !keys.has(TENANT));
-        assert_eq!(opened(&keys, &name(), 6, &good), Err(SealError::NoKey { tenant: TENANT }));
-        let sealed = keys.seal_layer(TENANT, &name(), 6, &mut [0; 64]);
-        assert_eq!(sealed, Err(SealError::NoKey { tenant: TENANT }));
+        assert_eq!(decrypted(&keys, &name(), 6, &good), Err(EncryptionError::NoKey { tenant: TENANT }));
+        let encrypted = keys.encrypt_layer(TENANT, &name(), 6, &mut [0; 64]);
+        assert_eq!(encrypted, Err(EncryptionError::NoKey { tenant: TENANT }));
     }
 
     #[test]
     fn a_buffer_without_room_is_refused() {
-        for have_bytes in 0..SEAL_BYTES {
+        for have_bytes in 0..ENCRYPTION_BYTES {
             let mut buffer = vec![0; have_bytes];
-            let short = Err(SealError::Short { have_bytes });
-            assert_eq!(keys().seal_layer(TENANT, &name(), 0, &mut buffer), short);
-            assert_eq!(keys().open_layer(TENANT, &name(), 0, &mut buffer).map(|_| ()), short);
+            let short = Err(EncryptionError::Short { have_bytes });
+            assert_eq!(keys().encrypt_layer(TENANT, &name(), 0, &mut buffer), short);
+            assert_eq!(keys().decrypt_layer(TENANT, &name(), 0, &mut buffer).map(|_| ()), short);
         }
-        assert_eq!(opened(&keys(), &name(), 0, &sealed(&name(), 0, b"")).unwrap(), b"");
+        assert_eq!(decrypted(&keys(), &name(), 0, &encrypted(&name(), 0, b"")).unwrap(), b"");
     }
 
     #[test]
@@ -321,8 +321,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_sealed_opens_to_the_same_bytes(plain in prop::collection::vec(any::<u8>(), 0..500), layer: u16) {
-            prop_assert_eq!(opened(&keys(), &name(), layer, &sealed(&name(), layer, &plain)), Ok(plain));
+        fn what_was_encrypted_decrypts_to_the_same_bytes(plain in prop::collection::vec(any::<u8>(), 0..500), layer: u16) {
+            prop_assert_eq!(decrypted(&keys(), &name(), layer, &encrypted(&name(), layer, &plain)), Ok(plain));
         }
     }
 }

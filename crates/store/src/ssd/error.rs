@@ -1,6 +1,6 @@
 //! Why the SSD tier did not do what was asked of it. This file names reasons; it must never know how they come about.
 
-use super::crypt::SealError;
+use super::crypt::EncryptionError;
 use super::pool::NotStaged;
 use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
@@ -138,13 +138,13 @@ pub enum NotRead {
         /// What is wrong.
         fault: Fault,
     },
-    /// What arrived was sealed with a key that is not here.
+    /// What arrived was encrypted with a key that is not here.
     #[error("want {want}: {error}")]
-    Sealed {
+    Encrypted {
         /// The first want for which it is so.
         want: usize,
         /// What is wrong.
-        error: SealError,
+        error: EncryptionError,
     },
     /// The mover takes nothing in, or has ended.
     #[error("the mover takes nothing in")]
@@ -196,9 +196,9 @@ pub enum NotWritten {
     /// There was no staging for it.
     #[error(transparent)]
     Staging(#[from] NotStaged),
-    /// The layers could not be sealed.
+    /// The layers could not be encrypted.
     #[error(transparent)]
-    NotSealed(#[from] SealError),
+    NotEncrypted(#[from] EncryptionError),
     /// The bytes did not reach the disk.
     #[error("the write failed: {0}")]
     Failed(String),

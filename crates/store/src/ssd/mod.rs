@@ -2,7 +2,7 @@
 //! opens, closes and answers what needs no I/O.
 //!
 //! Glue throughout: `read`, `write` and `relocate` turn chunks into transfers; `commit` runs the log's commits; `pool` lends
-//! staging; `volume` and `file_medium` are the files; `crypt` seals what a tenant wants sealed. None of it decides what
+//! staging; `volume` and `file_medium` are the files; `crypt` encrypts what a tenant wants encrypted. None of it decides what
 //! stays on disk, and nothing that was read is seen by anybody before it was verified.
 
 mod relocate;
@@ -23,7 +23,7 @@ mod stat;
 mod volume;
 mod write;
 
-pub use crypt::{KEY_BYTES, SEAL_BYTES, SealError, TenantKeys};
+pub use crypt::{KEY_BYTES, ENCRYPTION_BYTES, EncryptionError, TenantKeys};
 pub use error::{NotRead, NotWritten, SsdError};
 pub use file_medium::FileMedium;
 pub use key_file::{KeysNotRead, LineProblem};
@@ -75,7 +75,7 @@ pub struct SsdConfig {
     /// What the disk is to have left for others. Below it the store gives space back, above twice as much it takes space
     /// again. 0 for a disk of one's own.
     pub reserve_bytes: u64,
-    /// Tenants whose chunks are sealed.
+    /// Tenants whose chunks are encrypted.
     pub keys: TenantKeys,
 }
 

@@ -3,7 +3,7 @@
 //! the reader's memory, and only its footer to staging; everything else goes to staging.
 
 use super::Ssd;
-use super::crypt::{SealError, TenantKeys};
+use super::crypt::{EncryptionError, TenantKeys};
 use super::error::NotRead;
 use super::in_flight::Permit;
 use super::lease::DiskLease;
@@ -322,14 +322,14 @@ impl Part {
             footer.check(layer, span.len, crc).map_err(corrupt)?;
         }
         let place = match self.into {
-            Some(_) if footer.sealed => {
-                let error = SealError::NoKey { tenant: footer.tenant };
-                return Err(NotRead::Sealed { want, error });
+            Some(_) if footer.encrypted => {
+                let error = EncryptionError::NoKey { tenant: footer.tenant };
+                return Err(NotRead::Encrypted { want, error });
             }
             Some(into) => StagedIn::Target(into),
             None => {
-                let opened = if footer.sealed { Some(self.open(keys, &footer, &mut held)?) } else { None };
-                StagedIn::Staging { held, starts_at: self.window.start, opened }
+                let decrypted = if footer.encrypted { Some(self.open(keys, &footer, &mut held)?) } else { None };
+                StagedIn::Staging { held, starts_at: self.window.start, decrypted }
             }
         };
         Ok(Staged { place, layers: self.layers.clone(), footer })
@@ -338,9 +338,9 @@ impl Part {
     /// Decrypts the layers, and returns their checksums.
     fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut StagingBlock) -> Result<Box<[u32]>, NotRead> {
         let open = |layer: usize| {
-            let sealed = held.slice_mut(self.place(layer));
-            let plain = keys.open_layer(footer.tenant, &footer.name, layer as u16, sealed);
-            plain.map(|plain| crc32c(plain)).map_err(|error| NotRead::Sealed { want: self.number, error })
+            let encrypted = held.slice_mut(self.place(layer));
+            let plain = keys.decrypt_layer(footer.tenant, &footer.name, layer as u16, encrypted);
+            plain.map(|plain| crc32c(plain)).map_err(|error| NotRead::Encrypted { want: self.number, error })
         };
         self.layers.clone().map(open).collect()
     }

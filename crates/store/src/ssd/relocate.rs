@@ -120,8 +120,8 @@ impl Drop for Relocating {
     }
 }
 
-/// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that are sealed are sealed
-/// anew, since the seal is bound to the copy. An error without a fault means that the tenant's key is not here.
+/// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that are encrypted are encrypted
+/// anew, since encryption is bound to the copy. An error without a fault means that the tenant's key is not here.
 fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
     let shape = relocation.read.shape();
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
@@ -130,15 +130,15 @@ fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) 
     for (layer, crc) in crcs.iter_mut().enumerate() {
         let place = shape.layer(layer).unwrap_or(0..0);
         old.verify(layer, &[held.slice(place.clone())])?;
-        if old.sealed {
+        if old.encrypted {
             let bytes = held.slice_mut(place);
             let number = layer as u16;
-            keys.open_layer(old.tenant, &old.name, number, bytes).map_err(|_| None)?;
-            keys.seal_layer(old.tenant, &relocation.write.name(), number, bytes).map_err(|_| None)?;
+            keys.decrypt_layer(old.tenant, &old.name, number, bytes).map_err(|_| None)?;
+            keys.encrypt_layer(old.tenant, &relocation.write.name(), number, bytes).map_err(|_| None)?;
             *crc = crc32c(bytes);
         }
     }
     let new = Footer::new(relocation.write.name(), old.tenant, old.parent, Arc::clone(relocation.write.shape()), &crcs);
-    held.slice_mut(footer_page).copy_from_slice(&new.with_sealed(old.sealed).encode());
+    held.slice_mut(footer_page).copy_from_slice(&new.with_encrypted(old.encrypted).encode());
     Ok(())
 }

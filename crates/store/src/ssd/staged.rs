@@ -1,7 +1,7 @@
 //! Layers of a chunk that were read from disk and checked: in staging, or in the memory that the reader
 //! asked for. Whoever gets a [`Staged`] copies from its spans, or uses them where they are.
 
-use super::crypt::SEAL_BYTES;
+use super::crypt::ENCRYPTION_BYTES;
 use super::pool::StagingBlock;
 use crate::log::Footer;
 use forebay_transfer::Span;
@@ -24,7 +24,7 @@ pub(super) enum StagedIn {
         /// Where the block starts in the slot on disk.
         starts_at: u64,
         /// Checksums of layers that were encrypted on disk, as they are now.
-        opened: Option<Box<[u32]>>,
+        decrypted: Option<Box<[u32]>>,
     },
     /// Where the reader wanted them, all of them from the first on.
     Target(Span),
@@ -70,7 +70,7 @@ impl Staged {
     pub fn crc(&self, layer: usize) -> Option<u32> {
         match &self.place {
             _ if !self.layers.contains(&layer) => None,
-            StagedIn::Staging { opened: Some(crcs), .. } => crcs.get(layer - self.layers.start).copied(),
+            StagedIn::Staging { decrypted: Some(crcs), .. } => crcs.get(layer - self.layers.start).copied(),
             _ => self.footer.crc(layer),
         }
     }
@@ -85,9 +85,9 @@ impl Staged {
         let place = self.footer.shape.layer(layer).filter(|_| self.layers.contains(&layer))?;
         match &self.place {
             StagedIn::Target(_) => Some(place),
-            StagedIn::Staging { starts_at, opened, .. } => {
-                let seal_bytes = if opened.is_some() { SEAL_BYTES as u64 } else { 0 };
-                Some(place.start - starts_at..place.end - starts_at - seal_bytes)
+            StagedIn::Staging { starts_at, decrypted, .. } => {
+                let encryption_bytes = if decrypted.is_some() { ENCRYPTION_BYTES as u64 } else { 0 };
+                Some(place.start - starts_at..place.end - starts_at - encryption_bytes)
             }
         }
     }

@@ -3,7 +3,7 @@
 //! know which slots are taken or when anything becomes durable.
 
 use super::Ssd;
-use super::crypt::SEAL_BYTES;
+use super::crypt::ENCRYPTION_BYTES;
 use super::error::NotWritten;
 use super::in_flight::{NoPermit, Permit};
 use super::pool::{StagingBlock, NotStaged};
@@ -53,7 +53,7 @@ type OnEnd = Box<dyn FnOnce(Vec<SsdWriteEnd>) + Send>;
 struct Outgoing {
     shared: Arc<Shared>,
     tenant: TenantId,
-    sealed: bool,
+    encrypted: bool,
     class: Class,
     parts: Vec<Part>,
     /// How each chunk of the request ended, as far as it did.
@@ -117,7 +117,7 @@ impl Ssd {
     ///
     /// Many chunks in one call cost much less than many calls: they lie side by side on disk and become few, large I/Os.
     /// They need staging at the same time: a page each, or all of their bytes if they are not whole aligned pages or are
-    /// to be sealed.
+    /// to be encrypted.
     pub fn write_many(
         &self,
         tenant: TenantId,
@@ -136,13 +136,13 @@ impl Ssd {
             NoPermit::Full => NotWritten::TooMany,
             NoPermit::Closed => NotWritten::Closed,
         })?;
-        let sealed = shared.keys.has(tenant);
+        let encrypted = shared.keys.has(tenant);
         let count = sources.len();
-        let candidates: Vec<_> = sources.into_iter().map(|source| shared.candidate(source, sealed)).collect();
+        let candidates: Vec<_> = sources.into_iter().map(|source| shared.candidate(source, encrypted)).collect();
         let mut outgoing = Outgoing {
             shared: Arc::clone(shared),
             tenant,
-            sealed,
+            encrypted,
             class,
             parts: Vec::with_capacity(count),
             ends: vec![None; count],
@@ -191,16 +191,16 @@ impl Candidate {
 
 impl Shared {
     /// Checks a source, and how its chunk will lie on disk.
-    fn candidate(&self, source: Source, sealed: bool) -> Result<Candidate, NotWritten> {
+    fn candidate(&self, source: Source, encrypted: bool) -> Result<Candidate, NotWritten> {
         let layers = &source.layers;
         if let Some(given) = source.crcs.as_ref().map(Vec::len).filter(|given| *given != layers.len()) {
             return Err(NotWritten::Sums { given, layers: layers.len() });
         }
-        let seal_bytes = if sealed { SEAL_BYTES as u64 } else { 0 };
+        let encryption_bytes = if encrypted { ENCRYPTION_BYTES as u64 } else { 0 };
         let lengths = || layers.iter().map(|spans| span_bytes(spans));
         let bytes = ChunkShape::new(lengths())?.bytes();
-        let on_disk = ChunkShape::new(lengths().map(|bytes| bytes.saturating_add(seal_bytes)))?;
-        let direct = self.check_source(layers)? && !sealed;
+        let on_disk = ChunkShape::new(lengths().map(|bytes| bytes.saturating_add(encryption_bytes)))?;
+        let direct = self.check_source(layers)? && !encrypted;
         Ok(Candidate { source, on_disk, bytes, direct })
     }
 
@@ -255,7 +255,7 @@ impl Outgoing {
     /// Puts together what is to be written, and submits it.
     fn prepare(mut self) {
         for mut part in std::mem::take(&mut self.parts) {
-            match part.prepare(&self.shared, self.tenant, self.sealed) {
+            match part.prepare(&self.shared, self.tenant, self.encrypted) {
                 Ok(()) => self.parts.push(part),
                 Err(not_written) => self.fail(part, 0, not_written),
             }
@@ -351,12 +351,12 @@ impl Drop for Outgoing {
 
 impl Part {
     /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and makes its footer.
-    fn prepare(&mut self, shared: &Shared, tenant: TenantId, sealed: bool) -> Result<(), NotWritten> {
+    fn prepare(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
         let crcs =
-            if self.direct { self.crcs_of_source(shared)? } else { self.fill(shared, tenant, sealed)? };
+            if self.direct { self.crcs_of_source(shared)? } else { self.fill(shared, tenant, encrypted)? };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(()) };
         let footer = Footer::new(write.name(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
-            .with_sealed(sealed);
+            .with_encrypted(encrypted);
         let footer_at = if self.direct { 0 } else { write.shape().footer_at() };
         held.slice_mut(footer_at..footer_at + PAGE).copy_from_slice(&footer.encode());
         Ok(())
@@ -373,12 +373,12 @@ impl Part {
     }
 
     /// Puts the layers into staging as they will lie on disk, with zeros between them, and returns their checksums there.
-    fn fill(&mut self, shared: &Shared, tenant: TenantId, sealed: bool) -> Result<Vec<u32>, NotWritten> {
-        let crcs = if sealed { None } else { Some(self.crcs_of_source(shared)?) };
+    fn fill(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
+        let crcs = if encrypted { None } else { Some(self.crcs_of_source(shared)?) };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(Vec::new()) };
         let shape = write.shape();
         let mut filled = 0;
-        let mut sealed_crcs = Vec::new();
+        let mut encrypted_crcs = Vec::new();
         for (layer, spans) in source.layers.iter().enumerate() {
             let place = shape.layer(layer).unwrap_or(0..0);
             held.slice_mut(filled..place.start).fill(0);
@@ -393,14 +393,14 @@ impl Part {
                 part.copy_from_slice(bytes);
                 rest = behind;
             }
-            if sealed {
+            if encrypted {
                 let buffer = held.slice_mut(place);
-                shared.keys.seal_layer(tenant, &write.name(), layer as u16, buffer)?;
-                sealed_crcs.push(crc32c(buffer));
+                shared.keys.encrypt_layer(tenant, &write.name(), layer as u16, buffer)?;
+                encrypted_crcs.push(crc32c(buffer));
             }
         }
         held.slice_mut(filled..shape.footer_at()).fill(0);
-        Ok(crcs.unwrap_or(sealed_crcs))
+        Ok(crcs.unwrap_or(encrypted_crcs))
     }
 
     /// What goes where. Pages that follow each other on disk become one I/O, wherever they lie in memory.

@@ -122,7 +122,7 @@ struct Shared {
     /// Chunks that come from disk to be lent.
     arrivals: lend::Arrivals,
     /// To the thread that takes the checksums of what has arrived.
-    sealer: Sender<save::Sealing>,
+    checksum_jobs: Sender<save::Job>,
     /// What lies below memory.
     disk: Option<Disk>,
 }
@@ -171,11 +171,11 @@ impl Store {
         let tier = Mutex::new(MemoryTier::new(config)?);
         let backing = Arc::new(Arena::new(capacity_bytes, pages)?);
         let arena = mover.register(place, Arc::clone(&backing) as Arc<dyn Backing>)?;
-        let (sealer, sealings) = channel();
+        let (checksum_jobs, jobs) = channel();
         // The thread ends when the last clone of the store, lease and running operation is gone.
-        std::thread::Builder::new().name("forebay-seal".into()).spawn(move || save::seal_all(sealings))?;
+        std::thread::Builder::new().name("forebay-sum".into()).spawn(move || save::run_all(jobs))?;
         let (mover_handle, arrivals) = (mover.clone(), lend::Arrivals::default());
-        let shared = Shared { tier, mover: mover_handle, arena, backing, arrivals, sealer, disk };
+        let shared = Shared { tier, mover: mover_handle, arena, backing, arrivals, checksum_jobs, disk };
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {

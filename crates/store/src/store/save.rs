@@ -58,7 +58,7 @@ struct Incoming {
 
 /// What is to be done with bytes that have arrived, on the store's own thread: checksums cost milliseconds a chunk, too long
 /// for the mover's.
-pub(super) type Sealing = Box<dyn FnOnce() + Send>;
+pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 impl Store {
     /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are the layer.
@@ -131,9 +131,9 @@ impl Incoming {
     /// The copy has ended; on the mover's thread.
     fn copied(mut self, end: End, on_end: OnEnd) {
         if let End::Done { bytes } = end {
-            let sealer = self.shared.sealer.clone();
+            let jobs = self.shared.checksum_jobs.clone();
             // The thread that takes it lives as long as the store, which this chunk keeps alive.
-            let _ = sealer.send(Box::new(move || self.seal(bytes, on_end)));
+            let _ = jobs.send(Box::new(move || self.finish(bytes, on_end)));
             return;
         }
         let lost_bytes = self.shared.lost_bytes(&end);
@@ -148,7 +148,7 @@ impl Incoming {
     }
 
     /// Takes the checksums and makes the chunk visible.
-    fn seal(self, bytes: u64, on_end: OnEnd) {
+    fn finish(self, bytes: u64, on_end: OnEnd) {
         let visible = self.commit();
         on_end(if visible { StoreEnd::Stored { bytes } } else { StoreEnd::Deleted });
     }
@@ -169,6 +169,6 @@ impl Drop for Incoming {
 }
 
 /// The store's own thread.
-pub(super) fn seal_all(sealings: Receiver<Sealing>) {
-    sealings.into_iter().for_each(|seal| seal());
+pub(super) fn run_all(jobs: Receiver<Job>) {
+    jobs.into_iter().for_each(|job| job());
 }

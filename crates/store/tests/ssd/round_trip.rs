@@ -200,7 +200,7 @@ fn a_log_says_how_long_the_segments_are_that_it_was_made_with() {
 }
 
 #[test]
-fn sealed_chunks_come_back_and_are_not_on_disk_as_they_were() {
+fn encrypted_chunks_come_back_and_are_not_on_disk_as_they_were() {
     let Some(rig) = Rig::new(1, 32 * MIB, 2 * MIB) else { return };
     let shape = Shape::new(&[16 * PAGE, 1001, 1]);
     let keyed = || {
@@ -220,7 +220,7 @@ fn sealed_chunks_come_back_and_are_not_on_disk_as_they_were() {
     let opened = rig.open(config());
     let lease = opened.lease(0..4);
     let refused = opened.read(&lease, &[want(0, 0..1)]).unwrap_err();
-    assert!(matches!(refused, forebay_store::ssd::NotRead::Sealed { .. }), "{refused}");
+    assert!(matches!(refused, forebay_store::ssd::NotRead::Encrypted { .. }), "{refused}");
     assert!(opened.ssd.contains(&id(0)), "without its key a chunk is no fault");
     assert_eq!(opened.ssd.lease(TenantId(9), &ids(0..4), MINUTE_US).len(), 0);
     drop((lease, opened));

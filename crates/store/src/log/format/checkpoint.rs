@@ -27,7 +27,7 @@
 
 use super::layout::Layout;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
-use super::sum::crc32c;
+use super::copy_name::crc32c;
 use crate::tenant::TenantId;
 
 /// Tenants that a checkpoint names as doomed.

@@ -10,7 +10,7 @@
 //!  36  slot      u16
 //!  38  tenant    u16
 //!  40  sequence  u64      the segment's life: the generation of the copy
-//!  48  flags     u16      1: has a parent; 2: the layers are sealed with the tenant's key
+//!  48  flags     u16      1: has a parent; 2: the layers are encrypted with the tenant's key
 //!  50  layers    u16
 //!  52  zero      u32
 //!  56  bytes     u64      of the chunk, without padding
@@ -21,7 +21,7 @@
 
 use super::page::{Damaged, Fields, LogUuid, PageKind, Parser, check};
 use super::slot_shape::{MAX_DISK_LAYERS, SlotShape};
-use super::sum::CopyName;
+use super::copy_name::CopyName;
 use crate::checksum;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 const HAS_PARENT: u16 = 1;
-const IS_SEALED: u16 = 2;
+const IS_ENCRYPTED: u16 = 2;
 
 /// What a chunk's last page says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub struct Footer {
     pub parent: Option<ChunkId>,
     /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
-    /// Whether the layers are sealed with the tenant's key. Lengths and sums are those of the sealed bytes.
-    pub sealed: bool,
-    /// The CRC-32C of each layer, combined with the layer's [seal](CopyName::seal).
+    /// Whether the layers are encrypted with the tenant's key. Lengths and sums are those of the encrypted bytes.
+    pub encrypted: bool,
+    /// The CRC-32C of each layer, combined with the layer's [tag](CopyName::checksum_tag).
     sums: Box<[u32]>,
 }
 
@@ -109,13 +109,13 @@ impl Footer {
         crcs: &[u32],
     ) -> Footer {
         debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
-        let sums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.seal(layer as u16)).collect();
-        Footer { name, tenant, parent, shape, sealed: false, sums }
+        let sums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
+        Footer { name, tenant, parent, shape, encrypted: false, sums }
     }
 
-    /// The same, of a copy whose layers are sealed with the tenant's key, or not.
-    pub fn with_sealed(self, sealed: bool) -> Footer {
-        Footer { sealed, ..self }
+    /// The same, of a copy whose layers are encrypted with the tenant's key, or not.
+    pub fn with_encrypted(self, encrypted: bool) -> Footer {
+        Footer { encrypted, ..self }
     }
 
     /// The page.
@@ -123,7 +123,7 @@ impl Footer {
         let CopyName { log, id, segment, sequence, slot } = self.name;
         let mut fields = Fields::page(PageKind::Footer, log);
         fields.u32(segment).u16(slot).u16(self.tenant.0).u64(sequence);
-        let flags = self.parent.map_or(0, |_| HAS_PARENT) | if self.sealed { IS_SEALED } else { 0 };
+        let flags = self.parent.map_or(0, |_| HAS_PARENT) | if self.encrypted { IS_ENCRYPTED } else { 0 };
         fields.u16(flags).u16(self.shape.layers() as u16).u32(0);
         fields.u64(self.shape.chunk().bytes());
         fields.bytes(id.as_bytes()).bytes(&self.parent.map_or([0; 32], |parent| *parent.as_bytes()));
@@ -139,7 +139,7 @@ impl Footer {
         let (segment, slot, tenant) = (fields.u32()?, fields.u16()?, TenantId(fields.u16()?));
         let sequence = fields.u64()?;
         let (flags, layers) = (fields.u16()?, fields.u16()?);
-        let known = HAS_PARENT | IS_SEALED;
+        let known = HAS_PARENT | IS_ENCRYPTED;
         check("flags", flags, flags & !known == 0, format!("0 to {known}"))?;
         check("layers", layers, usize::from(layers) <= MAX_DISK_LAYERS, MAX_DISK_LAYERS)?;
         fields.u32()?;
@@ -154,9 +154,9 @@ impl Footer {
         let bytes = shape.chunk().bytes();
         check("bytes", chunk_bytes, chunk_bytes == bytes, bytes)?;
         let parent = (flags & HAS_PARENT != 0).then_some(parent);
-        let sealed = flags & IS_SEALED != 0;
+        let encrypted = flags & IS_ENCRYPTED != 0;
         let name = CopyName { log, id, segment, sequence, slot };
-        Ok(Footer { name, tenant, parent, shape, sealed, sums: sums.into() })
+        Ok(Footer { name, tenant, parent, shape, encrypted, sums: sums.into() })
     }
 
     /// The footer of the copy that is expected, and of no other.
@@ -196,7 +196,7 @@ impl Footer {
 
     /// The CRC-32C that a layer had when it was stored.
     pub fn crc(&self, layer: usize) -> Option<u32> {
-        Some(self.sums.get(layer)? ^ self.name.seal(u16::try_from(layer).ok()?))
+        Some(self.sums.get(layer)? ^ self.name.checksum_tag(u16::try_from(layer).ok()?))
     }
 
     /// The CRC-32C of all layers.
@@ -246,9 +246,9 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_copy_says_so_and_flags_that_mean_nothing_yet_are_refused() {
-        for sealed in [false, true] {
-            let footer = footer(2).with_sealed(sealed);
+    fn an_encrypted_copy_says_so_and_flags_that_mean_nothing_yet_are_refused() {
+        for encrypted in [false, true] {
+            let footer = footer(2).with_encrypted(encrypted);
             assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
         }
         let page = with_bytes(footer(2).encode(), 48, &[4]);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn crcs_are_those_that_were_stored_although_sums_are_sealed() {
+    fn crcs_are_those_that_were_stored_although_checksums_are_tagged() {
         let footer = footer(4);
         assert_eq!(footer.crcs(), [0, 7, 14, 21]);
         assert!(footer.crcs().iter().zip(&footer.sums).all(|(crc, sum)| crc != sum));

@@ -10,6 +10,6 @@ pub(crate) mod page;
 pub(crate) mod record;
 pub(crate) mod segment;
 pub(crate) mod slot_shape;
-pub(crate) mod sum;
+pub(crate) mod copy_name;
 pub(crate) mod summary;
 pub(crate) mod superblock;

@@ -12,7 +12,7 @@
 //!
 //! The head is the same in every version of the format, so that a newer page is told from a damaged one.
 
-use super::sum::crc32c;
+use super::copy_name::crc32c;
 use std::fmt;
 use thiserror::Error;
 

@@ -36,7 +36,7 @@ impl CopyName {
     ///
     /// Exclusive or, unlike a sum over name and bytes, lets the sum that was taken when the bytes left the GPU go to disk
     /// and come back without the bytes being read again.
-    pub fn seal(&self, layer: u16) -> u32 {
+    pub fn checksum_tag(&self, layer: u16) -> u32 {
         let mut fields = Fields::new();
         fields.bytes(&self.log.0).bytes(self.id.as_bytes());
         fields.u64(self.sequence).u32(self.segment).u16(self.slot).u16(layer);
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn seals_differ_in_every_part_of_the_name() {
+    fn tags_differ_in_every_part_of_the_name() {
         let name = CopyName {
             log: LogUuid([1; 16]),
             id: ChunkId::from_bytes([2; 32]),
@@ -68,13 +68,13 @@ mod tests {
             slot: 5,
         };
         let others = [
-            CopyName { log: LogUuid([0; 16]), ..name }.seal(6),
-            CopyName { id: ChunkId::from_bytes([0; 32]), ..name }.seal(6),
-            CopyName { segment: 0, ..name }.seal(6),
-            CopyName { sequence: 0, ..name }.seal(6),
-            CopyName { slot: 0, ..name }.seal(6),
-            name.seal(0),
+            CopyName { log: LogUuid([0; 16]), ..name }.checksum_tag(6),
+            CopyName { id: ChunkId::from_bytes([0; 32]), ..name }.checksum_tag(6),
+            CopyName { segment: 0, ..name }.checksum_tag(6),
+            CopyName { sequence: 0, ..name }.checksum_tag(6),
+            CopyName { slot: 0, ..name }.checksum_tag(6),
+            name.checksum_tag(0),
         ];
-        assert!(others.iter().all(|other| *other != name.seal(6)));
+        assert!(others.iter().all(|other| *other != name.checksum_tag(6)));
     }
 }
