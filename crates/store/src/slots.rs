@@ -105,7 +105,7 @@ struct Slab {
     occupied: u32,
     free: Vec<u16>,
     /// CRC-32C of each layer of each slot.
-    sums: Box<[u32]>,
+    checksums: Box<[u32]>,
 }
 
 impl Slab {
@@ -117,7 +117,7 @@ impl Slab {
             occupants: vec![None; slots].into(),
             occupied: 0,
             free: (0..slots as u16).rev().collect(),
-            sums: vec![0; slots * shape.layers()].into(),
+            checksums: vec![0; slots * shape.layers()].into(),
         }
     }
 
@@ -265,17 +265,17 @@ impl Slots {
     }
 
     /// CRC-32C per layer of the chunk in the slot.
-    pub fn sums(&self, slot: SlotId) -> &[u32] {
+    pub fn checksums(&self, slot: SlotId) -> &[u32] {
         let slab = &self.slabs[usize::from(slot.slab())];
         let layers = slab.shape.layers();
-        &slab.sums[usize::from(slot.slot()) * layers..][..layers]
+        &slab.checksums[usize::from(slot.slot()) * layers..][..layers]
     }
 
     /// Keeps the CRC-32C of each layer. The caller gives as many as the shape has layers.
-    pub fn set_sums(&mut self, slot: SlotId, sums: &[u32]) {
+    pub fn set_checksums(&mut self, slot: SlotId, checksums: &[u32]) {
         let slab = &mut self.slabs[usize::from(slot.slab())];
         let layers = slab.shape.layers();
-        slab.sums[usize::from(slot.slot()) * layers..][..layers].copy_from_slice(sums);
+        slab.checksums[usize::from(slot.slot()) * layers..][..layers].copy_from_slice(checksums);
     }
 
     /// Everybody who has a slot in the slab.
@@ -312,10 +312,10 @@ impl Slots {
         usage
     }
 
-    /// Bytes that the tables take: per slot an occupant, a free number and the sums.
+    /// Bytes that the tables take: per slot an occupant, a free number and the checksums.
     pub fn table_bytes(&self) -> u64 {
         let slab = |slab: &Slab| {
-            (size_of_val(&*slab.occupants) + slab.free.capacity() * 2 + size_of_val(&*slab.sums)) as u64
+            (size_of_val(&*slab.occupants) + slab.free.capacity() * 2 + size_of_val(&*slab.checksums)) as u64
         };
         self.slabs.iter().map(slab).sum()
     }
@@ -422,8 +422,8 @@ mod tests {
         let mut slots = Slots::new(2 * PAGE, 2 * PAGE).unwrap();
         let layers = ChunkShape::new([5, 6]).unwrap();
         let [one, two] = [0, 1].map(|number| slots.take(&layers, row(number)).unwrap());
-        slots.set_sums(one, &[1, 2]);
-        slots.set_sums(two, &[3, 4]);
-        assert_eq!((slots.sums(one), slots.sums(two)), (&[1, 2][..], &[3, 4][..]));
+        slots.set_checksums(one, &[1, 2]);
+        slots.set_checksums(two, &[3, 4]);
+        assert_eq!((slots.checksums(one), slots.checksums(two)), (&[1, 2][..], &[3, 4][..]));
     }
 }

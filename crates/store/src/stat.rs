@@ -93,7 +93,7 @@ pub enum NotCommitted {
     Deleted,
     /// There is not one checksum per layer.
     #[error("{given} checksums for {layers} layers")]
-    Sums {
+    Checksums {
         /// Checksums given.
         given: usize,
         /// Layers of the chunk.

@@ -89,12 +89,12 @@ impl Rig {
         let parent = number.checked_sub(1).map(id).filter(|parent| self.store.lookup(&[*parent]) == 1);
         let slot = self.store.reserve(TENANT, id(number), parent, &shape).unwrap().unwrap();
         self.write(slot.offset_bytes(), &truth(number));
-        let sums = slot.sums();
+        let checksums = slot.checksums();
         assert_eq!(
-            sums,
+            checksums,
             truth(number).chunks(LAYER_BYTES).map(|layer| checksum::of_pieces(&[layer])).collect::<Vec<_>>()
         );
-        slot.commit(&sums).unwrap();
+        slot.commit(&checksums).unwrap();
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
@@ -337,8 +337,8 @@ fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
     let loan = loans.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
     assert!(rig.bytes_of(&loan) == truth(0));
     assert_ne!(slot.offset_bytes(), loan.offset_bytes(), "it may still write its slot");
-    let sums = slot.sums();
-    assert_eq!(slot.commit(&sums), Err(NotCommitted::Deleted));
+    let checksums = slot.checksums();
+    assert_eq!(slot.commit(&checksums), Err(NotCommitted::Deleted));
     assert!(loan.check() && rig.store.locate(&[id(0)]) == (1, 0));
 }
 
@@ -479,8 +479,8 @@ fn a_store_is_closed_although_others_go_on_storing() {
                     name[..8].copy_from_slice(&number.to_le_bytes());
                     // There may be no room for the moment.
                     if let Ok(Some(slot)) = store.reserve(TENANT, ChunkId::from_bytes(name), None, &shape) {
-                        let sums = slot.sums();
-                        slot.commit(&sums).unwrap();
+                        let checksums = slot.checksums();
+                        slot.commit(&checksums).unwrap();
                     }
                 }
             });

@@ -313,10 +313,10 @@ impl Model {
 
     fn commit(&mut self, at: usize) {
         let (write, stamp, doomed) = self.writing.remove(at);
-        let sums: Vec<u32> =
+        let checksums: Vec<u32> =
             (0..shape(stamp.0).layers()).map(|layer| stamp.1 as u32 * 10 + layer as u32).collect();
         let now_us = self.tell_time();
-        assert_eq!(self.tier.commit(now_us, write, &sums).is_err(), doomed);
+        assert_eq!(self.tier.commit(now_us, write, &checksums).is_err(), doomed);
         if !doomed {
             self.visible.insert(stamp.0, stamp);
         }

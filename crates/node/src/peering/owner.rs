@@ -318,7 +318,7 @@ fn fitting(loans: &[Loan], bytes_max: u64) -> (usize, u64) {
 }
 
 fn told(loan: &Loan) -> LeasedChunk {
-    let (shape, sums) = (loan.shape().clone(), loan.sums().to_vec());
+    let (shape, sums) = (loan.shape().clone(), loan.checksums().to_vec());
     LeasedChunk { offset_bytes: loan.offset_bytes(), shape, sums }
 }
 
@@ -388,7 +388,7 @@ mod tests {
             for (id, is_right) in [(RIGHT, true), (WRONG, false)] {
                 let shape = ChunkShape::new([5000, 6000]).unwrap();
                 let slot = node.store().reserve(TenantId(0), id, None, &shape).unwrap().unwrap();
-                let mut sums = slot.sums();
+                let mut sums = slot.checksums();
                 // Bytes that have other sums than they should are as wrong as bytes that have changed.
                 sums[1] ^= u32::from(!is_right);
                 slot.commit(&sums).unwrap();

@@ -282,7 +282,7 @@ impl Read {
     /// Compares what arrived with what its owner said.
     fn check(mut self) {
         let Some(slot) = self.slot.take() else { return };
-        if slot.sums() != self.sums {
+        if slot.checksums() != self.sums {
             let ReadLease { puller, peer, .. } = &*self.lease;
             puller.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);

@@ -66,7 +66,7 @@ impl Index {
 fn put(node: &Node, number: usize) {
     let shape = ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap();
     let slot = node.store().reserve(TENANT, id(number), None, &shape).unwrap().unwrap();
-    let sums = slot.sums();
+    let sums = slot.checksums();
     slot.commit(&sums).unwrap();
 }
 

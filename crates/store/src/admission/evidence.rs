@@ -15,7 +15,7 @@ const WINDOW_CAPACITIES: f64 = 4.0;
 /// One policy is better when its advantage is so many standard errors of the sample.
 const STANDARD_ERRORS: f64 = 2.0;
 
-/// Sums over the sample that fade as more is looked up.
+/// Checksums over the sample that fade as more is looked up.
 #[derive(Debug)]
 pub(crate) struct Evidence {
     window_bytes: f64,

@@ -183,16 +183,16 @@ mod tests {
         let (memory_bytes, ssd_bytes) = (2_000, 20_000);
         let mut history = History::new(ssd_bytes);
         let mut models = [whole(memory_bytes, ssd_bytes), Shadow::new(memory_bytes, ssd_bytes)];
-        let mut sums = [Sampled::default(); 2];
+        let mut checksums = [Sampled::default(); 2];
         for prompt in prompts(50_000, 20_000) {
             history.used(&prompt);
-            for (model, sum) in models.iter_mut().zip(&mut sums) {
+            for (model, sum) in models.iter_mut().zip(&mut checksums) {
                 add(sum, model.used(&prompt, &history).unwrap_or_default());
             }
         }
         for policy in [ALL, SECOND_HIT] {
-            let hits = sums.map(|sum| sum.hit_bytes[policy] as f64 / sum.used_bytes as f64);
-            let written = sums.map(|sum| sum.written_bytes[policy] as f64 / sum.used_bytes as f64);
+            let hits = checksums.map(|sum| sum.hit_bytes[policy] as f64 / sum.used_bytes as f64);
+            let written = checksums.map(|sum| sum.written_bytes[policy] as f64 / sum.used_bytes as f64);
             // 14,000 sampled uses; the figures of the whole are 0.05 to 0.6.
             assert!((hits[0] - hits[1]).abs() < 0.02, "{policy}: {hits:?}");
             assert!((written[0] - written[1]).abs() < 0.02, "{policy}: {written:?}");

@@ -175,7 +175,7 @@ pub enum NotWritten {
     Refused(#[from] Refused),
     /// There is not one checksum per layer.
     #[error("{given} checksums for {layers} layers")]
-    Sums {
+    Checksums {
         /// Checksums given.
         given: usize,
         /// Layers of the chunk.

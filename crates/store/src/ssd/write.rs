@@ -194,7 +194,7 @@ impl Shared {
     fn candidate(&self, source: Source, encrypted: bool) -> Result<Candidate, NotWritten> {
         let layers = &source.layers;
         if let Some(given) = source.crcs.as_ref().map(Vec::len).filter(|given| *given != layers.len()) {
-            return Err(NotWritten::Sums { given, layers: layers.len() });
+            return Err(NotWritten::Checksums { given, layers: layers.len() });
         }
         let encryption_bytes = if encrypted { ENCRYPTION_BYTES as u64 } else { 0 };
         let lengths = || layers.iter().map(|spans| span_bytes(spans));
@@ -353,7 +353,7 @@ impl Part {
     /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and makes its footer.
     fn prepare(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
         let crcs =
-            if self.direct { self.crcs_of_source(shared)? } else { self.fill(shared, tenant, encrypted)? };
+            if self.direct { self.checksums_of_source(shared)? } else { self.fill(shared, tenant, encrypted)? };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(()) };
         let footer = Footer::new(write.name(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
             .with_encrypted(encrypted);
@@ -363,7 +363,7 @@ impl Part {
     }
 
     /// The layers' checksums, as given or from where they lie.
-    fn crcs_of_source(&self, shared: &Shared) -> Result<Vec<u32>, NotWritten> {
+    fn checksums_of_source(&self, shared: &Shared) -> Result<Vec<u32>, NotWritten> {
         if let Some(crcs) = &self.source.crcs {
             return Ok(crcs.clone());
         }
@@ -374,7 +374,7 @@ impl Part {
 
     /// Puts the layers into staging as they will lie on disk, with zeros between them, and returns their checksums there.
     fn fill(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
-        let crcs = if encrypted { None } else { Some(self.crcs_of_source(shared)?) };
+        let crcs = if encrypted { None } else { Some(self.checksums_of_source(shared)?) };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(Vec::new()) };
         let shape = write.shape();
         let mut filled = 0;

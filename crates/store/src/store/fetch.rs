@@ -5,7 +5,7 @@ use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
 use super::{Lease, Shared, Store};
 use crate::ssd::{NotRead, ReadEnds, Staged, Want};
-use crate::store::lease::{DiskSums, OnDisk};
+use crate::store::lease::{DiskChecksums, OnDisk};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Fetch {
     names: Vec<Option<promote::Name>>,
     /// The slots of those that the disk reads straight into memory.
     promotions: Vec<Option<Promotion>>,
-    sums: Arc<DiskSums>,
+    checksums: Arc<DiskChecksums>,
     outgoing: Outgoing,
     pairs: Vec<SpanPair>,
     urgency: Urgency,
@@ -55,7 +55,7 @@ impl Store {
         let fetch = Fetch {
             names,
             promotions,
-            sums: Arc::clone(&part.sums),
+            checksums: Arc::clone(&part.checksums),
             began_us: shared.now_us(),
             shared,
             loads,
@@ -108,7 +108,7 @@ impl Fetch {
         }
         let staged: Vec<Staged> = ends.into_iter().flatten().collect();
         for (load, staged) in self.loads.iter().zip(&staged) {
-            self.sums.note_all(load.chunk, staged);
+            self.checksums.note_all(load.chunk, staged);
             if let Err(refused) = pair_up(load, staged, &mut self.pairs) {
                 return on_end(failed(Reason::Refused(refused)));
             }
@@ -202,7 +202,7 @@ fn not_taken(error: SubmitError) -> Reason {
     Reason::Link { link: "mover".to_owned(), error: error.to_string(), attempts: 1 }
 }
 
-impl DiskSums {
+impl DiskChecksums {
     fn note_all(&self, chunk: usize, staged: &Staged) {
         for layer in staged.layers() {
             if let (Some(sum), Some(span)) = (staged.crc(layer), staged.span(layer)) {

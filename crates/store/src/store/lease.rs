@@ -29,12 +29,12 @@ pub(super) struct OnDisk {
     pub tenant: TenantId,
     /// The chunk before it, then its chunks.
     ids: Vec<Option<ChunkId>>,
-    pub sums: Arc<DiskSums>,
+    pub checksums: Arc<DiskChecksums>,
 }
 
 /// What the layers that were read from disk must be: their CRC-32C and length, by chunk of the lease and layer.
 #[derive(Debug, Default)]
-pub(super) struct DiskSums(Mutex<HashMap<(usize, usize), (u32, u64)>>);
+pub(super) struct DiskChecksums(Mutex<HashMap<(usize, usize), (u32, u64)>>);
 
 impl Store {
     /// Leases the longest prefix of `ids`, a sequence from its first chunk on, that is here, for `ttl_us` or the
@@ -109,7 +109,7 @@ impl OnDisk {
         }
         let parent = before.last().copied();
         let ids = std::iter::once(parent).chain(ids[..lease.len()].iter().copied().map(Some)).collect();
-        Some(OnDisk { lease, tenant, ids, sums: Arc::default() })
+        Some(OnDisk { lease, tenant, ids, checksums: Arc::default() })
     }
 
     /// A chunk's id and that of the chunk before it.
@@ -119,7 +119,7 @@ impl OnDisk {
     }
 }
 
-impl DiskSums {
+impl DiskChecksums {
     pub fn note(&self, chunk: usize, layer: usize, sum: u32, bytes: u64) {
         self.0.lock().insert((chunk, layer), (sum, bytes));
     }

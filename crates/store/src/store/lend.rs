@@ -28,7 +28,7 @@ pub struct Loan {
     shared: Arc<Shared>,
     /// Only taken when the loan ends.
     read: Option<Read>,
-    sums: Vec<u32>,
+    checksums: Vec<u32>,
 }
 
 /// Why a chunk cannot be lent. To the caller it is a miss.
@@ -86,9 +86,9 @@ impl Store {
                 shared.lend_named(part.tenant, &id).ok_or(Unreadable::Gone { chunk })
             }
             None => {
-                let (read, sums) =
+                let (read, checksums) =
                     shared.tier.lock().begin_lend(shared.now_us(), lease.memory_id()?, chunk)?;
-                Ok(Loan { shared: Arc::clone(shared), read: Some(read), sums })
+                Ok(Loan { shared: Arc::clone(shared), read: Some(read), checksums })
             }
         }
     }
@@ -186,8 +186,8 @@ impl Loan {
     }
 
     /// The CRC-32C that each layer had when it was stored.
-    pub fn sums(&self) -> &[u32] {
-        &self.sums
+    pub fn checksums(&self) -> &[u32] {
+        &self.checksums
     }
 
     /// Whether the bytes are still those that were stored. If they are not, the chunk is a miss for all from now on, and
@@ -201,7 +201,7 @@ impl Loan {
             let span = Span::new(self.shared.arena, at, extent.end - extent.start);
             checksum::of_spans(self.shared.mover.memory(), &[span])
         };
-        let intact = (0..shape.layers()).map(sum).eq(self.sums.iter().copied().map(Some));
+        let intact = (0..shape.layers()).map(sum).eq(self.checksums.iter().copied().map(Some));
         if !intact {
             self.shared.tier.lock().drop_found_corrupt(&read.chunk);
         }
@@ -226,8 +226,8 @@ impl Drop for Loan {
 
 impl Shared {
     fn lend_named(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<Loan> {
-        let (read, sums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
-        Some(Loan { shared: Arc::clone(self), read: Some(read), sums })
+        let (read, checksums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
+        Some(Loan { shared: Arc::clone(self), read: Some(read), checksums })
     }
 
     /// Reads the chunks at these places of the lease into memory, by one request.

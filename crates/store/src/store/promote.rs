@@ -129,10 +129,10 @@ impl Promotion {
 
     /// All bytes are in the slot, and were the right ones on disk: the chunk becomes visible, with the CRC-32C of each
     /// layer.
-    pub fn commit(mut self, sums: &[u32]) -> Result<(), NotPromoted> {
+    pub fn commit(mut self, checksums: &[u32]) -> Result<(), NotPromoted> {
         let Some(write) = self.write.take() else { return Err(NotPromoted::Gone) };
         let shared = &self.shared;
-        let visible = shared.tier.lock().commit(shared.now_us(), write, sums).is_ok();
+        let visible = shared.tier.lock().commit(shared.now_us(), write, checksums).is_ok();
         let Name { tenant, id, .. } = self.name;
         // Whoever deleted it meanwhile cannot have found it in memory before it was there.
         let deleted = shared.disk.as_ref().is_some_and(|disk| !disk.ssd.contains(&id));
@@ -144,11 +144,11 @@ impl Promotion {
         if there { Ok(()) } else { Err(NotPromoted::Gone) }
     }
 
-    /// A copy to the slot, or from it, has ended. The sums are those of the disk: what a copy got wrong is found by whoever
+    /// A copy to the slot, or from it, has ended. The checksums are those of the disk: what a copy got wrong is found by whoever
     /// loads the chunk.
-    pub fn copied(self, end: &End, sums: &[u32]) -> Result<(), NotPromoted> {
+    pub fn copied(self, end: &End, checksums: &[u32]) -> Result<(), NotPromoted> {
         if matches!(end, End::Done { .. }) {
-            return self.commit(sums);
+            return self.commit(checksums);
         }
         self.shared.count_promotion(|stat| &mut stat.failed);
         self.abandon(quarantined(end));

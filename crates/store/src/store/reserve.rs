@@ -82,19 +82,19 @@ impl Reservation {
     }
 
     /// The CRC-32C of the layers as they lie in the slot now. It takes as long as reading the chunk.
-    pub fn sums(&self) -> Vec<u32> {
+    pub fn checksums(&self) -> Vec<u32> {
         let memory = self.shared.mover.memory();
         self.layers().iter().filter_map(|layer| checksum::of_spans(memory, &[*layer])).collect()
     }
 
     /// All bytes are in the slot and nobody writes it any more: the chunk becomes visible, with the CRC-32C of each layer.
-    pub fn commit(mut self, sums: &[u32]) -> Result<(), NotCommitted> {
+    pub fn commit(mut self, checksums: &[u32]) -> Result<(), NotCommitted> {
         let layers = self.shape().layers();
-        if sums.len() != layers {
-            return Err(NotCommitted::Sums { given: sums.len(), layers });
+        if checksums.len() != layers {
+            return Err(NotCommitted::Checksums { given: checksums.len(), layers });
         }
         let Some(write) = self.write.take() else { return Err(NotCommitted::Deleted) };
-        match self.shared.commit(write, sums, self.dirty) {
+        match self.shared.commit(write, checksums, self.dirty) {
             true => Ok(()),
             false => Err(NotCommitted::Deleted),
         }

@@ -107,7 +107,7 @@ impl Shared {
     }
 
     /// The checksum of a layer that was copied to the arena: of its source where the host can read it, else of the copy.
-    pub(super) fn sum_of(&self, write: &Write, layer: usize, source: &[Span]) -> Option<u32> {
+    pub(super) fn checksum_of(&self, write: &Write, layer: usize, source: &[Span]) -> Option<u32> {
         let memory = self.mover.memory();
         let copy = || {
             let extent = write.shape().layer(layer)?;
@@ -118,8 +118,8 @@ impl Shared {
     }
 
     /// Makes a chunk visible, and offers it to the disk. Says whether it is.
-    pub(super) fn commit(&self, write: Write, sums: &[u32], dirty: Dirty) -> bool {
-        let visible = self.tier.lock().commit(self.now_us(), write, sums).is_ok();
+    pub(super) fn commit(&self, write: Write, checksums: &[u32], dirty: Dirty) -> bool {
+        let visible = self.tier.lock().commit(self.now_us(), write, checksums).is_ok();
         if visible {
             self.offer_to_disk(dirty);
         }
@@ -156,9 +156,9 @@ impl Incoming {
     fn commit(mut self) -> bool {
         let Some(write) = self.write.take() else { return false };
         let layers = self.layers.iter().enumerate();
-        let sums: Vec<u32> =
-            layers.filter_map(|(layer, source)| self.shared.sum_of(&write, layer, source)).collect();
-        self.shared.commit(write, &sums, self.dirty)
+        let checksums: Vec<u32> =
+            layers.filter_map(|(layer, source)| self.shared.checksum_of(&write, layer, source)).collect();
+        self.shared.commit(write, &checksums, self.dirty)
     }
 }
 

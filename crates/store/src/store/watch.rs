@@ -181,8 +181,8 @@ mod tests {
         let put = |number| {
             let shape = ChunkShape::new([1000]).unwrap();
             let slot = store.reserve(TENANT, id(number), None, &shape).unwrap().unwrap();
-            let sums = slot.sums();
-            slot.commit(&sums).unwrap();
+            let checksums = slot.checksums();
+            slot.commit(&checksums).unwrap();
         };
         put(0);
         let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();

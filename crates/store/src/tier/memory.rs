@@ -149,16 +149,16 @@ impl MemoryTier {
     }
 
     /// All bytes of the chunk are in its slot: it becomes visible, with the CRC-32C of each layer.
-    pub fn commit(&mut self, now_us: u64, write: Write, sums: &[u32]) -> Result<(), NotCommitted> {
+    pub fn commit(&mut self, now_us: u64, write: Write, checksums: &[u32]) -> Result<(), NotCommitted> {
         self.advance(now_us);
         let layers = write.shape().layers();
-        if sums.len() != layers {
+        if checksums.len() != layers {
             self.abort(now_us, write, 0);
-            return Err(NotCommitted::Sums { given: sums.len(), layers });
+            return Err(NotCommitted::Checksums { given: checksums.len(), layers });
         }
         let slot = write.slot;
         self.finish(write)?;
-        self.space.set_sums(slot, sums);
+        self.space.set_checksums(slot, checksums);
         Ok(())
     }
 
@@ -171,8 +171,8 @@ impl MemoryTier {
     ) -> Result<(Read, Vec<u32>), Unreadable> {
         self.advance(now_us);
         let (chunk, slot) = self.readable(lease, chunk)?;
-        let sums = self.space.sums(slot).to_vec();
-        Ok((self.start_reading(chunk, slot), sums))
+        let checksums = self.space.checksums(slot).to_vec();
+        Ok((self.start_reading(chunk, slot), checksums))
     }
 
     /// Begins to read a chunk for a tier below, and gives the CRC-32C of its layers. No lease is needed, and it is no use:
@@ -183,8 +183,8 @@ impl MemoryTier {
         let entry = self.entry(row);
         let slot = entry.slot.filter(|_| entry.is_resident() && entry.tenant == tenant)?;
         let chunk = ChunkRef { entry: row, generation: entry.generation };
-        let sums = self.space.sums(slot).to_vec();
-        Some((self.start_reading(chunk, slot), sums))
+        let checksums = self.space.checksums(slot).to_vec();
+        Some((self.start_reading(chunk, slot), checksums))
     }
 
     /// Whether the chunk is here or on its way, so that others may be stored below it.
@@ -209,7 +209,7 @@ impl MemoryTier {
         let (_, slot) = self.readable(lease, chunk)?;
         let outside = Unreadable::Outside { chunk, layer };
         let extent = self.space.shape(slot).layer(layer).ok_or(outside)?;
-        let sum = self.space.sums(slot).get(layer).copied().ok_or(outside)?;
+        let sum = self.space.checksums(slot).get(layer).copied().ok_or(outside)?;
         Ok((sum, extent.end - extent.start))
     }
 

@@ -37,7 +37,7 @@ fn a_flipped_bit_anywhere_in_a_chunk_is_a_miss_and_counted() {
     let opened = rig.open(config());
     opened.write_chain(0..8, &shape);
     let start = |number: u64| find(&rig.paths[0], &truth(number, 0, 2 * PAGE));
-    // Layer 0, layer 1, and the footer's head, identity and sums.
+    // Layer 0, layer 1, and the footer's head, identity and checksums.
     let places = [0, 2 * PAGE - 1, 2 * PAGE, 3 * PAGE - 1, 3 * PAGE, 3 * PAGE + 64, 3 * PAGE + 128];
     for (number, place) in (1..).zip(places) {
         flip(&rig.paths[0], start(number) + place, 0x10);

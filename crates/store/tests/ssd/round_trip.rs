@@ -72,7 +72,7 @@ fn many_chunks_in_one_write_end_each_by_itself() {
     assert_eq!(ends[..4], [SsdWriteEnd::AlreadyHere, stored.clone(), stored.clone(), stored]);
     assert!(matches!(ends[4], SsdWriteEnd::Failed(NotWritten::Refused(_))), "{:?}", ends[4]);
     assert!(
-        matches!(ends[5], SsdWriteEnd::Failed(NotWritten::Sums { given: 2, layers: 1 })),
+        matches!(ends[5], SsdWriteEnd::Failed(NotWritten::Checksums { given: 2, layers: 1 })),
         "{:?}",
         ends[5]
     );

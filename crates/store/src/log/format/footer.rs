@@ -2,7 +2,7 @@
 //! expects and what it got; it must never know where the reader got it from.
 //!
 //! How a layer that is read alone proves what it is: the index says which copy is expected (chunk, segment, slot, life of
-//! the segment). The footer says the same about itself under its own CRC, or it is refused. It holds the layers' sums,
+//! the segment). The footer says the same about itself under its own CRC, or it is refused. It holds the layers' checksums,
 //! each bound to the copy and the layer. Bytes that give such a sum are the ones that were written there.
 //!
 //! ```text
@@ -42,10 +42,10 @@ pub struct Footer {
     pub parent: Option<ChunkId>,
     /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
-    /// Whether the layers are encrypted with the tenant's key. Lengths and sums are those of the encrypted bytes.
+    /// Whether the layers are encrypted with the tenant's key. Lengths and checksums are those of the encrypted bytes.
     pub encrypted: bool,
     /// The CRC-32C of each layer, combined with the layer's [tag](CopyName::checksum_tag).
-    sums: Box<[u32]>,
+    checksums: Box<[u32]>,
 }
 
 /// Why what was read is not what was written. To the reader it is a miss, and never data.
@@ -109,8 +109,8 @@ impl Footer {
         crcs: &[u32],
     ) -> Footer {
         debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
-        let sums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
-        Footer { name, tenant, parent, shape, encrypted: false, sums }
+        let checksums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
+        Footer { name, tenant, parent, shape, encrypted: false, checksums }
     }
 
     /// The same, of a copy whose layers are encrypted with the tenant's key, or not.
@@ -127,7 +127,7 @@ impl Footer {
         fields.u16(flags).u16(self.shape.layers() as u16).u32(0);
         fields.u64(self.shape.chunk().bytes());
         fields.bytes(id.as_bytes()).bytes(&self.parent.map_or([0; 32], |parent| *parent.as_bytes()));
-        for (word, sum) in self.shape.words().zip(&self.sums) {
+        for (word, sum) in self.shape.words().zip(&self.checksums) {
             fields.u32(word).u32(*sum);
         }
         fields.finish_page()
@@ -145,10 +145,10 @@ impl Footer {
         fields.u32()?;
         let chunk_bytes = fields.u64()?;
         let [id, parent] = [fields.bytes()?, fields.bytes()?].map(ChunkId::from_bytes);
-        let (mut words, mut sums) = (Vec::new(), Vec::new());
+        let (mut words, mut checksums) = (Vec::new(), Vec::new());
         for _ in 0..layers {
             words.push(fields.u32()?);
-            sums.push(fields.u32()?);
+            checksums.push(fields.u32()?);
         }
         let shape = Arc::new(SlotShape::from_words(&words)?);
         let bytes = shape.chunk().bytes();
@@ -156,7 +156,7 @@ impl Footer {
         let parent = (flags & HAS_PARENT != 0).then_some(parent);
         let encrypted = flags & IS_ENCRYPTED != 0;
         let name = CopyName { log, id, segment, sequence, slot };
-        Ok(Footer { name, tenant, parent, shape, encrypted, sums: sums.into() })
+        Ok(Footer { name, tenant, parent, shape, encrypted, checksums: checksums.into() })
     }
 
     /// The footer of the copy that is expected, and of no other.
@@ -196,12 +196,12 @@ impl Footer {
 
     /// The CRC-32C that a layer had when it was stored.
     pub fn crc(&self, layer: usize) -> Option<u32> {
-        Some(self.sums.get(layer)? ^ self.name.checksum_tag(u16::try_from(layer).ok()?))
+        Some(self.checksums.get(layer)? ^ self.name.checksum_tag(u16::try_from(layer).ok()?))
     }
 
     /// The CRC-32C of all layers.
     pub fn crcs(&self) -> Vec<u32> {
-        (0..self.sums.len()).filter_map(|layer| self.crc(layer)).collect()
+        (0..self.checksums.len()).filter_map(|layer| self.crc(layer)).collect()
     }
 
     /// Fails unless these pieces, one after another, are the layer as it was written.
@@ -212,7 +212,7 @@ impl Footer {
 
     /// Fails unless `found` bytes with this CRC-32C are the layer as it was written.
     pub fn check(&self, layer: usize, found: u64, crc: u32) -> Result<(), Fault> {
-        let no_layer = Fault::NoLayer { layer, layers: self.sums.len() };
+        let no_layer = Fault::NoLayer { layer, layers: self.checksums.len() };
         let stored = self.crc(layer).ok_or(no_layer.clone())?;
         let place = self.shape.layer(layer).ok_or(no_layer)?;
         let expected = place.end - place.start;
@@ -260,7 +260,7 @@ mod tests {
     fn crcs_are_those_that_were_stored_although_checksums_are_tagged() {
         let footer = footer(4);
         assert_eq!(footer.crcs(), [0, 7, 14, 21]);
-        assert!(footer.crcs().iter().zip(&footer.sums).all(|(crc, sum)| crc != sum));
+        assert!(footer.crcs().iter().zip(&footer.checksums).all(|(crc, sum)| crc != sum));
         assert_eq!(footer.crc(4), None);
     }
 

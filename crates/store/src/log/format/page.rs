@@ -47,7 +47,7 @@ pub enum PageKind {
     Segment,
     /// Who is in which slot of a segment.
     Summary,
-    /// The end of a chunk: its identity and the sums of its layers.
+    /// The end of a chunk: its identity and the checksums of its layers.
     Footer,
 }
 

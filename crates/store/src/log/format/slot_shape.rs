@@ -11,7 +11,7 @@ use crate::shape::{ChunkShape, ShapeError};
 use std::ops::Range;
 use thiserror::Error;
 
-/// Layers of a chunk on disk at most: a footer has room for so many sums.
+/// Layers of a chunk on disk at most: a footer has room for so many checksums.
 pub const MAX_DISK_LAYERS: usize = 496;
 
 /// Bytes of a layer at most.

@@ -198,7 +198,7 @@ pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl
 
 fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
     let copy = shared.tier.lock().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
-    let (Some((read, sums)), Some(disk)) = (copy, &shared.disk) else {
+    let (Some((read, checksums)), Some(disk)) = (copy, &shared.disk) else {
         return write_back.ended(shared.now_us(), &dirty, Written::Gone);
     };
     let layers = shared.layers_of(&read);
@@ -218,7 +218,7 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
         }
     };
     let begun =
-        disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(sums), Class::WriteBack, on_end);
+        disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(checksums), Class::WriteBack, on_end);
     let Err(NotWritten::Refused(refused)) = begun else { return };
     if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *outgoing.lock()) {
         outgoing.written = Written::NoRoom;
