@@ -1,7 +1,7 @@
 //! What clients of this node may have from other nodes: questions that sessions ask, and `peering` answers.
 
 use forebay_kv::ChunkId;
-use forebay_store::{Loan, TenantId};
+use forebay_store::{ReadGuard, TenantId};
 use forebay_transfer::Class;
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ pub struct PullRequest {
 /// Is told how many chunks there are.
 pub type OnFound = Box<dyn FnOnce(usize) + Send>;
 /// Is told of a chunk that is in this node's memory now, or why it is not.
-pub type OnPulled = Box<dyn FnOnce(Result<Loan, String>) + Send>;
+pub type OnPulled = Box<dyn FnOnce(Result<ReadGuard, String>) + Send>;
 
 /// Other nodes.
 pub trait RemoteNodes: Send + Sync {

@@ -5,7 +5,7 @@
 //! its copies may still write them until the process has exited, or has said before that none does.
 
 use forebay_kv::ChunkId;
-use forebay_store::{Lease, Loan, Reservation};
+use forebay_store::{Lease, ReadGuard, Reservation};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
@@ -59,7 +59,7 @@ pub struct HeldLease {
     pub lease: Arc<Lease>,
     /// The chunks, those on peers included.
     pub ids: Arc<[ChunkId]>,
-    loans: HashMap<usize, Loan>,
+    loans: HashMap<usize, ReadGuard>,
     expires_us: u64,
 }
 
@@ -104,7 +104,7 @@ impl Holdings {
     }
 
     /// A lease, with the chunks lent from its first one on. Names it.
-    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], loans: Vec<Loan>, expires_us: u64) -> u64 {
+    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], loans: Vec<ReadGuard>, expires_us: u64) -> u64 {
         let name = self.name();
         let (lease, loans) = (Arc::new(lease), loans.into_iter().enumerate().collect());
         self.leases.insert(name, HeldLease { lease, ids: ids.into(), loans, expires_us });
@@ -162,7 +162,7 @@ impl Holdings {
     }
 
     /// A chunk is lent under a lease.
-    pub fn lend(&mut self, name: u64, chunk: usize, loan: Loan) -> Result<&Loan, NotHeld> {
+    pub fn lend(&mut self, name: u64, chunk: usize, loan: ReadGuard) -> Result<&ReadGuard, NotHeld> {
         let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
         Ok(held.loans.entry(chunk).or_insert(loan))
     }
@@ -202,7 +202,7 @@ impl Holdings {
 
 impl HeldLease {
     /// A chunk that is lent under it.
-    pub fn loan(&self, chunk: usize) -> Option<&Loan> {
+    pub fn loan(&self, chunk: usize) -> Option<&ReadGuard> {
         self.loans.get(&chunk)
     }
 }

@@ -12,7 +12,7 @@ use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, 
 use forebay_client::protocol::frame::{Asked, UNASKED};
 use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, Left, Loan, NotCommitted, NotStored, TenantId};
+use forebay_store::{ChunkShape, Left, ReadGuard, NotCommitted, NotStored, TenantId};
 use forebay_transfer::Class;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
@@ -173,7 +173,7 @@ impl Session {
         let lease = if to_load {
             store.lease(self.tenant, ids, ttl_us)
         } else {
-            store.hold(self.tenant, ids, ttl_us)
+            store.lease_uncounted(self.tenant, ids, ttl_us)
         };
         let (here, in_memory) = (lease.len(), lease.in_memory());
         let on_peers = self.known_remote(&ids[here..]);
@@ -186,8 +186,8 @@ impl Session {
         let (mut loans, mut bytes) = (Vec::new(), 0);
         let lent_now = if to_load { in_memory } else { 0 };
         for chunk in 0..lent_now {
-            let Ok(loan) = store.lend(&lease, chunk) else { break };
-            bytes += LENT_BYTES + 4 * loan.sums().len();
+            let Ok(loan) = store.read_guard(&lease, chunk) else { break };
+            bytes += LENT_BYTES + 4 * loan.checksums().len();
             if bytes > LENT_BYTES_MAX {
                 break;
             }
@@ -230,7 +230,7 @@ impl Session {
         let (session, request) = (Arc::clone(self), Arc::clone(request));
         if chunk < lease.len() {
             let kept = Arc::clone(&lease);
-            self.clients.store.bring(&lease, chunk, class, deadline_us, move |outcome| {
+            self.clients.store.fetch(&lease, chunk, class, deadline_us, move |outcome| {
                 drop(kept);
                 let outcome = outcome.map_err(|error| error.to_string());
                 request.end(chunk, session.brought(name, chunk, outcome));
@@ -252,7 +252,7 @@ impl Session {
     }
 
     /// A chunk has come into memory, or not; on any thread.
-    fn brought(&self, name: u64, chunk: usize, outcome: Result<Loan, String>) -> BroughtEnd {
+    fn brought(&self, name: u64, chunk: usize, outcome: Result<ReadGuard, String>) -> BroughtEnd {
         let mut holdings = self.holdings();
         holdings.end_load();
         let loan = outcome.map_err(|why| (Refusal::NotRead, why))?;
@@ -365,22 +365,22 @@ impl Session {
     }
 }
 
-fn lent(loan: &Loan) -> Lent {
+fn lent(loan: &ReadGuard) -> Lent {
     Lent {
         offset_bytes: loan.offset_bytes(),
         shape: Arc::new(loan.shape().clone()),
-        sums: loan.sums().to_vec(),
+        sums: loan.checksums().to_vec(),
     }
 }
 
 /// Chunks of the same shape share it.
-fn lent_of(loans: &[Loan]) -> Vec<Lent> {
+fn lent_of(loans: &[ReadGuard]) -> Vec<Lent> {
     let mut shape: Option<Arc<ChunkShape>> = None;
     let mut lent = Vec::with_capacity(loans.len());
     for loan in loans {
         let same = shape.take().filter(|shape| **shape == *loan.shape());
         let shared = same.unwrap_or_else(|| Arc::new(loan.shape().clone()));
-        let (offset_bytes, sums) = (loan.offset_bytes(), loan.sums().to_vec());
+        let (offset_bytes, sums) = (loan.offset_bytes(), loan.checksums().to_vec());
         lent.push(Lent { offset_bytes, shape: Arc::clone(&shared), sums });
         shape = Some(shared);
     }

@@ -397,7 +397,7 @@ impl RemoteNodes for Peering {
     fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
         let PullRequest { tenant, ids, parent, class, deadline_us } = wanted;
         let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
-        if let Some(loan) = self.puller.store.lend_named(tenant, first) {
+        if let Some(loan) = self.puller.store.read_guard_by_id(tenant, first) {
             return on_end(Ok(loan));
         }
         // The first one is asked for in any case.
@@ -523,7 +523,7 @@ impl Puller {
         waiting.jobs.into_iter().for_each(|job| self.later(job));
         for on_end in waiting.on_ends {
             let lent =
-                || self.store.lend_named(tenant, id).ok_or("evicted as soon as it was there".to_owned());
+                || self.store.read_guard_by_id(tenant, id).ok_or("evicted as soon as it was there".to_owned());
             on_end(outcome.clone().and_then(|()| lent()));
         }
     }

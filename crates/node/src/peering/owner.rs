@@ -7,7 +7,7 @@
 use super::messages::{Answer, LeasedChunk, Question, RemoteLease, TenantKey};
 use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
-use forebay_store::{Lease, Loan, NotBrought, Store, TenantId};
+use forebay_store::{Lease, ReadGuard, NotFetched, Store, TenantId};
 use forebay_transfer::{Class, MoverHandle};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -76,7 +76,7 @@ struct LeaseRequest {
 }
 
 struct LeaseRequestState {
-    loans: Vec<Option<Loan>>,
+    loans: Vec<Option<ReadGuard>>,
     missing: usize,
     reply: Option<Reply>,
 }
@@ -168,8 +168,8 @@ impl Owner {
         let request = Arc::new(LeaseRequest { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
         for chunk in 0..chunks {
             let gathered = Arc::clone(&request);
-            let on_end = move |loan: Result<Loan, NotBrought>| gathered.arrived(Some(chunk), loan.ok());
-            store.bring(&request._lease, chunk, class, deadline_us, on_end);
+            let on_end = move |loan: Result<ReadGuard, NotFetched>| gathered.arrived(Some(chunk), loan.ok());
+            store.fetch(&request._lease, chunk, class, deadline_us, on_end);
         }
         request.arrived(None, None);
     }
@@ -200,7 +200,7 @@ impl Owner {
         let examining = Examining(Arc::clone(owner));
         let examine = move || {
             let owner = &examining.0;
-            if owner.store.lend_named(tenant, &id).is_some_and(|loan| !loan.check()) {
+            if owner.store.read_guard_by_id(tenant, &id).is_some_and(|loan| !loan.check()) {
                 owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
                 let node = crate::hex::to_hex(&from.node);
                 tracing::error!(node, "corrupt chunk in memory, found by a peer");
@@ -222,7 +222,7 @@ impl Drop for Examining {
 }
 
 impl LeaseRequest {
-    fn arrived(&self, chunk: Option<usize>, loan: Option<Loan>) {
+    fn arrived(&self, chunk: Option<usize>, loan: Option<ReadGuard>) {
         let mut state = self.state.lock();
         if let Some(place) = chunk.and_then(|chunk| state.loans.get_mut(chunk)) {
             *place = loan;
@@ -230,7 +230,7 @@ impl LeaseRequest {
         state.missing -= 1;
         let reply = if state.missing == 0 { state.reply.take() } else { None };
         let Some(reply) = reply else { return };
-        let loans: Vec<Loan> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
+        let loans: Vec<ReadGuard> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
         drop(state);
         match self.grant(loans) {
             Ok(told) => {
@@ -247,7 +247,7 @@ impl LeaseRequest {
     }
 
     /// Grants a lease of as many chunks as the peer may have.
-    fn grant(&self, mut loans: Vec<Loan>) -> Result<Answer, String> {
+    fn grant(&self, mut loans: Vec<ReadGuard>) -> Result<Answer, String> {
         let owner = &self.owner;
         let (leases, region) = owner.ground.get().ok_or("not open yet")?;
         let instance = self.from.instance;
@@ -280,7 +280,7 @@ impl LeaseRequest {
 
 /// What a lease keeps.
 struct Pinned {
-    loans: Vec<Loan>,
+    loans: Vec<ReadGuard>,
     bytes: u64,
     instance: [u8; 16],
     lent: Arc<LeasedBytes>,
@@ -303,7 +303,7 @@ impl Drop for Pinned {
 }
 
 /// How many of the loans, from the first on, fit into an answer and a number of bytes, and how many bytes they are.
-fn fitting(loans: &[Loan], bytes_max: u64) -> (usize, u64) {
+fn fitting(loans: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
     let (mut count, mut bytes, mut answer) = (0, 0, 0);
     for loan in loans {
         let shape = loan.shape();
@@ -317,12 +317,12 @@ fn fitting(loans: &[Loan], bytes_max: u64) -> (usize, u64) {
     (count, bytes)
 }
 
-fn told(loan: &Loan) -> LeasedChunk {
+fn told(loan: &ReadGuard) -> LeasedChunk {
     let (shape, sums) = (loan.shape().clone(), loan.checksums().to_vec());
     LeasedChunk { offset_bytes: loan.offset_bytes(), shape, sums }
 }
 
-fn span(region: PeerRegion, loan: &Loan) -> LeasedSpan {
+fn span(region: PeerRegion, loan: &ReadGuard) -> LeasedSpan {
     LeasedSpan { region, offset: loan.offset_bytes(), len: loan.shape().bytes() }
 }
 

@@ -188,7 +188,7 @@ pub fn truth(number: usize) -> Vec<u8> {
 
 /// Turns a bit of a chunk as it lies in the arena of a node in this process.
 pub fn corrupt(node: &Node, number: usize, at: usize) {
-    let loan = node.store().lend_named(TenantId(0), &id(number)).unwrap();
+    let loan = node.store().read_guard_by_id(TenantId(0), &id(number)).unwrap();
     let arena = node.store().arena_memory();
     // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
     unsafe { *arena.as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };

@@ -311,7 +311,7 @@ fn a_peer_whose_disk_has_others_to_serve_first_is_waited_for() {
     // Whoever has the last chunk has nothing else read for so long.
     let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
     left.store()
-        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(5)));
+        .fetch(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(5)));
     std::thread::sleep(Duration::from_millis(500));
     assert!(reader.hit(&reader.lease(), 0));
     let stat = right.peering_stat().unwrap();
@@ -327,7 +327,7 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
     let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
     left.store()
-        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(3)));
+        .fetch(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(3)));
     std::thread::sleep(Duration::from_millis(500));
     let _load = reader.begin_load(&reader.lease(), 0);
     std::thread::sleep(Duration::from_millis(500));
@@ -348,7 +348,7 @@ fn what_is_lent_when_nobody_waits_for_it_any_more_is_back_at_once() {
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
     let held = left.store().lease(TenantId(0), &ids(), MINUTE_US);
     left.store()
-        .bring(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(33)));
+        .fetch(&held, CHUNKS - 1, Class::Demand, None, |_| std::thread::sleep(Duration::from_secs(33)));
     std::thread::sleep(Duration::from_millis(500));
     let _load = reader.begin_load(&reader.lease(), 0);
     std::thread::sleep(Duration::from_secs(33));

@@ -18,7 +18,7 @@ const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
 
 /// Turns a bit of a chunk as it lies in the arena of a node in this process.
 fn corrupt(node: &forebay_node::Node, id: &forebay_kv::ChunkId, at: usize) {
-    let loan = node.store().lend_named(TenantId(0), id).unwrap();
+    let loan = node.store().read_guard_by_id(TenantId(0), id).unwrap();
     // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
     unsafe { *node.store().arena_memory().as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
 }

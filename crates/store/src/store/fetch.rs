@@ -1,213 +1,372 @@
-//! Loading what lies on disk: read and verified in memory's slots or in staging, and from there copied to
-//! its targets. To the caller a fault of the disk is a miss.
+//! Fetching: chunks of a lease come into the arena and stay there with their checksums beside them, for those
+//! who read the arena by themselves, in other processes and on other machines.
+//!
+//! A [`ReadGuard`] is a read that has begun: as long as it lives its bytes are nobody else's, whatever becomes of the
+//! chunk or of the lease. A chunk on disk is read into memory first, once for all who want it at that time. Nobody has
+//! less time than it asked for because another one asked first.
 
-use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
-use super::promote::{self, Promotion};
+use super::load::Urgency;
+use super::promote::{self, NotPromoted, Promotion};
 use super::{Lease, Shared, Store};
-use crate::ssd::{NotRead, ReadEnds, Staged, Want};
-use crate::store::lease::{DiskChecksums, OnDisk};
-use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
+use crate::checksum;
+use crate::shape::ChunkShape;
+use crate::ssd::{DiskLease, NotRead, NotStaged, ReadEnds, Staged, Want};
+use crate::stat::Unreadable;
+use crate::tenant::TenantId;
+use crate::tier::{Read, ReadEnd};
+use forebay_kv::ChunkId;
+use forebay_transfer::{Backing, Class, RegionId, Span};
 use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use thiserror::Error;
 
-type OnEnd = Box<dyn FnOnce(End) + Send>;
+/// A chunk that lies still in the arena until this is dropped.
+#[derive(Debug)]
+pub struct ReadGuard {
+    shared: Arc<Shared>,
+    /// Only taken when the guard ends.
+    read: Option<Read>,
+    checksums: Vec<u32>,
+}
 
-/// What is to be done when the disk has been read.
+/// Why a chunk is not in memory. To the caller it is a miss.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum NotFetched {
+    /// The lease does not give access to the chunk.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// The disk did not give it.
+    #[error(transparent)]
+    Disk(#[from] NotRead),
+    /// It did not get into memory.
+    #[error(transparent)]
+    NotPromoted(#[from] NotPromoted),
+}
+
+type OnFetched = Box<dyn FnOnce(Result<ReadGuard, NotFetched>) + Send>;
+
+/// How long a lease lives that is needed until the read of a chunk has begun, which owns it then.
+const UNTIL_READ_US: u64 = 1_000_000;
+
+/// Fetches under way, with those who wait for them.
+#[derive(Default)]
+pub(super) struct Fetches(Mutex<HashMap<ChunkId, Vec<Waiter>>>);
+
+/// One who waits.
+struct Waiter {
+    urgency: Urgency,
+    on_end: OnFetched,
+}
+
+/// A chunk on its way. Dropped before it is there, it has failed.
 struct Fetch {
     shared: Arc<Shared>,
-    /// Those on disk, in the order of the wants. Chunks are counted from the first one on disk.
-    loads: Vec<Load>,
-    /// The chunks that may go to memory if all of their layers were read.
-    names: Vec<Option<promote::Name>>,
-    /// The slots of those that the disk reads straight into memory.
-    promotions: Vec<Option<Promotion>>,
-    checksums: Arc<DiskChecksums>,
-    outgoing: Outgoing,
-    pairs: Vec<SpanPair>,
-    urgency: Urgency,
-    began_us: u64,
+    name: promote::Name,
+    /// Its slot, if the disk can read it there without a copy.
+    promotion: Option<Promotion>,
+    outcome: Result<(), NotFetched>,
 }
 
 impl Store {
-    /// Loads `loads`, which lie on disk, and then what `outgoing` and `pairs` are for.
-    pub(super) fn fetch(
+    /// Begins to read a chunk of the lease that is in memory now.
+    pub fn read_guard(&self, lease: &Lease, chunk: usize) -> Result<ReadGuard, Unreadable> {
+        let shared = &self.shared;
+        match lease.on_disk(chunk) {
+            Some((part, place)) => {
+                let (id, _) = part.name(place).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
+                shared.read_guard_by_id(part.tenant, &id).ok_or(Unreadable::Gone { chunk })
+            }
+            None => {
+                let (read, checksums) =
+                    shared.tier.lock().begin_read_with_checksums(shared.now_us(), lease.memory_id()?, chunk)?;
+                Ok(ReadGuard { shared: Arc::clone(shared), read: Some(read), checksums })
+            }
+        }
+    }
+
+    /// Begins to read a chunk that is in memory now, without a lease: it stays as cold as it is.
+    pub fn read_guard_by_id(&self, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
+        self.shared.read_guard_by_id(tenant, id)
+    }
+
+    /// Fetches a chunk of the lease; see [`fetch_many`](Store::fetch_many).
+    pub fn fetch(
         &self,
         lease: &Lease,
-        loads: Vec<Load>,
-        outgoing: Outgoing,
-        pairs: Vec<SpanPair>,
-        urgency: Urgency,
-        on_end: OnEnd,
-    ) -> Result<(), NotLoaded> {
-        let shared = Arc::clone(&self.shared);
-        let (Some(disk), Some((part, _))) = (&self.shared.disk, lease.on_disk(usize::MAX)) else {
-            return Err(NotLoaded::Disk(NotRead::Closed));
-        };
-        let loads = loads.into_iter().map(|load| placed(lease, load)).collect::<Result<Vec<_>, _>>()?;
-        let names: Vec<_> = loads.iter().map(|load| name(part, load)).collect();
-        let promotions: Vec<_> =
-            loads.iter().zip(&names).map(|(load, name)| promotion(&shared, part, load, *name)).collect();
-        let want = |(load, promotion): (&Load, &Option<Promotion>)| {
-            let into = promotion.as_ref().map(Promotion::pages);
-            Want { chunk: load.chunk, layers: load.layers.clone(), into }
-        };
-        let wants: Vec<Want> = loads.iter().zip(&promotions).map(want).collect();
-        let fetch = Fetch {
-            names,
-            promotions,
-            checksums: Arc::clone(&part.checksums),
-            began_us: shared.now_us(),
-            shared,
-            loads,
-            outgoing,
-            pairs,
-            urgency,
-        };
-        let on_read = move |ends| fetch.read(ends, on_end);
-        Ok(disk.ssd.read(&part.lease, &wants, urgency.class, urgency.deadline_us, on_read)?)
-    }
-}
-
-/// The same load with its chunk counted from the first one on disk.
-fn placed(lease: &Lease, load: Load) -> Result<Load, NotLoaded> {
-    let chunk = lease.on_disk(load.chunk).map_or(usize::MAX, |(_, place)| place);
-    if load.layers.len() != load.targets.len() || load.layers.is_empty() {
-        let (layers, targets) = (load.layers.clone(), load.targets.len());
-        return Err(NotLoaded::Layers { chunk_layers: layers.end, layers, targets });
-    }
-    Ok(Load { chunk, ..load })
-}
-
-fn name(part: &OnDisk, load: &Load) -> Option<promote::Name> {
-    let (id, parent) = part.name(load.chunk)?;
-    Some(promote::Name { tenant: part.tenant, id, parent })
-}
-
-/// A slot for a chunk of which all is loaded, if the disk can read it there and memory takes it in.
-fn promotion(
-    shared: &Arc<Shared>,
-    part: &OnDisk,
-    load: &Load,
-    name: Option<promote::Name>,
-) -> Option<Promotion> {
-    let (shape, is_plain) = part.lease.layout_of(load.chunk).ok()?;
-    let is_whole = load.layers == (0..shape.layers());
-    let name = name.filter(|_| is_plain && is_whole)?;
-    Promotion::begin(shared, name, shape.chunk(), false).ok().flatten()
-}
-
-impl Fetch {
-    /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(mut self, ends: ReadEnds, on_end: OnEnd) {
-        let bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
-        self.shared.tell_write_back(self.began_us, bytes);
-        let promotions = std::mem::take(&mut self.promotions);
-        if let Some(error) = ends.iter().find_map(|end| end.as_ref().err()).cloned() {
-            promotions.into_iter().zip(ends).for_each(|(promotion, end)| keep_or_abandon(promotion, end));
-            return on_end(failed(reason(error)));
-        }
-        let staged: Vec<Staged> = ends.into_iter().flatten().collect();
-        for (load, staged) in self.loads.iter().zip(&staged) {
-            self.checksums.note_all(load.chunk, staged);
-            if let Err(refused) = pair_up(load, staged, &mut self.pairs) {
-                return on_end(failed(Reason::Refused(refused)));
-            }
-        }
-        let staged: Vec<Arc<Staged>> = staged.into_iter().map(Arc::new).collect();
-        let (shared, names) = (Arc::clone(&self.shared), std::mem::take(&mut self.names));
-        self.deliver(staged.clone(), promotions, on_end);
-        for (name, staged) in names.into_iter().zip(staged) {
-            if let Some(name) = name.filter(|_| !staged.is_direct()) {
-                promote::offer(&shared, name, staged, Class::Prefetch, false, drop);
-            }
-        }
+        chunk: usize,
+        class: Class,
+        deadline_us: Option<u64>,
+        on_end: impl FnOnce(Result<ReadGuard, NotFetched>) + Send + 'static,
+    ) {
+        let on_end: OnFetched = Box::new(on_end);
+        self.fetch_each(lease, std::iter::once((chunk, on_end)), Urgency { class, deadline_us });
     }
 
-    /// Everything to its targets. Staging and slots stay until that has ended; what a lost operation reads from them later
-    /// goes to targets that are quarantined. Only then do others see the chunks in these slots.
-    fn deliver(self, staged: Vec<Arc<Staged>>, promotions: Vec<Option<Promotion>>, on_end: OnEnd) {
-        let Fetch { shared, outgoing, pairs, urgency, .. } = self;
-        let transfer = Transfer { pairs, class: urgency.class, deadline_us: urgency.deadline_us };
-        let on_end = Arc::new(Mutex::new(Some(on_end)));
-        let waiting = Arc::clone(&on_end);
-        let submitted = shared.mover.submit(transfer, move |end| {
-            outgoing.ended(&end);
-            for (promotion, staged) in promotions.into_iter().zip(&staged) {
-                // Counted; whoever loaded it has it all the same.
-                let _ = promotion.map(|promotion| promotion.copied(&end, &staged.crcs()));
-            }
-            drop(staged);
-            call(&on_end, end);
+    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, all by one read, and are verified
+    /// there. `deadline_us` is in the mover's clock.
+    ///
+    /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on this one: keep it short,
+    /// and do not wait for either in it. Keep the lease until then. A chunk that memory has no room for is a miss.
+    pub fn fetch_many(
+        &self,
+        lease: &Lease,
+        chunks: impl IntoIterator<Item = usize>,
+        class: Class,
+        deadline_us: Option<u64>,
+        on_end: impl Fn(usize, Result<ReadGuard, NotFetched>) + Send + Sync + 'static,
+    ) {
+        let on_end = Arc::new(on_end);
+        let each = chunks.into_iter().map(|chunk| {
+            let on_end = Arc::clone(&on_end);
+            let on_end: OnFetched = Box::new(move |guard| on_end(chunk, guard));
+            (chunk, on_end)
         });
-        if let Err(error) = submitted {
-            call(&waiting, failed(not_taken(error)));
+        self.fetch_each(lease, each, Urgency { class, deadline_us });
+    }
+
+    fn fetch_each(&self, lease: &Lease, chunks: impl Iterator<Item = (usize, OnFetched)>, urgency: Urgency) {
+        let mut fetches = Vec::new();
+        for (chunk, on_end) in chunks {
+            let unreadable = match self.read_guard(lease, chunk) {
+                Ok(guard) => {
+                    on_end(Ok(guard));
+                    continue;
+                }
+                Err(unreadable) => unreadable,
+            };
+            let named = lease.on_disk(chunk).and_then(|(part, place)| Some((part, place, part.name(place)?)));
+            let Some((part, place, (id, parent))) = named else {
+                on_end(Err(unreadable.into()));
+                continue;
+            };
+            let name = promote::Name { tenant: part.tenant, id, parent };
+            if self.shared.fetches.join(id, vec![Waiter { urgency, on_end }]).is_some() {
+                fetches.push((place, Fetch::new(&self.shared, name)));
+            }
+        }
+        if let Some((part, _)) = lease.on_disk(usize::MAX) {
+            self.shared.fetch_from_disk(fetches, &part.lease, urgency);
+        }
+    }
+
+    /// The file of the arena, for mapping it in other processes.
+    pub fn arena_fd(&self) -> BorrowedFd<'_> {
+        self.shared.backing.as_fd()
+    }
+
+    /// The memory of the arena.
+    pub fn arena_memory(&self) -> Arc<dyn Backing> {
+        Arc::clone(&self.shared.backing) as Arc<dyn Backing>
+    }
+
+    /// What the mover calls the arena.
+    pub fn arena_region(&self) -> RegionId {
+        self.shared.arena
+    }
+}
+
+impl ReadGuard {
+    /// Where the chunk starts in the arena.
+    pub fn offset_bytes(&self) -> u64 {
+        self.read().offset_bytes()
+    }
+
+    /// The lengths of its layers.
+    pub fn shape(&self) -> &ChunkShape {
+        self.read().shape()
+    }
+
+    /// The CRC-32C that each layer had when it was stored.
+    pub fn checksums(&self) -> &[u32] {
+        &self.checksums
+    }
+
+    /// Whether the bytes are still those that were stored. If they are not, the chunk is a miss for all from now on, and
+    /// counted. It takes as long as reading the chunk.
+    pub fn check(&self) -> bool {
+        let read = self.read();
+        let shape = read.shape();
+        let sum = |layer| {
+            let extent = shape.layer(layer)?;
+            let at = read.offset_bytes() + extent.start;
+            let span = Span::new(self.shared.arena, at, extent.end - extent.start);
+            checksum::of_spans(self.shared.mover.memory(), &[span])
+        };
+        let intact = (0..shape.layers()).map(sum).eq(self.checksums.iter().copied().map(Some));
+        if !intact {
+            self.shared.tier.lock().drop_found_corrupt(&read.chunk);
+        }
+        intact
+    }
+
+    fn read(&self) -> &Read {
+        match &self.read {
+            Some(read) => read,
+            None => unreachable!("the read is only taken when the guard is dropped"),
+        }
+    }
+}
+
+impl Drop for ReadGuard {
+    fn drop(&mut self) {
+        if let Some(read) = self.read.take() {
+            self.shared.tier.lock().end_read(self.shared.now_us(), read, ReadEnd::Done);
         }
     }
 }
 
 impl Shared {
-    /// Writes to the disk make way for reads that took long.
-    pub(super) fn tell_write_back(&self, began_us: u64, bytes: u64) {
-        let now_us = self.now_us();
-        if let Some(disk) = &self.disk {
-            disk.write_back.read_ended(now_us, now_us.saturating_sub(began_us), bytes);
-        }
+    fn read_guard_by_id(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
+        let (read, checksums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
+        Some(ReadGuard { shared: Arc::clone(self), read: Some(read), checksums })
     }
-}
 
-/// The load failed: a chunk that was read all the same stays in memory.
-fn keep_or_abandon(promotion: Option<Promotion>, end: Result<Staged, NotRead>) {
-    match (promotion, end) {
-        (Some(promotion), Ok(staged)) if staged.is_direct() => drop(promotion.commit(&staged.crcs())),
-        (Some(promotion), Err(error)) => promotion.abandon(error.quarantined()),
-        _ => {}
-    }
-}
-
-/// The layers as they were read with the spans of their targets.
-fn pair_up(load: &Load, staged: &Staged, pairs: &mut Vec<SpanPair>) -> Result<(), Refused> {
-    for (layer, target) in load.layers.clone().zip(&load.targets) {
-        let from_bytes = staged.span(layer).map_or(0, |span| span.len);
-        let to_bytes = span_bytes(target);
-        match staged.span(layer).filter(|_| from_bytes == to_bytes) {
-            Some(from) => pairs.extend(spread(from, target.iter())),
-            None => return Err(Refused::Length { from_bytes, to_bytes }),
-        }
-    }
-    Ok(())
-}
-
-fn call(on_end: &Mutex<Option<OnEnd>>, end: End) {
-    let on_end = on_end.lock().take();
-    if let Some(on_end) = on_end {
-        on_end(end);
-    }
-}
-
-/// Nothing was written to any target.
-fn failed(reason: Reason) -> End {
-    End::Failed(Failure { reason, unmoved: Vec::new(), moved_bytes: 0, quarantined: Vec::new() })
-}
-
-const LINK: &str = "ssd";
-
-fn reason(error: NotRead) -> Reason {
-    match error {
-        NotRead::Corrupt { .. } => Reason::Corrupt { link: LINK.to_owned() },
-        other => Reason::Link { link: LINK.to_owned(), error: other.to_string(), attempts: 1 },
-    }
-}
-
-fn not_taken(error: SubmitError) -> Reason {
-    Reason::Link { link: "mover".to_owned(), error: error.to_string(), attempts: 1 }
-}
-
-impl DiskChecksums {
-    fn note_all(&self, chunk: usize, staged: &Staged) {
-        for layer in staged.layers() {
-            if let (Some(sum), Some(span)) = (staged.crc(layer), staged.span(layer)) {
-                self.note(chunk, layer, sum, span.len);
+    /// Reads the chunks at these places of the lease into memory, by one request.
+    fn fetch_from_disk(self: &Arc<Self>, fetches: Vec<(usize, Fetch)>, lease: &DiskLease, urgency: Urgency) {
+        let Some(disk) = self.open_disk() else { return };
+        let (mut wants, mut coming) = (Vec::new(), Vec::new());
+        for (place, mut fetch) in fetches {
+            match fetch.want(lease, place) {
+                Ok(Some(want)) => {
+                    wants.push(want);
+                    coming.push(fetch);
+                }
+                Ok(None) => fetch.end(Ok(())),
+                Err(error) => fetch.end(Err(error)),
             }
         }
+        if wants.is_empty() {
+            return;
+        }
+        let began_us = self.now_us();
+        let on_read = move |ends: ReadEnds| {
+            let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
+            if let Some(first) = coming.first() {
+                first.shared.tell_write_back(began_us, read_bytes);
+            }
+            coming.into_iter().zip(ends).for_each(|(fetch, end)| fetch.read(end, urgency.class));
+        };
+        // What the disk refuses drops the fetches, which say so.
+        let _ = disk.ssd.read(lease, &wants, urgency.class, urgency.deadline_us, on_read);
+    }
+}
+
+impl Urgency {
+    fn is_late(&self, now_us: u64) -> bool {
+        self.deadline_us.is_some_and(|deadline_us| deadline_us <= now_us)
+    }
+
+    /// What does for both: as urgent as either, for as long as either waits.
+    fn and(self, other: Urgency) -> Urgency {
+        let deadline_us = self.deadline_us.zip(other.deadline_us).map(|(one, other)| one.max(other));
+        Urgency { class: self.class.min(other.class), deadline_us }
+    }
+}
+
+impl Fetches {
+    /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller has to bring it.
+    fn join(&self, id: ChunkId, mut those: Vec<Waiter>) -> Option<Urgency> {
+        let urgency = those.iter().map(|waiting| waiting.urgency).reduce(Urgency::and);
+        let mut table = self.0.lock();
+        let waiting = table.entry(id).or_default();
+        let urgency = urgency.filter(|_| waiting.is_empty());
+        waiting.append(&mut those);
+        urgency
+    }
+}
+
+impl std::fmt::Debug for Fetches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fetches").field("chunks", &self.0.lock().len()).finish()
+    }
+}
+
+impl Fetch {
+    fn new(shared: &Arc<Shared>, name: promote::Name) -> Fetch {
+        let outcome = Err(NotRead::Closed.into());
+        Fetch { shared: Arc::clone(shared), name, promotion: None, outcome }
+    }
+
+    /// What is to be read for it. `None`: it has come meanwhile.
+    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<Want>, NotFetched> {
+        let (shape, is_plain) = lease.layout_of(place)?;
+        if is_plain {
+            let Some(promotion) = Promotion::begin(&self.shared, self.name, shape.chunk(), true)? else {
+                return Ok(None);
+            };
+            self.promotion = Some(promotion);
+        }
+        let into = self.promotion.as_ref().map(Promotion::pages);
+        Ok(Some(Want { chunk: place, layers: 0..shape.layers(), into }))
+    }
+
+    /// The disk was read, or was not; on a thread of the disk tier.
+    fn read(mut self, end: Result<Staged, NotRead>, class: Class) {
+        match (end, self.promotion.take()) {
+            (Ok(staged), Some(promotion)) if staged.is_direct() => {
+                let outcome = promotion.commit(&staged.crcs());
+                self.end(outcome.map_err(NotFetched::from));
+            }
+            (Ok(staged), _) => {
+                let (shared, name) = (Arc::clone(&self.shared), self.name);
+                promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
+                    self.end(outcome.map_err(NotFetched::from));
+                });
+            }
+            (Err(error), promotion) => {
+                if let Some(promotion) = promotion {
+                    promotion.abandon(error.quarantined());
+                }
+                self.end(Err(error.into()));
+            }
+        }
+    }
+
+    fn end(mut self, outcome: Result<(), NotFetched>) {
+        self.outcome = outcome;
+    }
+
+    /// Takes out those who have time left although the read came too late for who asked first.
+    fn in_time(&self, waiting: &mut Vec<Waiter>) -> Vec<Waiter> {
+        if self.outcome != Err(NotFetched::Disk(NotStaged::Late.into())) {
+            return Vec::new();
+        }
+        let now_us = self.shared.now_us();
+        waiting.extract_if(.., |waiting| !waiting.urgency.is_late(now_us)).collect()
+    }
+
+    /// Fetches it again for those who have time left.
+    fn again(&self, in_time: Vec<Waiter>) {
+        let (shared, name) = (&self.shared, self.name);
+        let lease = shared.open_disk().map(|disk| disk.ssd.lease(name.tenant, &[name.id], UNTIL_READ_US));
+        let Some(lease) = lease else { return self.tell(in_time) };
+        if let Some(urgency) = shared.fetches.join(name.id, in_time) {
+            shared.fetch_from_disk(vec![(0, Fetch::new(shared, name))], &lease, urgency);
+        }
+    }
+
+    /// Tells how it went, each with a guard of its own.
+    fn tell(&self, waiting: Vec<Waiter>) {
+        let promote::Name { tenant, id, .. } = self.name;
+        for Waiter { on_end, .. } in waiting {
+            let guard = || {
+                let guard = self.shared.read_guard_by_id(tenant, &id);
+                guard.ok_or(NotFetched::NotPromoted(NotPromoted::Gone))
+            };
+            on_end(self.outcome.clone().and_then(|()| guard()));
+        }
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        let mut waiting = self.shared.fetches.0.lock().remove(&self.name.id).unwrap_or_default();
+        let in_time = self.in_time(&mut waiting);
+        if !in_time.is_empty() {
+            self.again(in_time);
+        }
+        self.tell(waiting);
     }
 }

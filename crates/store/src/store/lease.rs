@@ -41,15 +41,15 @@ impl Store {
     /// configured maximum. The lease is empty if nothing is here, or as many leases as may be are alive (counted in
     /// [`Counters::refusals`](crate::Counters::refusals)).
     pub fn lease(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
-        let lease = self.hold(tenant, ids, ttl_us);
+        let lease = self.lease_uncounted(tenant, ids, ttl_us);
         if let Some(disk) = self.shared.open_disk() {
             disk.count_hits(lease.in_memory, lease.len() - lease.in_memory);
         }
         lease
     }
 
-    /// The same for those who only keep chunks for others: it is no hit.
-    pub fn hold(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
+    /// The same without counting hits, for those who keep chunks and do not load them.
+    pub fn lease_uncounted(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
         let shared = Arc::clone(&self.shared);
         let granted = shared.tier.lock().lease(shared.now_us(), tenant, ids, ttl_us);
         let (id, in_memory) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));

@@ -1,5 +1,5 @@
 //! Loading layers of leased chunks from memory, and verifying what arrived. This file knows leases, extents and checksums;
-//! `fetch.rs` brings what lies on disk. It must never know what the bytes mean or who waits for them.
+//! `load_disk.rs` brings what lies on disk. It must never know what the bytes mean or who waits for them.
 
 use super::{Lease, Shared, Store};
 use crate::checksum;
@@ -158,7 +158,7 @@ impl Store {
         }
         let urgency = Urgency { class, deadline_us };
         if !on_disk.is_empty() {
-            return self.fetch(lease, on_disk, outgoing, pairs, urgency, Box::new(on_end));
+            return self.load_from_disk(lease, on_disk, outgoing, pairs, urgency, Box::new(on_end));
         }
         let transfer = Transfer { pairs, class, deadline_us };
         self.shared.mover.submit(transfer, move |end| {

@@ -9,8 +9,8 @@
 mod disk;
 mod fetch;
 mod lease;
-mod lend;
 mod load;
+mod load_disk;
 mod promote;
 mod reserve;
 mod save;
@@ -19,7 +19,7 @@ mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
 pub use lease::Lease;
-pub use lend::{Loan, NotBrought};
+pub use fetch::{NotFetched, ReadGuard};
 pub use load::{Load, NotLoaded, NotVerified};
 pub use promote::{NotPromoted, PromotionStat};
 pub use reserve::Reservation;
@@ -120,7 +120,7 @@ struct Shared {
     /// The memory of the arena.
     backing: Arc<Arena>,
     /// Chunks that come from disk to be lent.
-    arrivals: lend::Arrivals,
+    fetches: fetch::Fetches,
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,
     /// What lies below memory.
@@ -174,8 +174,8 @@ impl Store {
         let (checksum_jobs, jobs) = channel();
         // The thread ends when the last clone of the store, lease and running operation is gone.
         std::thread::Builder::new().name("forebay-sum".into()).spawn(move || save::run_all(jobs))?;
-        let (mover_handle, arrivals) = (mover.clone(), lend::Arrivals::default());
-        let shared = Shared { tier, mover: mover_handle, arena, backing, arrivals, checksum_jobs, disk };
+        let (mover_handle, fetches) = (mover.clone(), fetch::Fetches::default());
+        let shared = Shared { tier, mover: mover_handle, arena, backing, fetches, checksum_jobs, disk };
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {

@@ -163,7 +163,7 @@ impl MemoryTier {
     }
 
     /// Begins to read a chunk of a lease, and gives the CRC-32C of its layers.
-    pub fn begin_lend(
+    pub fn begin_read_with_checksums(
         &mut self,
         now_us: u64,
         lease: LeaseId,

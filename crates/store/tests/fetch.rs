@@ -6,7 +6,7 @@ use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
 use forebay_store::{
-    Begun, Changed, ChunkShape, Left, Loan, MemoryTier, NotBrought, NotCommitted, Store, TenantId,
+    Begun, Changed, ChunkShape, Left, ReadGuard, MemoryTier, NotFetched, NotCommitted, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
 };
 use forebay_transfer::HostLink;
@@ -104,7 +104,7 @@ impl Rig {
         unsafe { arena.as_ptr().add(offset as usize).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
-    fn bytes_of(&self, loan: &Loan) -> Vec<u8> {
+    fn bytes_of(&self, loan: &ReadGuard) -> Vec<u8> {
         let arena = self.store.arena_memory();
         let (offset, len) = (loan.offset_bytes() as usize, loan.shape().bytes() as usize);
         // SAFETY: inside of the arena, where nobody writes as long as the loan lives.
@@ -129,7 +129,7 @@ fn a_lent_chunk_lies_still_whatever_becomes_of_it() {
     let rig = Rig::in_memory(64 << 10);
     rig.put(0);
     let lease = rig.store.lease(TENANT, &[id(0)], 1_000_000);
-    let loan = rig.store.lend(&lease, 0).unwrap();
+    let loan = rig.store.read_guard(&lease, 0).unwrap();
     drop(lease);
     assert_eq!(rig.store.delete(TENANT, &[id(0)]), 1);
     // Two more would fill the slab; the lent slot is not among them.
@@ -146,7 +146,7 @@ fn a_lent_chunk_lies_still_whatever_becomes_of_it() {
 fn a_chunk_that_is_no_longer_what_it_was_is_found_by_a_check() {
     let rig = Rig::in_memory(1 << 20);
     rig.put(0);
-    let loan = rig.store.lend_named(TENANT, &id(0)).unwrap();
+    let loan = rig.store.read_guard_by_id(TENANT, &id(0)).unwrap();
     assert!(loan.check());
     rig.write(loan.offset_bytes() + 15_000, &[!truth(0)[15_000]]);
     assert!(!loan.check());
@@ -180,19 +180,19 @@ fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
     let ids: Vec<ChunkId> = (0..4).map(id).collect();
     let lease = rig.store.lease(TENANT, &ids, 60_000_000);
     assert_eq!((lease.in_memory(), lease.len()), (0, 4));
-    assert!(rig.store.lend(&lease, 0).is_err(), "it is not in memory");
+    assert!(rig.store.read_guard(&lease, 0).is_err(), "it is not in memory");
     let (sender, loans) = channel();
     for chunk in [0, 1, 1, 2, 1, 3] {
         let sender = sender.clone();
         let tell = move |loan| sender.send((chunk, loan)).unwrap();
-        rig.store.bring(&lease, chunk, Class::Demand, None, tell);
+        rig.store.fetch(&lease, chunk, Class::Demand, None, tell);
     }
     for _ in 0..6 {
         let (chunk, loan) = loans.recv_timeout(Duration::from_secs(30)).unwrap();
         assert!(rig.bytes_of(&loan.unwrap()) == truth(chunk));
     }
     assert_eq!(rig.store.disk_stat().unwrap().promotions.promoted, 4);
-    assert!(rig.store.lend(&lease, 3).is_ok());
+    assert!(rig.store.read_guard(&lease, 3).is_ok());
 }
 
 /// A store over a log that holds chunks 0 to 3 and over memory that holds none, and the log.
@@ -207,12 +207,12 @@ fn on_disk_alone(config: fn() -> SsdConfig) -> (Rig, std::path::PathBuf, tempfil
 }
 
 /// Brings these chunks by one request, and says how each ended, in their order.
-fn bring(rig: &Rig, numbers: std::ops::Range<usize>) -> Vec<Result<Loan, NotBrought>> {
+fn bring(rig: &Rig, numbers: std::ops::Range<usize>) -> Vec<Result<ReadGuard, NotFetched>> {
     let lease = rig.store.lease(TENANT, &numbers.clone().map(id).collect::<Vec<_>>(), 60_000_000);
     assert_eq!((lease.in_memory(), lease.len()), (0, numbers.len()));
     let (sender, loans) = channel();
     let tell = move |chunk, loan| sender.send((chunk, loan)).unwrap();
-    rig.store.bring_many(&lease, 0..numbers.len(), Class::Demand, None, tell);
+    rig.store.fetch_many(&lease, 0..numbers.len(), Class::Demand, None, tell);
     let next = || loans.recv_timeout(Duration::from_secs(30)).expect("each chunk ends");
     let mut ends: Vec<_> = numbers.map(|_| next()).collect();
     ends.sort_by_key(|(chunk, _)| *chunk);
@@ -257,12 +257,12 @@ fn a_chunk_that_is_damaged_on_disk_is_never_seen_in_memory_and_costs_no_other() 
         match loan {
             Ok(loan) => assert!(number != 1 && rig.bytes_of(&loan) == truth(number)),
             Err(error) => {
-                assert!(matches!(&error, NotBrought::Disk(NotRead::Corrupt { .. })), "{error}");
+                assert!(matches!(&error, NotFetched::Disk(NotRead::Corrupt { .. })), "{error}");
                 assert_eq!(number, 1);
             }
         }
     }
-    assert!(rig.store.lend_named(TENANT, &id(1)).is_none());
+    assert!(rig.store.read_guard_by_id(TENANT, &id(1)).is_none());
     assert_eq!(rig.store.disk_stat().unwrap().ssd.corrupt, 1);
 }
 
@@ -273,11 +273,11 @@ fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
     std::fs::File::options().write(true).open(&log).unwrap().set_len(64 << 10).unwrap();
     for loan in bring(&rig, 0..4) {
         let error = loan.unwrap_err();
-        assert!(matches!(error, NotBrought::Disk(NotRead::Failed { .. })), "{error}");
+        assert!(matches!(error, NotFetched::Disk(NotRead::Failed { .. })), "{error}");
     }
     assert_eq!(rig.store.stat().arena.used_bytes, 0);
     rig.put(0);
-    assert!(rig.bytes_of(&rig.store.lend_named(TENANT, &id(0)).unwrap()) == truth(0));
+    assert!(rig.bytes_of(&rig.store.read_guard_by_id(TENANT, &id(0)).unwrap()) == truth(0));
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
         // Each has a lease of its own until it is told.
         let lease = Arc::new(rig.store.lease(TENANT, &[id(0), id(1)], 60_000_000));
         let (sender, kept) = (sender.clone(), Arc::clone(&lease));
-        rig.store.bring(&lease, 1, Class::Demand, deadline_us, move |loan| {
+        rig.store.fetch(&lease, 1, Class::Demand, deadline_us, move |loan| {
             drop(kept);
             sender.send((who, loan)).unwrap();
         });
@@ -310,7 +310,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     for _ in 0..2 {
         let (who, loan) = ends.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_ne!(who, "patient");
-        assert_eq!(loan.unwrap_err(), NotBrought::Disk(NotRead::Staging(NotStaged::Late)));
+        assert_eq!(loan.unwrap_err(), NotFetched::Disk(NotRead::Staging(NotStaged::Late)));
     }
     assert!(handle.now_us() >= soon_us && ends.try_recv().is_err());
     drop(staged);
@@ -333,7 +333,7 @@ fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
     let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
     let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
     let (sender, loans) = channel();
-    rig.store.bring(&lease, 0, Class::Demand, None, move |loan| sender.send(loan).unwrap());
+    rig.store.fetch(&lease, 0, Class::Demand, None, move |loan| sender.send(loan).unwrap());
     let loan = loans.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
     assert!(rig.bytes_of(&loan) == truth(0));
     assert_ne!(slot.offset_bytes(), loan.offset_bytes(), "it may still write its slot");
@@ -360,7 +360,7 @@ fn writes_to_disk_make_way_for_chunks_that_are_slow_to_come_to_be_lent() {
     let (sender, loans) = channel();
     for chunk in 0..4 {
         let sender = sender.clone();
-        rig.store.bring(&lease, chunk, Class::Demand, None, move |loan| sender.send(loan).unwrap());
+        rig.store.fetch(&lease, chunk, Class::Demand, None, move |loan| sender.send(loan).unwrap());
         loans.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
     }
     assert_eq!(rig.store.disk_stat().unwrap().write_back.window, 1, "half of 8 for each of three");
