@@ -9,7 +9,7 @@ pub mod checksum;
 pub mod disk;
 mod entry;
 mod index;
-mod lease;
+mod lease_table;
 pub mod log;
 mod lost;
 mod operations;
@@ -23,7 +23,7 @@ mod tenant;
 mod tier;
 mod tree;
 
-pub use lease::LeaseId;
+pub use lease_table::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};

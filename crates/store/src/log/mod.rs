@@ -1,6 +1,6 @@
 //! The log: chunks on disk in segments, and everything that brings them back after a crash.
 //!
-//! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume` holds what is not yet
+//! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume_state` holds what is not yet
 //! durable, `commit` makes it durable, `open` and `recovery` bring it back, `reclaim` empties segments, `scrub` overwrites
 //! what is gone, `withdraw` gives space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a
 //! disk when it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without changing it,
@@ -20,7 +20,7 @@ mod segments;
 mod tier;
 mod unreadable;
 mod verify;
-mod volume;
+mod volume_state;
 mod withdraw;
 
 pub use commit::{Commit, Pages};
@@ -42,7 +42,7 @@ pub use rebuild::{NotRebuilt, Rebuilt, rebuild};
 pub use reclaim::{Relocation, RelocationEnd};
 pub use recovery::{Recovered, read_superblock};
 pub use scrub::Scrub;
-pub use segments::{LogSlot, OnDisk, Segments};
+pub use segments::{LogSlot, DiskPlace, Segments};
 pub use tier::{
     DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
 };

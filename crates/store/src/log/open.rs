@@ -9,7 +9,7 @@ use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
-use super::volume::Volume;
+use super::volume_state::VolumeState;
 use crate::entry::{Entry, EntryIx, State as ChunkState};
 use crate::index::BATCH;
 use crate::tenant::TenantId;
@@ -55,7 +55,7 @@ impl DiskTier {
         for (number, metadata) in found.iter().enumerate() {
             let Metadata { superblock, both_sound, .. } = metadata;
             let next = Current { superblock: *superblock, both_sound: *both_sound }.next(false);
-            let mut volume = Volume::new(next, segments.len(), metadata.journal);
+            let mut volume = VolumeState::new(next, segments.len(), metadata.journal);
             volume.replay_from = metadata.replay_from;
             volume.checkpoint = metadata.checkpoint;
             volume.doomed = metadata.doomed.clone();

@@ -13,7 +13,7 @@ use super::format::slot_shape::SlotShape;
 use super::format::copy_name::CopyName;
 use super::reclaim::RelocationBudget;
 use super::scrub::Scrubs;
-use super::volume::Volume;
+use super::volume_state::VolumeState;
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled};
 use crate::shape::ChunkShape;
@@ -50,7 +50,7 @@ impl LogSlot {
 
 /// Where a chunk lies on disk.
 #[derive(Debug, Clone)]
-pub struct OnDisk {
+pub struct DiskPlace {
     /// The volume's number.
     pub(super) volume: usize,
     /// Where the slot starts in the file.
@@ -113,7 +113,7 @@ impl State {
 /// All segments of all volumes.
 #[derive(Debug)]
 pub struct Segments {
-    pub(super) volumes: Vec<Volume>,
+    pub(super) volumes: Vec<VolumeState>,
     pub(super) segments: Vec<Segment>,
     /// For each shape and volume the segment that takes its chunks.
     open: HashMap<Arc<SlotShape>, Vec<Option<usize>>>,
@@ -138,7 +138,7 @@ const OPEN_SHARE: usize = 8;
 const OPEN_ANYWAY: usize = 8;
 
 impl Segments {
-    pub(super) fn new(volumes: Vec<Volume>, segments: Vec<Segment>, relocated_percent: u32) -> Segments {
+    pub(super) fn new(volumes: Vec<VolumeState>, segments: Vec<Segment>, relocated_percent: u32) -> Segments {
         Segments {
             volumes,
             segments,
@@ -314,7 +314,7 @@ impl Segments {
         SlotRef { segment: volume.local(slot.segment()), slot: slot.slot() }
     }
 
-    pub(super) fn volume_of(&mut self, segment: usize) -> &mut Volume {
+    pub(super) fn volume_of(&mut self, segment: usize) -> &mut VolumeState {
         &mut self.volumes[usize::from(self.segments[segment].volume)]
     }
 
@@ -377,7 +377,7 @@ impl Segments {
     /// Live bytes at most: what the segments hold, without those that should be free, one that is being filled, one from
     /// which the coldest chunks have left, and a sixteenth for dead chunks among live ones.
     pub(super) fn live_limit_bytes(&self) -> u64 {
-        let volume_limit = |(number, volume): (usize, &Volume)| {
+        let volume_limit = |(number, volume): (usize, &VolumeState)| {
             let filled = volume.usable.saturating_sub(self.free_goal(number) + 2).max(1) as u64;
             filled * volume.layout.segment_bytes / 16 * 15
         };
@@ -419,7 +419,7 @@ impl Segment {
 
 impl Space for Segments {
     type Slot = LogSlot;
-    type Place = OnDisk;
+    type Place = DiskPlace;
 
     fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused> {
         Ok(self.slot_shape(shape)?.stride_bytes())
@@ -449,7 +449,7 @@ impl Space for Segments {
         false
     }
 
-    fn place(&self, slot: LogSlot, id: &ChunkId) -> OnDisk {
+    fn place(&self, slot: LogSlot, id: &ChunkId) -> DiskPlace {
         let segment = &self.segments[slot.segment()];
         let volume = usize::from(segment.volume);
         let owner = &self.volumes[volume];
@@ -463,7 +463,7 @@ impl Space for Segments {
             slot: slot.slot(),
         };
         let shape = Arc::clone(&segment.slots.shape);
-        OnDisk { volume, slot_at: owner.layout.segment_at(local) + in_segment, name, shape }
+        DiskPlace { volume, slot_at: owner.layout.segment_at(local) + in_segment, name, shape }
     }
 
     fn begin(&mut self, slot: LogSlot) {

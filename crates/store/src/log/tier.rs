@@ -4,7 +4,7 @@
 use super::format::footer::Footer;
 use super::format::slot_shape::SlotShape;
 use super::format::copy_name::CopyName;
-use super::segments::{OnDisk, Segments, State};
+use super::segments::{DiskPlace, Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;
 use crate::tier::{Beginning, ReadEnd, Reading, Tier, TierLimits, Writing};
@@ -143,7 +143,7 @@ impl Deref for DiskStat {
     }
 }
 
-impl OnDisk {
+impl DiskPlace {
     /// The volume's number.
     pub fn volume(&self) -> usize {
         self.volume
@@ -166,17 +166,17 @@ impl OnDisk {
 }
 
 impl Deref for DiskRead {
-    type Target = OnDisk;
+    type Target = DiskPlace;
 
-    fn deref(&self) -> &OnDisk {
+    fn deref(&self) -> &DiskPlace {
         &self.place
     }
 }
 
 impl Deref for DiskWrite {
-    type Target = OnDisk;
+    type Target = DiskPlace;
 
-    fn deref(&self) -> &OnDisk {
+    fn deref(&self) -> &DiskPlace {
         &self.place
     }
 }
@@ -250,7 +250,7 @@ impl DiskTier {
         };
         let volumes = &self.space.volumes;
         let bytes =
-            |volume: &super::volume::Volume| u64::from(volume.layout.segments) * volume.layout.segment_bytes;
+            |volume: &super::volume_state::VolumeState| u64::from(volume.layout.segments) * volume.layout.segment_bytes;
         DiskStat {
             counters: self.counters(),
             space: DiskUse {

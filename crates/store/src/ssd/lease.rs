@@ -3,7 +3,7 @@
 
 use super::Ssd;
 use super::shared::Shared;
-use crate::lease::LeaseId;
+use crate::lease_table::LeaseId;
 use crate::log::{DiskReadEnd, SlotShape};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;

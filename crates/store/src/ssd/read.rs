@@ -11,7 +11,7 @@ use super::pool::{StagingBlock, NotStaged};
 use super::shared::{Broken, Shared};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
-use crate::lease::LeaseId;
+use crate::lease_table::LeaseId;
 use crate::log::{DiskRead, DiskReadEnd, DiskTier, Footer, PAGE_BYTES, crc32c};
 use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};
 use parking_lot::Mutex;

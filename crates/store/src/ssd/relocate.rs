@@ -49,7 +49,7 @@ impl Relocating {
     /// From staging to one of the two slots.
     fn pair<S>(&self, slot: impl Fn(&Relocation) -> &S) -> Option<SpanPair>
     where
-        S: std::ops::Deref<Target = crate::log::OnDisk>,
+        S: std::ops::Deref<Target = crate::log::DiskPlace>,
     {
         let (relocation, held) = (self.relocation.as_ref()?, self.held.as_ref()?);
         let stride = relocation.read.shape().stride_bytes();

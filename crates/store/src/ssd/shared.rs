@@ -10,7 +10,7 @@ use super::in_flight::InFlight;
 use super::pool::Pool;
 use super::stat::{Counts, SsdStat, VolumeStat};
 use crate::disk::DiskHandle;
-use crate::log::{Relocation, RelocationEnd, DiskTier, Medium, OnDisk};
+use crate::log::{Relocation, RelocationEnd, DiskTier, Medium, DiskPlace};
 use crate::lost::bytes_in;
 use forebay_transfer::{End, MoverHandle, RegionId, Span};
 use parking_lot::Mutex;
@@ -143,13 +143,13 @@ impl Shared {
     }
 
     /// `range` of the slot as a span of its volume's region.
-    pub fn slot_span(&self, slot: &OnDisk, range: Range<u64>) -> Span {
+    pub fn slot_span(&self, slot: &DiskPlace, range: Range<u64>) -> Span {
         let region = self.volumes[slot.volume()].region;
         Span::new(region, slot.slot_at() + range.start, range.end - range.start)
     }
 
     /// Bytes of a slot that an ended transfer may still touch.
-    pub fn lost_bytes(&self, slot: &OnDisk, quarantined: &[Span]) -> u64 {
+    pub fn lost_bytes(&self, slot: &DiskPlace, quarantined: &[Span]) -> u64 {
         let region = self.volumes[slot.volume()].region;
         let bytes = slot.slot_at()..slot.slot_at() + slot.shape().stride_bytes();
         bytes_in(region, &bytes, quarantined)

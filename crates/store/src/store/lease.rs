@@ -2,7 +2,7 @@
 //! its holder drops it; it must never know what it keeps alive.
 
 use super::{Shared, Store};
-use crate::lease::LeaseId;
+use crate::lease_table::LeaseId;
 use crate::ssd::DiskLease;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
@@ -19,12 +19,12 @@ pub struct Lease {
     /// None for a lease of nothing in memory.
     id: Option<LeaseId>,
     in_memory: usize,
-    disk: Option<OnDisk>,
+    disk: Option<DiskPart>,
 }
 
 /// The part of a lease that lies on disk.
 #[derive(Debug)]
-pub(super) struct OnDisk {
+pub(super) struct DiskPart {
     pub lease: DiskLease,
     pub tenant: TenantId,
     /// The chunk before it, then its chunks.
@@ -55,7 +55,7 @@ impl Store {
         let (id, in_memory) = granted.map_or((None, 0), |(id, chunks)| (Some(id), chunks));
         let disk = shared.open_disk().and_then(|disk| {
             let lease = disk.ssd.lease(tenant, &ids[in_memory..], ttl_us);
-            OnDisk::new(lease, tenant, &ids[..in_memory], &ids[in_memory..])
+            DiskPart::new(lease, tenant, &ids[..in_memory], &ids[in_memory..])
         });
         Lease { shared, id, in_memory, disk }
     }
@@ -97,19 +97,19 @@ impl Lease {
     }
 
     /// The part that has `chunk`, and its place there, if it lies on disk. A chunk beyond the lease is in either part.
-    pub(super) fn on_disk(&self, chunk: usize) -> Option<(&OnDisk, usize)> {
+    pub(super) fn on_disk(&self, chunk: usize) -> Option<(&DiskPart, usize)> {
         Some((self.disk.as_ref()?, chunk.checked_sub(self.in_memory)?))
     }
 }
 
-impl OnDisk {
-    fn new(lease: DiskLease, tenant: TenantId, before: &[ChunkId], ids: &[ChunkId]) -> Option<OnDisk> {
+impl DiskPart {
+    fn new(lease: DiskLease, tenant: TenantId, before: &[ChunkId], ids: &[ChunkId]) -> Option<DiskPart> {
         if lease.is_empty() {
             return None;
         }
         let parent = before.last().copied();
         let ids = std::iter::once(parent).chain(ids[..lease.len()].iter().copied().map(Some)).collect();
-        Some(OnDisk { lease, tenant, ids, checksums: Arc::default() })
+        Some(DiskPart { lease, tenant, ids, checksums: Arc::default() })
     }
 
     /// A chunk's id and that of the chunk before it.

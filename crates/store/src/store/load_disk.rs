@@ -5,7 +5,7 @@ use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
 use super::{Lease, Shared, Store};
 use crate::ssd::{NotRead, ReadEnds, Staged, Want};
-use crate::store::lease::{DiskChecksums, OnDisk};
+use crate::store::lease::{DiskChecksums, DiskPart};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ fn placed(lease: &Lease, load: Load) -> Result<Load, NotLoaded> {
     Ok(Load { chunk, ..load })
 }
 
-fn name(part: &OnDisk, load: &Load) -> Option<promote::Name> {
+fn name(part: &DiskPart, load: &Load) -> Option<promote::Name> {
     let (id, parent) = part.name(load.chunk)?;
     Some(promote::Name { tenant: part.tenant, id, parent })
 }
@@ -86,7 +86,7 @@ fn name(part: &OnDisk, load: &Load) -> Option<promote::Name> {
 /// A slot for a chunk of which all is loaded, if the disk can read it there and memory takes it in.
 fn promotion(
     shared: &Arc<Shared>,
-    part: &OnDisk,
+    part: &DiskPart,
     load: &Load,
     name: Option<promote::Name>,
 ) -> Option<Promotion> {

@@ -3,7 +3,7 @@
 
 use super::{Beginning, Reading, Refund, Space, Taken, Tier, TierLimits, Writing};
 use crate::entry::{ChunkRef, EntryIx, State};
-use crate::lease::LeaseId;
+use crate::lease_table::LeaseId;
 use crate::shape::ChunkShape;
 use crate::slots::{SlabError, SlotId, Slots, slot_bytes};
 use crate::stat::{NotCommitted, Refused, Stat, Unreadable};

@@ -18,7 +18,7 @@ pub use write::{Beginning, Writing};
 
 use crate::entry::{ChunkRef, Entry, EntryIx, State};
 use crate::index::{BATCH, Index};
-use crate::lease::Leases;
+use crate::lease_table::LeaseTable;
 use crate::recency::Recency;
 use crate::stat::{Counters, Faults, Refusals};
 use crate::tenant::{Quotas, TenantId};
@@ -56,7 +56,7 @@ pub struct Tier<S: Space> {
     tree: Tree,
     recency: Recency,
     pub(crate) space: S,
-    leases: Leases,
+    leases: LeaseTable,
     pub(crate) quotas: Quotas,
     pub(crate) changes: Changes,
     /// The latest time that any caller gave: time never runs backwards here.
@@ -79,7 +79,7 @@ impl<S: Space> Tier<S> {
             tree: Tree::new(limit),
             recency: Recency::new(limit),
             space,
-            leases: Leases::new(limits.max_leases),
+            leases: LeaseTable::new(limits.max_leases),
             max_lease_us: limits.max_lease_us,
             quotas: Quotas::new(limits.default_quota_bytes, limits.quotas),
             changes: Changes::default(),
@@ -169,8 +169,8 @@ impl<S: Space> Tier<S> {
     /// Takes in the time and ends the leases that are over.
     pub(crate) fn advance(&mut self, now_us: u64) {
         self.clock_us = self.clock_us.max(now_us);
-        while let Some(grant) = self.leases.expire(self.clock_us) {
-            self.let_go(&grant);
+        while let Some(ended) = self.leases.expire(self.clock_us) {
+            self.let_go(&ended);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::{Space, Tier};
 use crate::entry::{ChunkRef, EntryIx};
-use crate::lease::{Grant, LeaseId};
+use crate::lease_table::{LiveLease, LeaseId};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -44,7 +44,7 @@ impl<S: Space> Tier<S> {
             self.entry_mut(chunk.entry).holds += 1;
         }
         let (count, expires_us) = (chunks.len(), self.end_of(ttl_us));
-        Some((self.leases.grant(Grant { chunks, expires_us }), count))
+        Some((self.leases.add(LiveLease { chunks, expires_us }), count))
     }
 
     /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a lease that ends does. What is held
@@ -65,19 +65,19 @@ impl<S: Space> Tier<S> {
     /// Ends a lease. Says whether it was alive.
     pub fn release(&mut self, now_us: u64, lease: LeaseId) -> bool {
         self.advance(now_us);
-        let grant = self.leases.end(lease);
-        if let Some(grant) = &grant {
-            self.let_go(grant);
+        let ended = self.leases.end(lease);
+        if let Some(ended) = &ended {
+            self.let_go(ended);
         }
-        grant.is_some()
+        ended.is_some()
     }
 
     /// Takes back the holds of a lease that ended, and makes its chunks the ones used last.
-    pub(super) fn let_go(&mut self, grant: &Grant) {
-        for chunk in &grant.chunks {
+    pub(super) fn let_go(&mut self, ended: &LiveLease) {
+        for chunk in &ended.chunks {
             self.unhold(chunk);
         }
-        let live = grant.chunks.iter().filter(|chunk| self.is_live(chunk));
+        let live = ended.chunks.iter().filter(|chunk| self.is_live(chunk));
         let rows: Vec<EntryIx> = live.map(|chunk| chunk.entry).collect();
         self.touch_ends(&rows);
     }
@@ -143,8 +143,8 @@ impl<S: Space> Tier<S> {
     }
 
     pub(super) fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, S::Slot), Unreadable> {
-        let grant = self.leases.get(lease).ok_or(Unreadable::DeadLease)?;
-        let held = grant.chunks.get(chunk).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
+        let lease = self.leases.get(lease).ok_or(Unreadable::DeadLease)?;
+        let held = lease.chunks.get(chunk).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
         let entry = self.entry(held.entry);
         let slot = entry.slot.filter(|_| self.is_live(held));
         slot.map(|slot| (*held, slot)).ok_or(Unreadable::Gone { chunk })

@@ -1,5 +1,6 @@
-//! Leases: the right to read given chunks until a time. This file knows who may read what until when; it must never know
-//! where chunks lie or what holding one means for eviction.
+//! The leases of a tier: who may read which chunks until when. A lease ends here and nowhere else in the store: by its
+//! time, in [`expire`](LeaseTable::expire), or earlier, in [`end`](LeaseTable::end), when its holder drops it. Users hold
+//! [`Lease`](crate::Lease) and [`DiskLease`](crate::ssd::DiskLease), which name one by its [`LeaseId`].
 
 use crate::entry::ChunkRef;
 use std::collections::{BTreeSet, HashMap};
@@ -10,7 +11,7 @@ pub struct LeaseId(u64);
 
 /// What a lease grants.
 #[derive(Debug)]
-pub(crate) struct Grant {
+pub(crate) struct LiveLease {
     /// The chunks, first of the sequence first.
     pub chunks: Box<[ChunkRef]>,
     /// From this time on the lease is dead.
@@ -19,18 +20,18 @@ pub(crate) struct Grant {
 
 /// All leases that have neither ended nor been collected.
 #[derive(Debug)]
-pub(crate) struct Leases {
-    live: HashMap<LeaseId, Grant>,
+pub(crate) struct LeaseTable {
+    live: HashMap<LeaseId, LiveLease>,
     by_expiry: BTreeSet<(u64, LeaseId)>,
     next: u64,
     limit: usize,
     expired: u64,
 }
 
-impl Leases {
+impl LeaseTable {
     /// At most `limit` leases at a time.
-    pub fn new(limit: usize) -> Leases {
-        Leases { live: HashMap::new(), by_expiry: BTreeSet::new(), next: 0, limit, expired: 0 }
+    pub fn new(limit: usize) -> LeaseTable {
+        LeaseTable { live: HashMap::new(), by_expiry: BTreeSet::new(), next: 0, limit, expired: 0 }
     }
 
     /// Whether one more may be granted.
@@ -38,39 +39,39 @@ impl Leases {
         self.live.len() < self.limit
     }
 
-    /// Grants a lease for which there is [room](Leases::has_room).
-    pub fn grant(&mut self, grant: Grant) -> LeaseId {
+    /// Adds a lease for which there is [room](LeaseTable::has_room).
+    pub fn add(&mut self, lease: LiveLease) -> LeaseId {
         debug_assert!(self.has_room());
         let id = LeaseId(self.next);
         self.next += 1;
-        self.by_expiry.insert((grant.expires_us, id));
-        self.live.insert(id, grant);
+        self.by_expiry.insert((lease.expires_us, id));
+        self.live.insert(id, lease);
         id
     }
 
-    /// What the lease grants, if it is alive. Dead ones were taken by [`expire`](Leases::expire) before.
-    pub fn get(&self, id: LeaseId) -> Option<&Grant> {
+    /// What the lease grants, if it is alive. Dead ones were taken by [`expire`](LeaseTable::expire) before.
+    pub fn get(&self, id: LeaseId) -> Option<&LiveLease> {
         self.live.get(&id)
     }
 
     /// Moves the end of a live lease. Says whether there is such a lease.
     pub fn renew(&mut self, id: LeaseId, expires_us: u64) -> bool {
-        let Some(grant) = self.live.get_mut(&id) else { return false };
-        self.by_expiry.remove(&(grant.expires_us, id));
+        let Some(lease) = self.live.get_mut(&id) else { return false };
+        self.by_expiry.remove(&(lease.expires_us, id));
         self.by_expiry.insert((expires_us, id));
-        grant.expires_us = expires_us;
+        lease.expires_us = expires_us;
         true
     }
 
     /// Ends a lease.
-    pub fn end(&mut self, id: LeaseId) -> Option<Grant> {
-        let grant = self.live.remove(&id)?;
-        self.by_expiry.remove(&(grant.expires_us, id));
-        Some(grant)
+    pub fn end(&mut self, id: LeaseId) -> Option<LiveLease> {
+        let lease = self.live.remove(&id)?;
+        self.by_expiry.remove(&(lease.expires_us, id));
+        Some(lease)
     }
 
     /// Ends one lease whose time has come, if there is one.
-    pub fn expire(&mut self, now_us: u64) -> Option<Grant> {
+    pub fn expire(&mut self, now_us: u64) -> Option<LiveLease> {
         let (expires_us, id) = *self.by_expiry.first()?;
         let due = expires_us <= now_us;
         self.expired += u64::from(due);
@@ -92,29 +93,29 @@ impl Leases {
 mod tests {
     use super::*;
 
-    fn grant(expires_us: u64) -> Grant {
-        Grant { chunks: Box::new([]), expires_us }
+    fn lease(expires_us: u64) -> LiveLease {
+        LiveLease { chunks: Box::new([]), expires_us }
     }
 
     #[test]
     fn leases_expire_at_their_time_and_earliest_first() {
-        let mut leases = Leases::new(3);
-        let (late, soon) = (leases.grant(grant(20)), leases.grant(grant(10)));
+        let mut leases = LeaseTable::new(3);
+        let (late, soon) = (leases.add(lease(20)), leases.add(lease(10)));
         assert!(leases.expire(9).is_none());
-        assert_eq!(leases.expire(10).map(|grant| grant.expires_us), Some(10));
+        assert_eq!(leases.expire(10).map(|lease| lease.expires_us), Some(10));
         assert!(leases.expire(19).is_none() && leases.get(soon).is_none() && leases.get(late).is_some());
         assert_eq!((leases.len(), leases.expired()), (1, 1));
     }
 
     #[test]
     fn a_renewed_lease_outlives_its_first_end_and_a_dead_one_stays_dead() {
-        let mut leases = Leases::new(1);
-        let id = leases.grant(grant(10));
+        let mut leases = LeaseTable::new(1);
+        let id = leases.add(lease(10));
         assert!(!leases.has_room());
         assert!(leases.renew(id, 30));
         assert!(leases.expire(10).is_none());
         assert!(leases.expire(30).is_some());
         assert!(!leases.renew(id, 40) && leases.end(id).is_none());
-        assert_ne!(leases.grant(grant(50)), id);
+        assert_ne!(leases.add(lease(50)), id);
     }
 }

@@ -18,7 +18,7 @@ const URGENT_RECORDS: usize = 128 * RECORDS_PER_BLOCK;
 
 /// One log.
 #[derive(Debug)]
-pub(super) struct Volume {
+pub(super) struct VolumeState {
     pub log: LogUuid,
     pub layout: Layout,
     /// The number of its segment 0 over all volumes.
@@ -58,10 +58,10 @@ pub(super) struct Volume {
     lives: u32,
 }
 
-impl Volume {
+impl VolumeState {
     /// A volume that was just opened, with nothing pending.
-    pub fn new(superblock: Superblock, first_segment: usize, journal: JournalPosition) -> Volume {
-        Volume {
+    pub fn new(superblock: Superblock, first_segment: usize, journal: JournalPosition) -> VolumeState {
+        VolumeState {
             log: superblock.log,
             layout: superblock.layout,
             first_segment,
@@ -98,7 +98,7 @@ impl Volume {
         self.next_sequence() - 1
     }
 
-    /// What [`take_sequence`](Volume::take_sequence) gives next.
+    /// What [`take_sequence`](VolumeState::take_sequence) gives next.
     pub fn next_sequence(&self) -> u64 {
         (self.superblock.epoch << 32) + u64::from(self.lives) + 1
     }
