@@ -28,7 +28,7 @@ pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{Changed, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified};
-pub use store::{NotFetched, ReadGuard, NotPromoted, Reservation};
+pub use store::{NotFetched, NotPromoted, ReadGuard, Reservation};
 pub use store::{OpenError, PromotionStat, Store, StoreEnd, WriteBackConfig, WriteBackStat};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};

@@ -4,9 +4,9 @@
 use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdConfig, Volume, Want, init};
+use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdOptions, Volume, Want, init};
 use forebay_store::{
-    Begun, Changed, ChunkShape, Left, ReadGuard, MemoryTier, NotFetched, NotCommitted, Store, TenantId,
+    Begun, Changed, ChunkShape, Left, MemoryTier, NotCommitted, NotFetched, ReadGuard, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
 };
 use forebay_transfer::HostLink;
@@ -63,14 +63,14 @@ impl Rig {
     }
 
     fn with_ssd(log: &Path) -> Rig {
-        Rig::with_staging(log, SsdConfig::default().staging_bytes).0
+        Rig::with_staging(log, SsdOptions::default().staging_bytes).0
     }
 
     fn with_staging(log: &Path, staging_bytes: u64) -> (Rig, Ssd, MoverHandle) {
-        Rig::with(log, SsdConfig { staging_bytes, ..SsdConfig::default() }, &write_back())
+        Rig::with(log, SsdOptions { staging_bytes, ..SsdOptions::default() }, &write_back())
     }
 
-    fn with(log: &Path, config: SsdConfig, write_back: &WriteBackConfig) -> (Rig, Ssd, MoverHandle) {
+    fn with(log: &Path, config: SsdOptions, write_back: &WriteBackConfig) -> (Rig, Ssd, MoverHandle) {
         let (mover, handle) = mover();
         if !log.exists() {
             init(log, 16 << 20, 1 << 20, Existing::Keep).unwrap();
@@ -196,7 +196,7 @@ fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
 }
 
 /// A store over a log that holds chunks 0 to 3 and over memory that holds none, and the log.
-fn on_disk_alone(config: fn() -> SsdConfig) -> (Rig, std::path::PathBuf, tempfile::TempDir) {
+fn on_disk_alone(config: fn() -> SsdOptions) -> (Rig, std::path::PathBuf, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let first = Rig::with(&log, config(), &write_back()).0;
@@ -221,7 +221,7 @@ fn bring(rig: &Rig, numbers: std::ops::Range<usize>) -> Vec<Result<ReadGuard, No
 
 #[test]
 fn chunks_of_one_request_come_by_one_read_and_straight_into_memory() {
-    let (rig, _log, _folder) = on_disk_alone(SsdConfig::default);
+    let (rig, _log, _folder) = on_disk_alone(SsdOptions::default);
     for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
         assert!(rig.bytes_of(&loan.unwrap()) == truth(number));
     }
@@ -232,7 +232,7 @@ fn chunks_of_one_request_come_by_one_read_and_straight_into_memory() {
 #[test]
 fn an_encrypted_chunk_lies_decrypted_in_memory() {
     let keyed = || {
-        let mut config = SsdConfig::default();
+        let mut config = SsdOptions::default();
         config.keys.insert(TENANT, [42; 32]);
         config
     };
@@ -246,7 +246,7 @@ fn an_encrypted_chunk_lies_decrypted_in_memory() {
 
 #[test]
 fn a_chunk_that_is_damaged_on_disk_is_never_seen_in_memory_and_costs_no_other() {
-    let (rig, log, _folder) = on_disk_alone(SsdConfig::default);
+    let (rig, log, _folder) = on_disk_alone(SsdOptions::default);
     let file = std::fs::read(&log).unwrap();
     let starts = |at: &usize| file[*at..].starts_with(&truth(1)[..64]);
     let at = (0..file.len()).step_by(4096).find(starts).unwrap() as u64;
@@ -268,7 +268,7 @@ fn a_chunk_that_is_damaged_on_disk_is_never_seen_in_memory_and_costs_no_other() 
 
 #[test]
 fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
-    let (rig, log, _folder) = on_disk_alone(SsdConfig::default);
+    let (rig, log, _folder) = on_disk_alone(SsdOptions::default);
     // The end of the file comes before the chunks do.
     std::fs::File::options().write(true).open(&log).unwrap().set_len(64 << 10).unwrap();
     for loan in bring(&rig, 0..4) {
@@ -354,7 +354,7 @@ fn writes_to_disk_make_way_for_chunks_that_are_slow_to_come_to_be_lent() {
     let mut write_back = write_back();
     (write_back.pacer.read_goal_us, write_back.pacer.read_goal_bytes_per_s) = (0, u64::MAX);
     write_back.pacer.epoch_us = 1;
-    let rig = Rig::with(&log, SsdConfig::default(), &write_back).0;
+    let rig = Rig::with(&log, SsdOptions::default(), &write_back).0;
     let ids: Vec<ChunkId> = (0..4).map(id).collect();
     let lease = rig.store.lease(TENANT, &ids, 60_000_000);
     let (sender, loans) = channel();

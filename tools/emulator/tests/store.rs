@@ -9,7 +9,7 @@ use forebay_emulator::latency::Launch;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_store::admission::Policy;
 use forebay_store::disk::{Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads};
-use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, Volume, init};
+use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdOptions, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::Pages;
 use forebay_transfer::Waker;
@@ -62,7 +62,7 @@ impl Rig {
 
     fn with_volume(volume: Volume) -> Rig {
         let mover = MoverThread::spawn(Limits::default()).expect("a mover");
-        let ssd = Ssd::open(&mover.handle(), Place::Host(0), vec![volume], SsdConfig::default());
+        let ssd = Ssd::open(&mover.handle(), Place::Host(0), vec![volume], SsdOptions::default());
         let tier = TierConfig { slab_bytes: MIB / 4, ..TierConfig::new(32 * MIB) };
         let write_back = WriteBackConfig::new(Policy::All, 32 * MIB, 64 * MIB, CHUNK_BYTES);
         let (handle, ssd) = (mover.handle(), ssd.expect("an SSD"));

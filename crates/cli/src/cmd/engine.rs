@@ -13,7 +13,7 @@ use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
@@ -208,7 +208,7 @@ impl Log {
             init(&path, self.bytes, SEGMENT_BYTES, Existing::Keep)?;
         }
         let volume = Volume::open(&path, DiskOptions::default())?;
-        Ok(Ssd::open(mover, HOST, vec![volume], SsdConfig::default())?)
+        Ok(Ssd::open(mover, HOST, vec![volume], SsdOptions::default())?)
     }
 
     /// Everything that memory takes in is written.

@@ -6,7 +6,7 @@ use forebay_results::output::Error;
 use forebay_store::WriteBackConfig;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, init};
 use forebay_transfer::{MoverHandle, Place};
 
 /// Length of a segment: some 80 chunks of the demo.
@@ -22,7 +22,7 @@ impl SsdShape {
             init(&path, self.bytes, SEGMENT_BYTES, Existing::Keep)?;
         }
         let volume = Volume::open(&path, DiskOptions::default())?;
-        Ok(Ssd::open(mover, host, vec![volume], SsdConfig::default())?)
+        Ok(Ssd::open(mover, host, vec![volume], SsdOptions::default())?)
     }
 
     /// Everything that memory takes in is written.

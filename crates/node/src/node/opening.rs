@@ -52,7 +52,7 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     memory::check(config, staging_bytes)?;
     let waiting_max = waiting_max(&config.limits);
     let on_disk =
-        forebay_store::ssd::SsdConfig { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
+        forebay_store::ssd::SsdOptions { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);

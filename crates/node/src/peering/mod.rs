@@ -522,8 +522,9 @@ impl Puller {
         let waiting = self.arrivals.lock().end(tenant, id);
         waiting.jobs.into_iter().for_each(|job| self.later(job));
         for on_end in waiting.on_ends {
-            let lent =
-                || self.store.read_guard_by_id(tenant, id).ok_or("evicted as soon as it was there".to_owned());
+            let lent = || {
+                self.store.read_guard_by_id(tenant, id).ok_or("evicted as soon as it was there".to_owned())
+            };
             on_end(outcome.clone().and_then(|()| lent()));
         }
     }

@@ -7,7 +7,7 @@
 use super::messages::{Answer, LeasedChunk, Question, RemoteLease, TenantKey};
 use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
-use forebay_store::{Lease, ReadGuard, NotFetched, Store, TenantId};
+use forebay_store::{Lease, NotFetched, ReadGuard, Store, TenantId};
 use forebay_transfer::{Class, MoverHandle};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -230,7 +230,8 @@ impl LeaseRequest {
         state.missing -= 1;
         let reply = if state.missing == 0 { state.reply.take() } else { None };
         let Some(reply) = reply else { return };
-        let loans: Vec<ReadGuard> = std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
+        let loans: Vec<ReadGuard> =
+            std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
         drop(state);
         match self.grant(loans) {
             Ok(told) => {

@@ -156,7 +156,7 @@ impl DiskTier {
     fn header_pages(&self, volume: usize, headers: &[SegmentHeader]) -> Pages {
         let owner = &self.space.volumes[volume];
         let current = |header: &&SegmentHeader| {
-            // A segment may have been freed since; its header is then another life's, or nobody's.
+            // A segment may have been freed since; its header is then another generation's, or nobody's.
             self.space.segments[owner.first_segment + header.segment as usize].sequence == header.sequence
         };
         let page =

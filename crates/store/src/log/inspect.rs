@@ -2,10 +2,10 @@
 //! knows what a reader finds; it must never write, and it takes nothing over.
 
 use super::format::checkpoint::SegmentState;
+use super::format::copy_name::CopyName;
 use super::format::layout::Layout;
 use super::format::page::LogUuid;
 use super::format::slot_shape::SlotShape;
-use super::format::copy_name::CopyName;
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};

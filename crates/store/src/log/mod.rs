@@ -25,6 +25,7 @@ mod withdraw;
 
 pub use commit::{Commit, Pages};
 pub use format::checkpoint::*;
+pub use format::copy_name::*;
 pub use format::footer::*;
 pub use format::journal::*;
 pub use format::layout::*;
@@ -32,7 +33,6 @@ pub use format::page::*;
 pub use format::record::*;
 pub use format::segment::*;
 pub use format::slot_shape::*;
-pub use format::copy_name::*;
 pub use format::summary::*;
 pub use format::superblock::*;
 pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};
@@ -42,7 +42,7 @@ pub use rebuild::{NotRebuilt, Rebuilt, rebuild};
 pub use reclaim::{Relocation, RelocationEnd};
 pub use recovery::{Recovered, read_superblock};
 pub use scrub::Scrub;
-pub use segments::{LogSlot, DiskPlace, Segments};
+pub use segments::{DiskPlace, LogSlot, Segments};
 pub use tier::{
     DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
 };

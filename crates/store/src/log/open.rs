@@ -139,7 +139,7 @@ impl DiskTier {
         }
     }
 
-    /// Of two copies of a chunk, the one in the newer life counts: the other was about to be forgotten.
+    /// Of two copies of a chunk, the one in the newer generation counts: the other was about to be forgotten.
     fn leave_older_copy(&mut self, row: EntryIx, newer: LogSlot) {
         let id = *self.id_of(row);
         if let Some(older) = self.entry_mut(row).slot.replace(newer) {

@@ -76,9 +76,9 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
 /// What the journal says is over.
 #[derive(Debug, Default)]
 struct Ends {
-    /// Segment, life and slot of chunks that are gone.
+    /// Segment, generation and slot of chunks that are gone.
     forgotten: HashSet<(u32, u64, u16)>,
-    /// Segments and lives.
+    /// Segments and generations.
     freed: HashSet<(u32, u64)>,
     withdrawn: HashSet<u32>,
     doomed: Vec<TenantId>,
@@ -169,7 +169,7 @@ fn segment_row(
     Ok(SegmentRow { state, clean: false, slots: count, frontier: count, summarised: 0, sequence, live })
 }
 
-/// Whether a slot has a footer of this life of its segment.
+/// Whether a slot has a footer of this generation of its segment.
 fn has_footer(
     medium: &dyn Medium,
     superblock: &Superblock,

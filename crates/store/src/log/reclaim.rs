@@ -186,8 +186,9 @@ impl DiskTier {
             }
             _ => (ReadEnd::Done, 0),
         };
-        let moved =
-            end == RelocationEnd::Written && self.is_live(&chunk) && self.entry(chunk.entry).slot == Some(from);
+        let moved = end == RelocationEnd::Written
+            && self.is_live(&chunk)
+            && self.entry(chunk.entry).slot == Some(from);
         let left = if moved {
             let tenant = self.entry(chunk.entry).tenant;
             self.entry_mut(chunk.entry).slot = Some(to);

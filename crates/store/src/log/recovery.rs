@@ -10,13 +10,13 @@
 //! behind the journal's end, summaries, and what lies behind the last known slot.
 
 use super::format::checkpoint::{Checkpoint, CheckpointHead, SegmentRow, SegmentState, SlotSet};
+use super::format::copy_name::CopyName;
 use super::format::footer::Footer;
 use super::format::journal::JournalPosition;
 use super::format::layout::{Layout, SUPERBLOCKS_AT};
 use super::format::page::{LogUuid, PAGE_BYTES};
 use super::format::record::Record;
 use super::format::segment::{SegmentHeader, Slots};
-use super::format::copy_name::CopyName;
 use super::format::summary::{ENTRIES_PER_PAGE, SummaryEntry, SummaryPage};
 use super::format::superblock::{Current, NotOpened, Superblock};
 use super::medium::Medium;
@@ -190,7 +190,7 @@ fn replay(
 }
 
 impl Replay {
-    /// The row of a segment in this life of it. Records of other lives were overtaken.
+    /// The row of a segment in this generation of it. Records of other generations were overtaken.
     fn row(&mut self, segment: u32, sequence: u64) -> Option<&mut SegmentRow> {
         self.rows.get_mut(segment as usize).filter(|row| row.sequence == sequence)
     }
@@ -369,7 +369,7 @@ impl Reader<'_> {
         Ok(header.filter(|header| header.segment == number))
     }
 
-    /// What the summary says of each slot; nothing where a page of it is damaged or of another life.
+    /// What the summary says of each slot; nothing where a page of it is damaged or of another generation.
     fn summary(&self, header: &SegmentHeader, head: &[u8]) -> Vec<Option<SummaryEntry>> {
         let mut entries = Vec::with_capacity(usize::from(header.slots.count));
         for (page, bytes) in head[PAGE..].chunks(PAGE).enumerate() {
@@ -388,7 +388,7 @@ impl Reader<'_> {
         self.superblock.layout.segment_at(header.segment) + header.slots.slot_at(slot)
     }
 
-    /// The footer of a slot, if it is of this life of the segment.
+    /// The footer of a slot, if it is of this generation of the segment.
     fn footer(&self, header: &SegmentHeader, slot: u16) -> Result<Option<Footer>, NotOpened> {
         let at = self.slot_at(header, slot) + header.slots.shape.footer_at();
         let page = read(self.medium, at, PAGE)?;
@@ -435,7 +435,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a footer belongs to a slot in this life of its segment.
+/// Whether a footer belongs to a slot in this generation of its segment.
 fn is_of(footer: &Footer, header: &SegmentHeader, slot: u16) -> bool {
     let CopyName { segment, sequence, slot: named, .. } = footer.name;
     (segment, sequence, named) == (header.segment, header.sequence, slot)

@@ -41,7 +41,7 @@ enum Job {
     Slot(LogSlot),
     /// All dead slots of a segment and what lies behind its slots, or all of it if it is free.
     Segment(usize),
-    /// A piece of what lies behind the slots of a segment, where bytes of earlier lives may be. It starts at this offset, and the
+    /// A piece of what lies behind the slots of a segment, where bytes of earlier generations may be. It starts at this offset, and the
     /// segment waits for it.
     Behind(usize, u64),
     /// What is left of a free segment, from this offset in it on.
@@ -67,7 +67,7 @@ impl DiskTier {
         let own: Vec<EntryIx> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
         let gone = own.into_iter().filter(|row| self.drop_bytes(*row)).count();
         for number in self.space.open_segments() {
-            // Bytes of earlier lives lie behind its frontier.
+            // Bytes of earlier generations lie behind its frontier.
             self.space.seal(number);
         }
         for volume in &mut self.space.volumes {

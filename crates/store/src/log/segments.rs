@@ -1,16 +1,16 @@
 //! Segments as a medium for chunks: which slots of which segments of which volumes hold which rows, and what must be
-//! written down about it. This file knows slots, lives of segments and records; it must never know which chunk is worth
+//! written down about it. This file knows slots, generations of segments and records; it must never know which chunk is worth
 //! keeping, or when anything is written.
 //!
-//! A slot is written once in the life of its segment. So a chunk that leaves gives no room by itself: room comes when all
+//! A slot is written once in a generation of its segment. So a chunk that leaves gives no room by itself: room comes when all
 //! of a segment's chunks have left and nobody touches their bytes. The tier is therefore told to evict while more live
 //! bytes are here than [`Segments::live_limit_bytes`], which leaves dead bytes to be reclaimed segment by segment.
 
 use super::format::checkpoint::SegmentState;
+use super::format::copy_name::CopyName;
 use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
-use super::format::copy_name::CopyName;
 use super::reclaim::RelocationBudget;
 use super::scrub::Scrubs;
 use super::volume_state::VolumeState;
@@ -64,15 +64,15 @@ pub struct DiskPlace {
 pub(super) struct Segment {
     pub volume: u16,
     pub state: State,
-    /// Whether no bytes of earlier lives are in it, or, if it is in use, from `frontier` on.
+    /// Whether no bytes of earlier generations are in it, or, if it is in use, from `frontier` on.
     pub clean: bool,
-    /// Its life.
+    /// Its generation.
     pub sequence: u64,
     /// How it is divided; without slots if it was never opened.
     pub slots: Slots,
     /// Who is in each slot.
     pub occupants: Vec<Option<EntryIx>>,
-    /// Slots from here on hold nothing of this life.
+    /// Slots from here on hold nothing of this generation.
     pub frontier: u16,
     pub live: u16,
     /// A slot's share of the segment, with its part of header, summary and what is left over.
@@ -81,7 +81,7 @@ pub(super) struct Segment {
     pub busy: u32,
 }
 
-/// Where a segment is in its life.
+/// State of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// It may be opened.

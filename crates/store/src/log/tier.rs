@@ -1,9 +1,9 @@
 //! The disk tier: a tier whose medium is the segments of one or more logs. This file is what its users call besides what
 //! every tier has; it must never do I/O: reads, writes and commits are carried out by others, who say how they ended.
 
+use super::format::copy_name::CopyName;
 use super::format::footer::Footer;
 use super::format::slot_shape::SlotShape;
-use super::format::copy_name::CopyName;
 use super::segments::{DiskPlace, Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;
@@ -249,8 +249,9 @@ impl DiskTier {
             self.space.segments.iter().filter(|segment| states.contains(&segment.state)).count()
         };
         let volumes = &self.space.volumes;
-        let bytes =
-            |volume: &super::volume_state::VolumeState| u64::from(volume.layout.segments) * volume.layout.segment_bytes;
+        let bytes = |volume: &super::volume_state::VolumeState| {
+            u64::from(volume.layout.segments) * volume.layout.segment_bytes
+        };
         DiskStat {
             counters: self.counters(),
             space: DiskUse {

@@ -1,9 +1,9 @@
 //! Checking all that a log holds: every layer of every chunk is read and must be what was written. This file says what is
 //! wrong; it must never change anything or decide what follows.
 
+use super::format::copy_name::CopyName;
 use super::format::footer::{Fault, Footer};
 use super::format::slot_shape::SlotShape;
-use super::format::copy_name::CopyName;
 use super::format::superblock::NotOpened;
 use super::inspect::{ChunkInLog, Inspection, inspect};
 use super::medium::Medium;

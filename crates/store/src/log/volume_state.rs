@@ -54,8 +54,8 @@ pub(super) struct VolumeState {
     pub doomed: Vec<TenantId>,
     /// Segments to be given to the file system, if positive, or taken back.
     pub to_withdraw: i64,
-    /// Lives begun since the log was opened.
-    lives: u32,
+    /// Generations begun since the log was opened.
+    generations: u32,
 }
 
 impl VolumeState {
@@ -82,7 +82,7 @@ impl VolumeState {
             usable: superblock.layout.segments as usize,
             doomed: Vec::new(),
             to_withdraw: 0,
-            lives: 0,
+            generations: 0,
         }
     }
 
@@ -91,16 +91,16 @@ impl VolumeState {
         (segment - self.first_segment) as u32
     }
 
-    /// The life of the next segment that is opened. The epoch is part of it: a life that a crash made the log forget is
-    /// never lived again.
+    /// The generation of the next segment that is opened. The epoch is part of it: a generation that a crash made the log forget is
+    /// never used again.
     pub fn take_sequence(&mut self) -> u64 {
-        self.lives += 1;
+        self.generations += 1;
         self.next_sequence() - 1
     }
 
     /// What [`take_sequence`](VolumeState::take_sequence) gives next.
     pub fn next_sequence(&self) -> u64 {
-        (self.superblock.epoch << 32) + u64::from(self.lives) + 1
+        (self.superblock.epoch << 32) + u64::from(self.generations) + 1
     }
 
     pub fn note_opened(&mut self, header: &SegmentHeader) {

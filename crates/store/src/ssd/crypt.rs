@@ -235,7 +235,12 @@ mod tests {
         buffer
     }
 
-    fn decrypted(keys: &TenantKeys, name: &CopyName, layer: u16, encrypted: &[u8]) -> Result<Vec<u8>, EncryptionError> {
+    fn decrypted(
+        keys: &TenantKeys,
+        name: &CopyName,
+        layer: u16,
+        encrypted: &[u8],
+    ) -> Result<Vec<u8>, EncryptionError> {
         keys.decrypt_layer(TENANT, name, layer, &mut encrypted.to_vec()).map(|plain| plain.to_vec())
     }
 
@@ -259,7 +264,11 @@ mod tests {
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decrypted(&keys(), &name(), 6, &bad), Err(EncryptionError::Refused { layer: 6 }), "bit {bit}");
+            assert_eq!(
+                decrypted(&keys(), &name(), 6, &bad),
+                Err(EncryptionError::Refused { layer: 6 }),
+                "bit {bit}"
+            );
         }
     }
 
@@ -274,7 +283,11 @@ mod tests {
             CopyName { slot: 0, ..name() },
         ];
         for other in others {
-            assert_eq!(decrypted(&keys(), &other, 6, &good), Err(EncryptionError::Refused { layer: 6 }), "{other:?}");
+            assert_eq!(
+                decrypted(&keys(), &other, 6, &good),
+                Err(EncryptionError::Refused { layer: 6 }),
+                "{other:?}"
+            );
         }
         assert_eq!(decrypted(&keys(), &name(), 7, &good), Err(EncryptionError::Refused { layer: 7 }));
         let mut other_key = TenantKeys::default();

@@ -5,9 +5,7 @@
 //! staging; `volume` and `file_medium` are the files; `crypt` encrypts what a tenant wants encrypted. None of it decides what
 //! stays on disk, and nothing that was read is seen by anybody before it was verified.
 
-mod relocate;
 mod commit;
-mod thread_pool;
 mod crypt;
 mod error;
 mod file_medium;
@@ -16,14 +14,16 @@ mod key_file;
 mod lease;
 mod pool;
 mod read;
+mod relocate;
 mod shared;
 mod staged;
 mod staging;
 mod stat;
+mod thread_pool;
 mod volume;
 mod write;
 
-pub use crypt::{KEY_BYTES, ENCRYPTION_BYTES, EncryptionError, TenantKeys};
+pub use crypt::{ENCRYPTION_BYTES, EncryptionError, KEY_BYTES, TenantKeys};
 pub use error::{NotRead, NotWritten, SsdError};
 pub use file_medium::FileMedium;
 pub use key_file::{KeysNotRead, LineProblem};
@@ -39,7 +39,6 @@ use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
 use crate::tenant::TenantId;
 use crate::tier::Names;
 use commit::Committer;
-use thread_pool::ThreadPool;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
@@ -50,6 +49,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
+use thread_pool::ThreadPool;
 
 /// Chunks that may be written at a time.
 pub const WRITES_MAX: usize = 4096;
@@ -63,7 +63,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 
 /// The limits of an SSD tier.
 #[derive(Debug)]
-pub struct SsdConfig {
+pub struct SsdOptions {
     /// Of the tier.
     pub tier: DiskTierConfig,
     /// Memory that chunks permit through, rounded down to pages. No request may need more.
@@ -79,10 +79,10 @@ pub struct SsdConfig {
     pub keys: TenantKeys,
 }
 
-impl Default for SsdConfig {
+impl Default for SsdOptions {
     /// 64 MiB of staging for which 4096 requests may wait, commits after 20 ms, no reserve, no keys.
-    fn default() -> SsdConfig {
-        SsdConfig {
+    fn default() -> SsdOptions {
+        SsdOptions {
             tier: DiskTierConfig::default(),
             staging_bytes: 64 << 20,
             waiting_max: 4096,
@@ -118,7 +118,7 @@ impl Ssd {
         mover: &MoverHandle,
         host: Place,
         volumes: Vec<Volume>,
-        config: SsdConfig,
+        config: SsdOptions,
     ) -> Result<Ssd, SsdError> {
         if volumes.is_empty() || volumes.len() > VOLUMES_MAX {
             return Err(SsdError::Volumes { volumes: volumes.len() });

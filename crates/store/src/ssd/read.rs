@@ -7,7 +7,7 @@ use super::crypt::{EncryptionError, TenantKeys};
 use super::error::NotRead;
 use super::in_flight::Permit;
 use super::lease::DiskLease;
-use super::pool::{StagingBlock, NotStaged};
+use super::pool::{NotStaged, StagingBlock};
 use super::shared::{Broken, Shared};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
@@ -328,7 +328,8 @@ impl Part {
             }
             Some(into) => StagedIn::Target(into),
             None => {
-                let decrypted = if footer.encrypted { Some(self.open(keys, &footer, &mut held)?) } else { None };
+                let decrypted =
+                    if footer.encrypted { Some(self.open(keys, &footer, &mut held)?) } else { None };
                 StagedIn::Staging { held, starts_at: self.window.start, decrypted }
             }
         };
@@ -336,7 +337,12 @@ impl Part {
     }
 
     /// Decrypts the layers, and returns their checksums.
-    fn open(&self, keys: &TenantKeys, footer: &Footer, held: &mut StagingBlock) -> Result<Box<[u32]>, NotRead> {
+    fn open(
+        &self,
+        keys: &TenantKeys,
+        footer: &Footer,
+        held: &mut StagingBlock,
+    ) -> Result<Box<[u32]>, NotRead> {
         let open = |layer: usize| {
             let encrypted = held.slice_mut(self.place(layer));
             let plain = keys.decrypt_layer(footer.tenant, &footer.name, layer as u16, encrypted);

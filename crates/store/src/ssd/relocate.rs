@@ -3,9 +3,9 @@
 
 use super::crypt::TenantKeys;
 use super::in_flight::Permit;
-use super::pool::{StagingBlock, NotStaged};
+use super::pool::{NotStaged, StagingBlock};
 use super::shared::{Broken, Shared};
-use crate::log::{Relocation, RelocationEnd, Fault, Footer, PAGE_BYTES, crc32c};
+use crate::log::{Fault, Footer, PAGE_BYTES, Relocation, RelocationEnd, crc32c};
 use forebay_transfer::{Class, End, SpanPair, Transfer};
 use std::sync::Arc;
 
@@ -31,7 +31,12 @@ impl Relocating {
             return shared.end_relocation(relocation, FAILED);
         };
         let length = relocation.read.shape().stride_bytes();
-        let relocating = Relocating { shared: Arc::clone(shared), relocation: Some(relocation), held: None, _permit: permit };
+        let relocating = Relocating {
+            shared: Arc::clone(shared),
+            relocation: Some(relocation),
+            held: None,
+            _permit: permit,
+        };
         shared.staging.reserve(vec![length], None, move |held| relocating.staged(held));
     }
 
@@ -138,7 +143,13 @@ fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) 
             *crc = crc32c(bytes);
         }
     }
-    let new = Footer::new(relocation.write.name(), old.tenant, old.parent, Arc::clone(relocation.write.shape()), &crcs);
+    let new = Footer::new(
+        relocation.write.name(),
+        old.tenant,
+        old.parent,
+        Arc::clone(relocation.write.shape()),
+        &crcs,
+    );
     held.slice_mut(footer_page).copy_from_slice(&new.with_encrypted(old.encrypted).encode());
     Ok(())
 }

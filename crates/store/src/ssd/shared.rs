@@ -2,15 +2,15 @@
 //! of the tier goes through here, so that what follows from it is never forgotten: commits that became due, chunks to be
 //! relocated. This file knows who is to be woken; it must never know how anybody does its work.
 
-use super::relocate::Relocating;
 use super::commit::Committer;
-use super::thread_pool::ThreadPool;
 use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
 use super::pool::Pool;
+use super::relocate::Relocating;
 use super::stat::{Counts, SsdStat, VolumeStat};
+use super::thread_pool::ThreadPool;
 use crate::disk::DiskHandle;
-use crate::log::{Relocation, RelocationEnd, DiskTier, Medium, DiskPlace};
+use crate::log::{DiskPlace, DiskTier, Medium, Relocation, RelocationEnd};
 use crate::lost::bytes_in;
 use forebay_transfer::{End, MoverHandle, RegionId, Span};
 use parking_lot::Mutex;

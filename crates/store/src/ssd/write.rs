@@ -6,7 +6,7 @@ use super::Ssd;
 use super::crypt::ENCRYPTION_BYTES;
 use super::error::NotWritten;
 use super::in_flight::{NoPermit, Permit};
-use super::pool::{StagingBlock, NotStaged};
+use super::pool::{NotStaged, StagingBlock};
 use super::shared::{Broken, Shared};
 use crate::checksum;
 use crate::log::{DiskBegun, DiskTier, DiskWrite, DiskWriteEnd, Footer, PAGE_BYTES, crc32c};
@@ -138,7 +138,8 @@ impl Ssd {
         })?;
         let encrypted = shared.keys.has(tenant);
         let count = sources.len();
-        let candidates: Vec<_> = sources.into_iter().map(|source| shared.candidate(source, encrypted)).collect();
+        let candidates: Vec<_> =
+            sources.into_iter().map(|source| shared.candidate(source, encrypted)).collect();
         let mut outgoing = Outgoing {
             shared: Arc::clone(shared),
             tenant,
@@ -352,8 +353,11 @@ impl Drop for Outgoing {
 impl Part {
     /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and makes its footer.
     fn prepare(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
-        let crcs =
-            if self.direct { self.checksums_of_source(shared)? } else { self.fill(shared, tenant, encrypted)? };
+        let crcs = if self.direct {
+            self.checksums_of_source(shared)?
+        } else {
+            self.fill(shared, tenant, encrypted)?
+        };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(()) };
         let footer = Footer::new(write.name(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
             .with_encrypted(encrypted);

@@ -79,8 +79,11 @@ impl Store {
                 shared.read_guard_by_id(part.tenant, &id).ok_or(Unreadable::Gone { chunk })
             }
             None => {
-                let (read, checksums) =
-                    shared.tier.lock().begin_read_with_checksums(shared.now_us(), lease.memory_id()?, chunk)?;
+                let (read, checksums) = shared.tier.lock().begin_read_with_checksums(
+                    shared.now_us(),
+                    lease.memory_id()?,
+                    chunk,
+                )?;
                 Ok(ReadGuard { shared: Arc::clone(shared), read: Some(read), checksums })
             }
         }

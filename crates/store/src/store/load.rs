@@ -201,7 +201,9 @@ impl Store {
     /// The CRC-32C and length that a layer must have.
     fn sum(&self, lease: &Lease, chunk: usize, layer: usize) -> Result<(u32, u64), Unreadable> {
         match lease.on_disk(chunk) {
-            Some((disk, place)) => disk.checksums.get(place, layer).ok_or(Unreadable::Outside { chunk, layer }),
+            Some((disk, place)) => {
+                disk.checksums.get(place, layer).ok_or(Unreadable::Outside { chunk, layer })
+            }
             None => self.shared.tier.lock().sum(self.shared.now_us(), lease.memory_id()?, chunk, layer),
         }
     }

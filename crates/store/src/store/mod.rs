@@ -18,8 +18,8 @@ mod watch;
 mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
-pub use lease::Lease;
 pub use fetch::{NotFetched, ReadGuard};
+pub use lease::Lease;
 pub use load::{Load, NotLoaded, NotVerified};
 pub use promote::{NotPromoted, PromotionStat};
 pub use reserve::Reservation;

@@ -3,7 +3,7 @@
 
 use super::{Space, Tier};
 use crate::entry::{ChunkRef, EntryIx};
-use crate::lease_table::{LiveLease, LeaseId};
+use crate::lease_table::{LeaseId, LiveLease};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;

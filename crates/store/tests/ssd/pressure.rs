@@ -3,7 +3,7 @@
 use crate::faulty::Faults;
 use crate::rig::*;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{NotRead, NotStaged, NotWritten, SsdConfig, SsdWriteEnd, Volume};
+use forebay_store::ssd::{NotRead, NotStaged, NotWritten, SsdOptions, SsdWriteEnd, Volume};
 use forebay_store::{Refused, Unreadable};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ const PAGE: u64 = 4096;
 #[test]
 fn staging_is_had_for_a_whole_request_or_not_at_all() {
     let Some(rig) = Rig::new(1, 32 * MIB, 4 * MIB) else { return };
-    let opened = rig.open(SsdConfig { staging_bytes: MIB, ..config() });
+    let opened = rig.open(SsdOptions { staging_bytes: MIB, ..config() });
     let shape = Shape::new(&[60 * PAGE]);
     opened.write_chain(0..5, &shape);
     let lease = opened.lease(0..5);
@@ -168,7 +168,7 @@ fn a_disk_that_runs_short_gets_space_back_and_gives_it_again() {
         volume.medium = faults.medium(volume.medium);
         volume
     };
-    let reserved = || SsdConfig { reserve_bytes: 8 * MIB, ..config() };
+    let reserved = || SsdOptions { reserve_bytes: 8 * MIB, ..config() };
     let wait = |opened: &Opened, what: &dyn Fn() -> bool| {
         let patience = Instant::now() + PATIENCE;
         while !what() {

@@ -5,7 +5,7 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadEnds, Ssd, SsdConfig, SsdError, SsdWriteEnd,
+    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadEnds, Ssd, SsdError, SsdOptions, SsdWriteEnd,
     Staged, Volume, Want, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
@@ -62,14 +62,14 @@ impl Rig {
         Some(Rig { paths, mover: Mutex::default(), _directory: directory })
     }
 
-    pub fn open(&self, config: SsdConfig) -> Opened {
+    pub fn open(&self, config: SsdOptions) -> Opened {
         let volumes =
             self.paths.iter().map(|path| Volume::open(path, DiskOptions::default()).unwrap()).collect();
         self.try_open(volumes, config).unwrap()
     }
 
     /// Opens these volumes with a mover of their own. Ends the mover of before, and with it its links.
-    pub fn try_open(&self, volumes: Vec<Volume>, config: SsdConfig) -> Result<Opened, SsdError> {
+    pub fn try_open(&self, volumes: Vec<Volume>, config: SsdOptions) -> Result<Opened, SsdError> {
         let limits = Limits { attempts: 1, ..Limits::default() };
         let mover = MoverThread::spawn(limits).unwrap();
         let handle = mover.handle();
@@ -96,9 +96,9 @@ impl Rig {
 }
 
 /// 8 MiB of staging, and room for all chunks of a test.
-pub fn config() -> SsdConfig {
+pub fn config() -> SsdOptions {
     let tier = DiskTierConfig { max_chunks: 65_536, ..DiskTierConfig::default() };
-    SsdConfig { tier, staging_bytes: 8 * MIB, commit_interval_us: 5_000, ..SsdConfig::default() }
+    SsdOptions { tier, staging_bytes: 8 * MIB, commit_interval_us: 5_000, ..SsdOptions::default() }
 }
 
 pub fn id(number: u64) -> ChunkId {

@@ -4,7 +4,7 @@ use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::Medium;
-use forebay_store::ssd::{Existing, Ssd, SsdConfig, Volume, init};
+use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, init};
 use forebay_store::{DiskSideStat, Lease, Load, NotLoaded, NotVerified, SLOT_ALIGN_BYTES, Store};
 use forebay_store::{StoreEnd, TenantId, TierConfig, WriteBackConfig};
 use forebay_transfer::HostLink;
@@ -129,7 +129,7 @@ impl Rig {
         }
         let device = Arc::new(HostBuffer::new(2 * PLACES * CHUNK_BYTES as usize));
         let region = handle.register(DEVICE, device.clone()).unwrap();
-        let ssd_config = SsdConfig { staging_bytes: 2 << 20, ..SsdConfig::default() };
+        let ssd_config = SsdOptions { staging_bytes: 2 << 20, ..SsdOptions::default() };
         let mut volume = opened(|| Volume::open(disk.path(), DiskOptions::default()));
         volume.medium = Arc::new(Slow { inner: volume.medium, sync_for: disk.sync_for });
         let ssd = Ssd::open(&handle, HOST, vec![volume], ssd_config).unwrap();

@@ -7,7 +7,7 @@ use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
-    DiskLease, NotRead, NotWritten, ReadEnds, Source, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want,
+    DiskLease, NotRead, NotWritten, ReadEnds, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want,
 };
 use forebay_store::{Refused, TenantId};
 use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
@@ -51,7 +51,7 @@ impl Ours {
         if let Err(error) = volume.link.handle().pin(buffers.arena.clone()) {
             eprintln!("forebay: measured without pinned memory: {error}");
         }
-        let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], SsdConfig::default())?;
+        let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], SsdOptions::default())?;
         // SAFETY: nothing writes to buffers that are written from.
         let sums = (0..objects.slots).map(|slot| unsafe { buffers.sum(Direction::Write, slot) }).collect();
         Ok(Ours { ssd, buffers, memory, sums, stored: VecDeque::new(), next: 0, _mover: mover })

@@ -10,7 +10,7 @@ use forebay_kv::{ChunkId, Digest};
 use forebay_store::TenantId;
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
 use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdConfig, SsdWriteEnd, Staged, Volume, Want, init};
+use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want, init};
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
 use parking_lot::Mutex;
 use std::error::Error;
@@ -60,10 +60,10 @@ impl Forebay {
         }
         let volume = self.open_volume(&path)?;
         let mover = MoverThread::spawn(Limits::default())?;
-        let config = SsdConfig {
+        let config = SsdOptions {
             tier: DiskTierConfig { max_chunks: CHUNKS_MAX, ..DiskTierConfig::default() },
             staging_bytes: setup.staging_bytes,
-            ..SsdConfig::default()
+            ..SsdOptions::default()
         };
         let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], config)?;
         Ok(Open { ssd, mover: Arc::new(mover), namespace: setup.namespace.clone() })

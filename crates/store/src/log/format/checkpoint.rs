@@ -7,7 +7,7 @@
 //!  32  serial     u64     the higher of two valid checkpoints counts
 //!  40  epoch      u64     of the block before `journal`
 //!  48  journal    u64     sequence of the first block to replay
-//!  56  sequence   u64     the life that the next opened segment gets
+//!  56  sequence   u64     the generation that the next opened segment gets
 //!  64  segments   u32
 //!  68  doomed     u16     tenants whose bytes are being overwritten
 //!  70  zero       u16
@@ -19,15 +19,15 @@
 //!   0  state      u8      0 free, 1 open, 2 sealed, 3 withdrawn
 //!   1  flags      u8      1: from `frontier` on, or all of it if free, holds zeros or was never written
 //!   2  slots      u16
-//!   4  frontier   u16     slots from here on hold nothing of this life
+//!   4  frontier   u16     slots from here on hold nothing of this generation
 //!   6  summary    u16     slots below are in the summary
-//!   8  sequence   u64     the segment's life, 0 if it was never opened
+//!   8  sequence   u64     the segment's generation, 0 if it was never opened
 //!  16  live       a bit per slot, lowest bit first, rounded up to bytes
 //! ```
 
+use super::copy_name::crc32c;
 use super::layout::Layout;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
-use super::copy_name::crc32c;
 use crate::tenant::TenantId;
 
 /// Tenants that a checkpoint names as doomed.
@@ -94,15 +94,15 @@ impl SlotSet {
 pub struct SegmentRow {
     /// Whether it takes chunks.
     pub state: SegmentState,
-    /// Whether it holds no bytes of earlier lives from the frontier on, or anywhere if it is free.
+    /// Whether it holds no bytes of earlier generations from the frontier on, or anywhere if it is free.
     pub clean: bool,
     /// Slots that it has.
     pub slots: u16,
-    /// Slots from here on hold nothing of this life.
+    /// Slots from here on hold nothing of this generation.
     pub frontier: u16,
     /// Slots below this are in the summary.
     pub summarised: u16,
-    /// Its life.
+    /// Its generation.
     pub sequence: u64,
     /// Slots that hold a chunk.
     pub live: SlotSet,
@@ -132,7 +132,7 @@ pub struct Checkpoint {
     pub epoch: u64,
     /// First block to replay.
     pub journal: u64,
-    /// The life that the next opened segment gets.
+    /// The generation that the next opened segment gets.
     pub next_sequence: u64,
     /// Tenants whose bytes are being overwritten.
     pub doomed: Vec<TenantId>,

@@ -15,7 +15,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Names one copy of a chunk on the disk. No two copies ever have the same name: a slot is written once in the life of its
-/// segment, and each life has its own sequence number.
+/// segment, and each generation has its own sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopyName {
     /// The log.
@@ -24,7 +24,7 @@ pub struct CopyName {
     pub id: ChunkId,
     /// The segment that holds the copy.
     pub segment: u32,
-    /// The life of the segment in which the copy was written: the copy's generation.
+    /// The generation of the segment in which the copy was written and of the copy.
     pub sequence: u64,
     /// The slot of the segment.
     pub slot: u16,

@@ -9,7 +9,7 @@
 //!  32  segment   u32
 //!  36  slot      u16
 //!  38  tenant    u16
-//!  40  sequence  u64      the segment's life: the generation of the copy
+//!  40  sequence  u64      the segment's generation, and the copy's
 //!  48  flags     u16      1: has a parent; 2: the layers are encrypted with the tenant's key
 //!  50  layers    u16
 //!  52  zero      u32
@@ -19,9 +19,9 @@
 //! 128  layers    8 bytes each: u32 length, bit 31 set where an extent starts; u32 sum
 //! ```
 
+use super::copy_name::CopyName;
 use super::page::{Damaged, Fields, LogUuid, PageKind, Parser, check};
 use super::slot_shape::{MAX_DISK_LAYERS, SlotShape};
-use super::copy_name::CopyName;
 use crate::checksum;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -54,8 +54,8 @@ pub enum Fault {
     /// The footer's page is damaged or something else.
     #[error("the chunk's footer: {0}")]
     Footer(#[from] Damaged),
-    /// The footer was written in another life of the segment: an earlier write that came back, or a lost one.
-    #[error("the slot holds life {found} of its segment, expected is {expected}")]
+    /// The footer was written in another generation of the segment: an earlier write that came back, or a lost one.
+    #[error("the slot holds generation {found} of its segment, expected is {expected}")]
     Stale {
         /// What was found.
         found: u64,
@@ -109,7 +109,8 @@ impl Footer {
         crcs: &[u32],
     ) -> Footer {
         debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
-        let checksums = crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
+        let checksums =
+            crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
         Footer { name, tenant, parent, shape, encrypted: false, checksums }
     }
 

@@ -3,6 +3,7 @@
 //! parser panic, loop or reserve memory beyond what the bytes themselves take.
 
 pub(crate) mod checkpoint;
+pub(crate) mod copy_name;
 pub(crate) mod footer;
 pub(crate) mod journal;
 pub(crate) mod layout;
@@ -10,6 +11,5 @@ pub(crate) mod page;
 pub(crate) mod record;
 pub(crate) mod segment;
 pub(crate) mod slot_shape;
-pub(crate) mod copy_name;
 pub(crate) mod summary;
 pub(crate) mod superblock;

@@ -6,7 +6,7 @@
 //!  1  flags      u8      1: moved from another slot
 //!  2  tenant     u16
 //!  4  segment    u32
-//!  8  sequence   u64     the segment's life
+//!  8  sequence   u64     the segment's generation
 //! 16  slot       u16
 //! 18  slots      u16     of a segment that is opened
 //! 20  from       u32 segment, u16 slot: where a moved chunk was
@@ -35,11 +35,11 @@ pub struct SlotRef {
 /// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
-    /// A segment begins a new life. Whatever it held is gone.
+    /// A segment begins a new generation. Whatever it held is gone.
     Opened {
         /// The segment.
         segment: u32,
-        /// Its new life.
+        /// Its new generation.
         sequence: u64,
         /// How many slots it has.
         slots: u16,
@@ -52,7 +52,7 @@ pub enum Record {
         id: ChunkId,
         /// Where it is.
         at: SlotRef,
-        /// The segment's life.
+        /// The segment's generation.
         sequence: u64,
         /// Where it was until now, if it was relocated.
         moved_from: Option<SlotRef>,
@@ -63,21 +63,21 @@ pub enum Record {
         id: ChunkId,
         /// Where it was.
         at: SlotRef,
-        /// The segment's life.
+        /// The segment's generation.
         sequence: u64,
     },
     /// A segment takes no more chunks.
     Sealed {
         /// The segment.
         segment: u32,
-        /// Its life.
+        /// Its generation.
         sequence: u64,
     },
     /// A segment holds nothing any more and may be opened.
     Freed {
         /// The segment.
         segment: u32,
-        /// The life that ended.
+        /// The generation that ended.
         sequence: u64,
     },
     /// The space of a free segment is given back to the file system.

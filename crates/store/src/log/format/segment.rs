@@ -1,4 +1,4 @@
-//! The start of a segment: a page that says which life of the segment this is and which shape its chunks have. All chunks
+//! The start of a segment: a page that says which generation of the segment this is and which shape its chunks have. All chunks
 //! of a segment have the same shape, so where its slots lie follows from this page alone. This file must never know which
 //! chunks are in the slots.
 //!
@@ -8,7 +8,7 @@
 //! 32  segment   u32     number of the segment
 //! 36  slots     u16
 //! 38  layers    u16
-//! 40  sequence  u64     the segment's life; never used twice in a log
+//! 40  sequence  u64     the segment's generation; never used twice in a log
 //! 48  layers    u32 each: length, bit 31 set where an extent starts
 //! ```
 
@@ -28,7 +28,7 @@ pub(crate) const MIN_STRIDE_BYTES: u64 = 2 * PAGE;
 pub struct SegmentHeader {
     /// Number of the segment.
     pub segment: u32,
-    /// Its life: raised each time that any segment is opened.
+    /// Its generation: raised each time that any segment is opened.
     pub sequence: u64,
     /// How it is divided.
     pub slots: Slots,

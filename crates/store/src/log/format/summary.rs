@@ -6,7 +6,7 @@
 //! 32  segment   u32
 //! 36  first     u16     slot of the first entry
 //! 38  entries   u16
-//! 40  sequence  u64     the segment's life
+//! 40  sequence  u64     the segment's generation
 //! 48  entries, 72 bytes each:
 //!       0  id      32 bytes
 //!      32  parent  32 bytes
@@ -39,7 +39,7 @@ pub struct SummaryEntry {
 pub struct SummaryPage {
     /// The segment.
     pub segment: u32,
-    /// Its life.
+    /// Its generation.
     pub sequence: u64,
     /// Slot of the first entry; a multiple of 56.
     pub first: u16,

@@ -217,8 +217,15 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
             outgoing.ended(end);
         }
     };
-    let begun =
-        disk.ssd.write(dirty.tenant, dirty.id, dirty.parent, &layers, Some(checksums), Class::WriteBack, on_end);
+    let begun = disk.ssd.write(
+        dirty.tenant,
+        dirty.id,
+        dirty.parent,
+        &layers,
+        Some(checksums),
+        Class::WriteBack,
+        on_end,
+    );
     let Err(NotWritten::Refused(refused)) = begun else { return };
     if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *outgoing.lock()) {
         outgoing.written = Written::NoRoom;
