@@ -166,11 +166,9 @@ impl Owner {
         let deadline_us = Some(owner.mover.now_us() + READ_LIMIT_US);
         let store = owner.store.clone();
         let request = Arc::new(LeaseRequest { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
-        for chunk in 0..chunks {
-            let gathered = Arc::clone(&request);
-            let on_end = move |loan: Result<ReadGuard, NotFetched>| gathered.arrived(Some(chunk), loan.ok());
-            store.fetch(&request._lease, chunk, class, deadline_us, on_end);
-        }
+        let gathered = Arc::clone(&request);
+        let on_end = move |chunk, loan: Result<_, NotFetched>| gathered.arrived(Some(chunk), loan.ok());
+        store.fetch_many(&request._lease, 0..chunks, class, deadline_us, on_end);
         request.arrived(None, None);
     }
 }
