@@ -118,13 +118,8 @@ impl DiskLink {
             Driver::Threads => threads().map_err(failed("threads"))?,
             Driver::Auto => uring()
                 .or_else(|error| {
-                    let path = file.path().display();
-                    tracing::warn!(
-                        "{path}: io_uring cannot be used ({error}): up to {DISK_THREADS_MAX} threads \
-                         read and write this log instead, which costs more CPU. Allow io_uring_setup, \
-                         io_uring_enter and io_uring_register (seccomp profile, \
-                         kernel.io_uring_disabled) for the faster way"
-                    );
+                    let (volume, threads_max) = (file.path().display(), DISK_THREADS_MAX);
+                    tracing::warn!(%volume, %error, threads_max, "io_uring cannot be used");
                     threads()
                 })
                 .map_err(failed("threads"))?,
@@ -222,6 +217,11 @@ impl DiskHandle {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.shared.inbox.post(Message::Pin(backing, sender)).map_err(|_| ended())?;
         receiver.recv().map_err(|_| ended())?.map_err(failed)
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     /// What the link has done so far.

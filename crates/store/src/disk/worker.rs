@@ -6,18 +6,15 @@ use super::flights::Flights;
 use super::kernel::{Completed, Kernel};
 use super::regions::Regions;
 use super::stats::DiskStats;
-use forebay_transfer::Inbox;
-use forebay_transfer::{Backing, Completion, LinkOp, Memory, Outcome};
+use forebay_transfer::{Backing, Completion, Inbox, LinkOp, LogGate, Memory, Outcome};
 use parking_lot::{Mutex, RwLock};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pause after a wait that failed.
 const PAUSE_AFTER_FAILED_WAIT: Duration = Duration::from_millis(10);
-/// Time between two log lines about waits that fail.
-const FAILED_WAIT_LINE_EVERY: Duration = Duration::from_secs(60);
 
 /// What a link's thread shares with those who use the link.
 pub(crate) struct Shared {
@@ -48,8 +45,7 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     /// Memory that the kernel may have pinned.
     pinned: Vec<Arc<dyn Backing>>,
-    /// When a log line last said that waits fail.
-    failed_wait_told: Option<Instant>,
+    failed_waits: LogGate,
     file: DiskFile,
 }
 
@@ -62,7 +58,15 @@ impl Worker {
         file: DiskFile,
     ) -> Worker {
         let flights = Flights::new(depth as usize, file.block_bytes());
-        Worker { kernel, flights, io_bytes_max, shared, pinned: Vec::new(), failed_wait_told: None, file }
+        Worker {
+            kernel,
+            flights,
+            io_bytes_max,
+            shared,
+            pinned: Vec::new(),
+            failed_waits: LogGate::new(),
+            file,
+        }
     }
 
     /// Runs until the inbox is closed and everything that was posted has ended.
@@ -137,25 +141,13 @@ impl Worker {
             // Nothing may be said about what is under way. Whoever waits too long for an operation gives it up, and
             // keeps its memory in quarantine.
             self.flights.stats.failed_waits += 1;
-            self.tell_failed_wait(&error);
+            if let Some(repeated) = self.failed_waits.pass() {
+                let volume = self.file.path().display();
+                tracing::error!(%volume, %error, repeated, "waiting for the SSD fails");
+            }
             std::thread::sleep(PAUSE_AFTER_FAILED_WAIT);
         }
         completed.drain(..).for_each(|completed| self.flights.complete(completed));
-    }
-}
-
-impl Worker {
-    fn tell_failed_wait(&mut self, error: &std::io::Error) {
-        if self.failed_wait_told.is_some_and(|at| at.elapsed() < FAILED_WAIT_LINE_EVERY) {
-            return;
-        }
-        self.failed_wait_told = Some(Instant::now());
-        tracing::error!(
-            "{}: waiting for the disk fails ({error}), {} times so far: what was asked of it does not \
-             end, and is given up by whoever waits too long",
-            self.file.path().display(),
-            self.flights.stats.failed_waits,
-        );
     }
 }
 

@@ -6,15 +6,16 @@ use super::shared::{OpenVolume, Shared};
 use crate::log::{Commit, Medium, Pages};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Commits that may fail in a row before nothing more is written to the volume.
 const FAILURES_MAX: u32 = 5;
-/// How long a committer rests after a failure; twice as long after each further one.
-const FIRST_REST_US: u64 = 10_000;
-const REST_DOUBLINGS: u32 = 7;
+/// How long a committer backs off after a failure; twice as long after each further one.
+const FIRST_BACKOFF_US: u64 = 10_000;
+const BACKOFF_DOUBLINGS: u32 = 7;
 /// How often the disk's free space is looked at, and chores that failed are tried again.
 const WATCH_US: u64 = 1_000_000;
 /// Pieces that are overwritten before the next commit may begin.
@@ -52,7 +53,7 @@ struct State {
     /// The last of these that failed, and why.
     failed: Option<(u64, String)>,
     failures_in_row: u32,
-    rests_until_us: u64,
+    backs_off_until_us: u64,
     /// A write failed: the disk may be full.
     look_at_disk: bool,
     stop: bool,
@@ -160,7 +161,7 @@ pub(super) fn run(shared: &Arc<Shared>, number: usize) {
         }
         if turn.commit {
             let ended = commit(shared, volume, number);
-            volume.committer.end_turn(shared.now_us(), turn.asked, ended);
+            volume.committer.end_turn(shared, volume.disk.path(), turn.asked, ended);
         }
         if do_chores(shared, number) {
             volume.committer.hurry();
@@ -181,7 +182,7 @@ impl Committer {
                 return None;
             }
             let now_us = shared.now_us();
-            let rested = now_us >= state.rests_until_us;
+            let rested = now_us >= state.backs_off_until_us;
             let wanted = state.urgent
                 || state.asked > state.ended
                 || state.due_us.is_some_and(|due_us| due_us <= now_us);
@@ -196,8 +197,8 @@ impl Committer {
                 return Some(Turn { commit, asked: state.asked, look_at_disk });
             }
             let commit_at_us = match wanted {
-                true => Some(state.rests_until_us),
-                false => state.due_us.map(|due_us| due_us.max(state.rests_until_us)),
+                true => Some(state.backs_off_until_us),
+                false => state.due_us.map(|due_us| due_us.max(state.backs_off_until_us)),
             };
             let wake_us = [commit_at_us, staging_us].into_iter().flatten().fold(watch_at_us, u64::min);
             let timeout = Duration::from_micros(wake_us.saturating_sub(now_us).max(1));
@@ -205,22 +206,26 @@ impl Committer {
         }
     }
 
-    fn end_turn(&self, now_us: u64, asked: u64, ended: io::Result<()>) {
+    fn end_turn(&self, shared: &Shared, volume: &Path, asked: u64, ended: io::Result<()>) {
+        let now_us = shared.now_us();
         let mut state = self.state.lock();
         state.ended = asked;
         match ended {
             Ok(()) => {
                 state.failures_in_row = 0;
-                self.read_only.store(false, Ordering::Relaxed);
+                if self.read_only.swap(false, Ordering::Relaxed) {
+                    shared.lines.writable_again(volume);
+                }
             }
             Err(error) => {
                 state.failed = Some((asked, error.to_string()));
-                state.rests_until_us = now_us + (FIRST_REST_US << state.failures_in_row.min(REST_DOUBLINGS));
+                state.backs_off_until_us =
+                    now_us + (FIRST_BACKOFF_US << state.failures_in_row.min(BACKOFF_DOUBLINGS));
                 state.failures_in_row += 1;
                 state.due_us.get_or_insert(now_us);
-                if state.failures_in_row >= FAILURES_MAX {
-                    self.read_only.store(true, Ordering::Relaxed);
-                }
+                let read_only = state.failures_in_row >= FAILURES_MAX;
+                let was_read_only = self.read_only.fetch_or(read_only, Ordering::Relaxed);
+                shared.lines.commit_failed(volume, &error, read_only && !was_read_only);
             }
         }
         drop(state);
@@ -280,6 +285,7 @@ fn watch_disk(shared: &Arc<Shared>, number: usize, write_failed: bool) {
     let is_full = write_failed && volume.disk.stats().no_space > 0 && free_bytes == 0;
     let lacks_bytes = reserve_bytes.saturating_sub(free_bytes).max(u64::from(is_full));
     if lacks_bytes > 0 {
+        shared.lines.short_of_space(volume.disk.path(), free_bytes, reserve_bytes);
         shared.change_quietly(|tier, _| tier.shrink(number, lacks_bytes));
     } else if reserve_bytes > 0 && free_bytes > 2 * reserve_bytes {
         shared.change_quietly(|tier, _| tier.grow(number, free_bytes - 2 * reserve_bytes));
@@ -292,28 +298,35 @@ fn do_chores(shared: &Arc<Shared>, number: usize) -> bool {
     let mut did = false;
     for _ in 0..SCRUBS_A_TURN {
         let Some(scrub) = shared.change_quietly(|tier, now_us| tier.next_scrub(now_us)) else { break };
+        let scrub_volume = scrub.volume;
         let ended = overwrite(&*shared.volumes[scrub.volume].medium, scrub.offset, scrub.bytes);
         shared.change_quietly(|tier, _| tier.end_scrub(scrub, ended.is_ok()));
-        if ended.is_err() {
-            shared.counts.failed_chores.add(1);
+        if let Err(error) = ended {
+            fail_chore(shared, scrub_volume, "overwrite", &error);
             return false;
         }
         did = true;
     }
     while let Some(withdrawal) = shared.change_quietly(|tier, _| tier.next_withdrawal(number)) {
         let medium = &shared.volumes[number].medium;
+        let chore = if withdrawal.restore { "take back" } else { "give back" };
         let ended = match withdrawal.restore {
             true => medium.restore(withdrawal.offset, withdrawal.bytes),
             false => medium.withdraw(withdrawal.offset, withdrawal.bytes),
         };
         shared.change_quietly(|tier, _| tier.end_withdrawal(withdrawal, ended.is_ok()));
-        if ended.is_err() {
-            shared.counts.failed_chores.add(1);
+        if let Err(error) = ended {
+            fail_chore(shared, number, chore, &error);
             return false;
         }
         did = true;
     }
     did
+}
+
+fn fail_chore(shared: &Shared, number: usize, chore: &str, error: &io::Error) {
+    shared.counts.failed_chores.add(1);
+    shared.lines.chore_failed(shared.volumes[number].disk.path(), chore, error);
 }
 
 fn overwrite(medium: &dyn Medium, offset: u64, bytes: u64) -> io::Result<()> {

@@ -12,6 +12,7 @@ mod file_medium;
 mod in_flight;
 mod key_file;
 mod lease;
+mod log_lines;
 mod pool;
 mod read;
 mod relocate;
@@ -144,6 +145,9 @@ impl Ssd {
                 shared.quiet(spans);
             }
         })?;
+        for (volume, recovered) in shared.volumes.iter().zip(&recovered) {
+            shared.lines.opened(volume.disk.path(), recovered);
+        }
         let owner = Owner { shared: Arc::clone(&shared), committers: Mutex::default(), recovered };
         for number in 0..shared.volumes.len() {
             let shared = Arc::clone(&shared);

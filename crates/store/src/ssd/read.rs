@@ -201,7 +201,7 @@ impl Request {
         let (mut ended, mut any) = (Vec::new(), false);
         for mut part in std::mem::take(&mut self.parts) {
             let proven = part.prove(self.shared.mover.memory(), &self.shared.keys);
-            self.shared.count(&proven);
+            self.shared.count(&part, &proven);
             any |= proven.is_ok();
             let end = match &proven {
                 Err(NotRead::Corrupt { .. }) => DiskReadEnd::Corrupt,
@@ -227,6 +227,9 @@ impl Request {
     /// Ends all parts after the disk failed them.
     fn fail(mut self, broken: &Broken) {
         self.shared.counts.io_faults.add(self.parts.len() as u64);
+        if let Some(part) = self.parts.first() {
+            self.shared.lines.read_failed(self.shared.path_of(&part.read), &broken.reason);
+        }
         let mut ended = Vec::new();
         for mut part in std::mem::take(&mut self.parts) {
             if let Some(held) = part.held.take() {
@@ -250,14 +253,17 @@ impl Shared {
         });
     }
 
-    fn count(&self, proven: &Result<Staged, NotRead>) {
+    fn count(&self, part: &Part, proven: &Result<Staged, NotRead>) {
         match proven {
             Ok(staged) => {
                 self.counts.read_wants.add(1);
                 self.counts.read_bytes.add(staged.len_bytes());
                 self.counts.direct_reads.add(u64::from(staged.is_direct()));
             }
-            Err(NotRead::Corrupt { .. }) => self.counts.corrupt.add(1),
+            Err(NotRead::Corrupt { fault, .. }) => {
+                self.counts.corrupt.add(1);
+                self.lines.corrupt(self.path_of(&part.read), &part.read.name(), fault);
+            }
             Err(_) => {}
         }
     }

@@ -75,7 +75,11 @@ impl Relocating {
         let (Some(relocation), Some(held)) = (&self.relocation, &mut self.held) else { return };
         match renamed(&self.shared.keys, relocation, held) {
             Err(fault) => {
-                self.shared.counts.corrupt.add(u64::from(fault.is_some()));
+                if let Some(fault) = &fault {
+                    self.shared.counts.corrupt.add(1);
+                    let read = &relocation.read;
+                    self.shared.lines.corrupt(self.shared.path_of(read), &read.name(), fault);
+                }
                 self.end(if fault.is_some() { RelocationEnd::Corrupt } else { FAILED });
             }
             Ok(()) => {
@@ -100,6 +104,7 @@ impl Relocating {
         self.shared.counts.io_faults.add(1);
         let mut end = FAILED;
         if let Some(relocation) = &self.relocation {
+            self.shared.lines.relocation_failed(self.shared.path_of(&relocation.read), &broken.reason);
             end = RelocationEnd::Failed {
                 read_lost_bytes: self.shared.lost_bytes(&relocation.read, &broken.quarantined),
                 write_lost_bytes: self.shared.lost_bytes(&relocation.write, &broken.quarantined),

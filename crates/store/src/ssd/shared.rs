@@ -5,6 +5,7 @@
 use super::commit::Committer;
 use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
+use super::log_lines::LogLines;
 use super::pool::Pool;
 use super::relocate::Relocating;
 use super::stat::{Counts, SsdStat, VolumeStat};
@@ -15,6 +16,7 @@ use crate::lost::bytes_in;
 use forebay_transfer::{End, MoverHandle, RegionId, Span};
 use parking_lot::Mutex;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Chunks that are relocated at a time.
@@ -30,6 +32,7 @@ pub(super) struct Shared {
     pub volumes: Vec<OpenVolume>,
     pub threads: Arc<ThreadPool>,
     pub counts: Counts,
+    pub lines: LogLines,
     pub keys: TenantKeys,
     /// Of reads and of chunks that are relocated: staging bounds both.
     pub reads: Arc<InFlight>,
@@ -92,6 +95,7 @@ impl Shared {
             volumes,
             threads,
             counts: Counts::default(),
+            lines: LogLines::default(),
             keys,
             reads: InFlight::new(usize::MAX),
             writes: InFlight::new(writes_max),
@@ -146,6 +150,11 @@ impl Shared {
     pub fn slot_span(&self, slot: &DiskPlace, range: Range<u64>) -> Span {
         let region = self.volumes[slot.volume()].region;
         Span::new(region, slot.slot_at() + range.start, range.end - range.start)
+    }
+
+    /// The file of the volume of a slot.
+    pub fn path_of(&self, slot: &DiskPlace) -> &Path {
+        self.volumes[slot.volume()].disk.path()
     }
 
     /// Bytes of a slot that an ended transfer may still touch.

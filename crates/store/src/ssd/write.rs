@@ -276,6 +276,9 @@ impl Outgoing {
         let threads = Arc::clone(&self.shared.threads);
         let Some(broken) = Broken::of(end) else { return threads.run(move || self.written()) };
         self.shared.counts.io_faults.add(1);
+        if let Some(part) = self.parts.first() {
+            self.shared.lines.write_failed(self.shared.path_of(&part.write), &broken.reason);
+        }
         for part in &mut self.parts {
             if let Some(held) = part.held.take() {
                 held.end(&broken.quarantined);

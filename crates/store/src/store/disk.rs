@@ -143,7 +143,14 @@ impl Shared {
     ) -> Result<Begun, Refused> {
         let on_disk = |id: &ChunkId| self.open_disk().is_some_and(|disk| disk.ssd.contains(id));
         let parent = parent.filter(|parent| self.tier.lock().takes_below(parent) || !on_disk(parent));
-        self.tier.lock().begin_write(self.now_us(), tenant, id, parent, shape)
+        let begun = self.tier.lock().begin_write(self.now_us(), tenant, id, parent, shape);
+        if let Err(reason @ (Refused::Full { .. } | Refused::Quota { .. } | Refused::IndexFull { .. })) =
+            &begun
+            && let Some(repeated) = self.memory_full.pass()
+        {
+            tracing::warn!(tenant = tenant.0, %reason, repeated, "memory takes no more chunks");
+        }
+        begun
     }
 
     /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that takes, and whether it ends well, is

@@ -35,7 +35,7 @@ use crate::tenant::TenantId;
 use crate::tier::{MemoryTier, TierConfig};
 use disk::Disk;
 use forebay_kv::ChunkId;
-use forebay_transfer::{Arena, ArenaError, Pages};
+use forebay_transfer::{Arena, ArenaError, LogGate, Pages};
 use forebay_transfer::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -123,6 +123,7 @@ struct Shared {
     fetches: fetch::Fetches,
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,
+    memory_full: LogGate,
     /// What lies below memory.
     disk: Option<Disk>,
 }
@@ -175,7 +176,16 @@ impl Store {
         // The thread ends when the last clone of the store, lease and running operation is gone.
         std::thread::Builder::new().name("forebay-sum".into()).spawn(move || save::run_all(jobs))?;
         let (mover_handle, fetches) = (mover.clone(), fetch::Fetches::default());
-        let shared = Shared { tier, mover: mover_handle, arena, backing, fetches, checksum_jobs, disk };
+        let shared = Shared {
+            tier,
+            mover: mover_handle,
+            arena,
+            backing,
+            fetches,
+            checksum_jobs,
+            memory_full: LogGate::new(),
+            disk,
+        };
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {

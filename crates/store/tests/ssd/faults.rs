@@ -1,6 +1,7 @@
 //! What holds when the disk lies, fails or is full: a miss, counted, and never a wrong byte.
 
 use crate::faulty::Faults;
+use crate::log_lines;
 use crate::rig::*;
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::read_superblock;
@@ -220,6 +221,45 @@ fn a_store_dropped_with_writes_under_way_comes_back_with_whole_chunks_only() {
         assert!(round % 2 == 1 || here.len() as u64 >= round * 6, "round {round}: {here:?}");
         assert_eq!(opened.ssd.stat().corrupt, 0);
     }
+}
+
+#[test]
+fn each_fault_of_a_disk_is_one_line_of_the_log_that_names_its_volume() {
+    log_lines::keep();
+    let Some((rig, faults, opened)) = faulty() else { return };
+    let (path, shape) = (rig.paths[0].clone(), Shape::new(&[4 * PAGE]));
+    let expect = |message, lines| assert_eq!(log_lines::count(&path, message), lines, "{message}");
+    let patience = Instant::now() + PATIENCE;
+    let until = |read_only: bool| {
+        while opened.ssd.stat().volumes[0].read_only != read_only {
+            assert!(Instant::now() < patience, "{:?}", opened.ssd.stat().volumes);
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    expect("SSD log opened", 1);
+    opened.write_chain(0..4, &shape);
+    faults.fail_reads(EIO);
+    for _ in 0..3 {
+        opened.read(&opened.lease(0..1), &[want(0, 0..1)]).unwrap_err();
+    }
+    faults.fail_reads(0);
+    expect("SSD read failed", 1);
+    faults.fail_writes(EIO);
+    opened.write(100, None, &shape);
+    faults.fail_writes(0);
+    expect("SSD write failed", 1);
+    flip(&path, find(&path, &truth(3, 0, 4 * PAGE)) + 700, 1);
+    opened.read(&opened.lease(0..4), &[want(3, 0..1)]).unwrap_err();
+    expect("chunk on SSD is corrupt", 1);
+    faults.fail_syncs(EIO);
+    opened.write_chain(200..201, &shape);
+    until(true);
+    expect("SSD commit failed", 1);
+    expect("SSD volume is read only", 1);
+    faults.fail_syncs(0);
+    until(false);
+    opened.ssd.flush().unwrap();
+    expect("SSD volume can be written again", 1);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod faults;
 mod faulty;
+mod log_lines;
 mod pressure;
 mod rig;
 mod round_trip;

@@ -17,8 +17,8 @@ use crate::ssd::{NotWritten, SsdWriteEnd};
 use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
-use forebay_transfer::{Class, Span};
-use losses::Untold;
+use forebay_transfer::{Class, LogGate, Span};
+use losses::Losses;
 use parking_lot::{Condvar, Mutex};
 use queue::Queue;
 use std::sync::{Arc, Weak};
@@ -69,6 +69,9 @@ pub(super) struct WriteBack {
     state: Mutex<State>,
     /// There is something to write, room to write it, or nothing any more.
     changed: Condvar,
+    lost: LogGate,
+    slow: LogGate,
+    over_budget: LogGate,
 }
 
 #[derive(Debug)]
@@ -80,7 +83,13 @@ struct State {
 impl WriteBack {
     pub fn new(config: &WriteBackConfig) -> WriteBack {
         let state = State { queue: Queue::new(config), closed: false };
-        WriteBack { state: Mutex::new(state), changed: Condvar::new() }
+        WriteBack {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            lost: LogGate::new(),
+            slow: LogGate::new(),
+            over_budget: LogGate::new(),
+        }
     }
 
     /// Notes that a request used a chain of chunks.
@@ -94,15 +103,40 @@ impl WriteBack {
         if state.closed {
             return;
         }
+        let before = state.queue.stat().verdicts.over_budget_bytes;
         let waits = chunks.into_iter().filter(|dirty| state.queue.offer(now_us, *dirty)).count();
+        let over_budget_bytes = state.queue.stat().verdicts.over_budget_bytes - before;
+        self.tell_losses(&mut state);
+        drop(state);
         if waits > 0 {
             self.changed.notify_all();
+        }
+        if over_budget_bytes > 0
+            && let Some(repeated) = self.over_budget.pass()
+        {
+            tracing::warn!(over_budget_bytes, repeated, "SSD endurance budget is used up");
+        }
+    }
+
+    /// Says in the log what was lost, once a minute.
+    fn tell_losses(&self, state: &mut State) {
+        if state.queue.has_losses() && self.lost.pass().is_some() {
+            state.queue.take_losses().iter().for_each(Losses::tell);
         }
     }
 
     /// A read from the disk ended.
     pub fn read_ended(&self, now_us: u64, took_us: u64, bytes: u64) {
-        self.state.lock().queue.read_ended(now_us, took_us, bytes);
+        let mut state = self.state.lock();
+        let before = state.queue.window();
+        state.queue.read_ended(now_us, took_us, bytes);
+        let window = state.queue.window();
+        drop(state);
+        if window < before
+            && let Some(repeated) = self.slow.pass()
+        {
+            tracing::warn!(took_us, bytes, window, repeated, "SSD reads are slow");
+        }
     }
 
     pub fn stat(&self) -> WriteBackStat {
@@ -121,10 +155,10 @@ impl WriteBack {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        let untold = state.queue.losses.take();
+        let losses = state.queue.take_losses();
         drop(state);
         self.changed.notify_all();
-        untold.iter().for_each(tell);
+        losses.iter().for_each(Losses::tell);
     }
 
     /// Waits for a chunk to write. `None` when there will not be any more.
@@ -135,23 +169,16 @@ impl WriteBack {
                 return None;
             }
             let now = now_us();
-            if let Some(untold) = state.queue.losses.take_due(now) {
-                drop(state);
-                tell(&untold);
-                state = self.state.lock();
-                continue;
-            }
-            if let Some(dirty) = state.queue.next(now) {
-                return Some(dirty);
+            let next = state.queue.next(now);
+            self.tell_losses(&mut state);
+            if next.is_some() {
+                return next;
             }
             // The last ones may have been given up.
             self.changed.notify_all();
-            let told_in =
-                state.queue.losses.due_us().map(|due_us| Duration::from_micros(due_us.saturating_sub(now)));
-            let epoch = (!state.queue.is_empty()).then_some(EPOCH);
-            match epoch.into_iter().chain(told_in).min() {
-                Some(timeout) => drop(self.changed.wait_for(&mut state, timeout)),
-                None => self.changed.wait(&mut state),
+            match state.queue.is_empty() {
+                false => drop(self.changed.wait_for(&mut state, EPOCH)),
+                true => self.changed.wait(&mut state),
             }
         }
     }
@@ -162,19 +189,12 @@ impl WriteBack {
     }
 
     fn ended(&self, now_us: u64, dirty: &Dirty, written: Written) {
-        self.state.lock().queue.ended(now_us, dirty, written);
+        let mut state = self.state.lock();
+        state.queue.ended(now_us, dirty, written);
+        self.tell_losses(&mut state);
+        drop(state);
         self.changed.notify_all();
     }
-}
-
-/// Says in the log what was lost.
-fn tell(untold: &Untold) {
-    tracing::warn!(
-        "{} chunks were not written to SSD: {untold}. Once memory has evicted them they are computed \
-         again. Where chunks come faster than the SSDs take them, more memory, more SSDs or \
-         write_back = \"second-hit\" help",
-        untold.chunks(),
-    );
 }
 
 /// A chunk on its way to the disk. Dropped before its write ended, it was refused.
@@ -326,17 +346,15 @@ mod tests {
             write_back.ended(1, &first, Written::Gone);
             let second = write_back.next(|| 1).unwrap();
             write_back.ended(1, &second, Written::Stored);
-            // The line waits for more of them.
+            // The line of this minute has told the chunks that found the queue full.
             assert_eq!(write_back.next(|| 1), Some(dirty(2)));
-            assert!(lines.0.lock().is_empty());
             write_back.ended(1, &dirty(2), Written::Failed);
-            write_back.offer(1, [dirty(9)]);
-            assert_eq!(write_back.next(|| 2_000_000), Some(dirty(9)));
+            assert_eq!(String::from_utf8(lines.0.lock().clone()).unwrap().lines().count(), 1);
+            write_back.close();
         });
         let told = String::from_utf8(lines.0.lock().clone()).unwrap();
-        assert_eq!(told.lines().count(), 1, "{told}");
-        let says = "4 chunks were not written to SSD: 1 left memory before their turn came, \
-                    2 found the queue full, 1 could not be written.";
+        assert_eq!(told.lines().count(), 2, "{told}");
+        let says = "chunks were not written to SSD chunks=2 gone=1 too_old=0 queue_full=0 refused=0 failed=1";
         assert!(told.contains("WARN") && told.contains(says), "{told}");
     }
 }

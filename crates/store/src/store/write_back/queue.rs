@@ -72,7 +72,7 @@ pub struct WriteBackStat {
 /// Refused chunks that are remembered until their parent is written.
 const ORPHANS_MAX: usize = 1024;
 /// How long nothing is tried after the disk had no room: about what it takes to make it durable that a segment is free.
-const NO_ROOM_REST_US: u64 = 20_000;
+const NO_ROOM_BACKOFF_US: u64 = 20_000;
 
 /// The queue.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub struct Queue {
     /// With the time since when each waited.
     writing: HashMap<ChunkId, u64>,
     /// When something may be written again.
-    rests_until_us: u64,
+    backs_off_until_us: u64,
     /// Ids of all that wait or are being written.
     known: HashSet<ChunkId>,
     /// Chunks that were offered while they were being written. What is written may be what somebody has deleted, and stored again
@@ -94,8 +94,8 @@ pub struct Queue {
     /// Chunks that came before their parents, as chunks do that are stored at the same time, and were refused for it.
     orphans: VecDeque<Dirty>,
     stat: WriteBackStat,
-    /// What the log is to tell.
-    pub losses: Losses,
+    /// What no log line has told yet.
+    losses: Losses,
 }
 
 impl Queue {
@@ -107,7 +107,7 @@ impl Queue {
             limit: config.queue_chunks,
             waiting: VecDeque::new(),
             writing: HashMap::new(),
-            rests_until_us: 0,
+            backs_off_until_us: 0,
             known: HashSet::new(),
             again: HashMap::new(),
             orphans: VecDeque::new(),
@@ -131,7 +131,7 @@ impl Queue {
         }
         if self.waiting.len() >= self.limit {
             self.stat.queue_full += 1;
-            self.losses.add(now_us, Loss::QueueFull);
+            self.losses.add(Loss::QueueFull);
             return false;
         }
         let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
@@ -152,11 +152,11 @@ impl Queue {
                 self.waiting.pop_front();
                 self.known.remove(&dirty.id);
                 self.stat.too_old += 1;
-                self.losses.add(now_us, Loss::TooOld);
+                self.losses.add(Loss::TooOld);
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
-            if self.writing.len() >= window as usize || now_us < self.rests_until_us {
+            if self.writing.len() >= window as usize || now_us < self.backs_off_until_us {
                 return None;
             }
             self.waiting.pop_front();
@@ -174,7 +174,7 @@ impl Queue {
         if let (Written::NoRoom, Some(since_us)) = (written, since_us) {
             let dirty = self.again.remove(&dirty.id).unwrap_or(*dirty);
             self.waiting.push_front((since_us, dirty));
-            self.rests_until_us = now_us + NO_ROOM_REST_US;
+            self.backs_off_until_us = now_us + NO_ROOM_BACKOFF_US;
             return;
         }
         self.known.remove(&dirty.id);
@@ -198,13 +198,29 @@ impl Queue {
             // What has another turn is not lost.
             _ if again.is_some() => {}
             Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
-            Written::Gone => self.losses.add(now_us, Loss::Gone),
-            Written::NoRoom | Written::Refused => self.losses.add(now_us, Loss::Refused),
-            Written::Failed => self.losses.add(now_us, Loss::Failed),
+            Written::Gone => self.losses.add(Loss::Gone),
+            Written::NoRoom | Written::Refused => self.losses.add(Loss::Refused),
+            Written::Failed => self.losses.add(Loss::Failed),
         }
         if self.orphans.len() > ORPHANS_MAX && self.orphans.pop_front().is_some() {
-            self.losses.add(now_us, Loss::Refused);
+            self.losses.add(Loss::Refused);
         }
+    }
+
+    /// Chunks that reads leave room for at a time.
+    pub fn window(&self) -> u32 {
+        self.pacer.judged_lots()
+    }
+
+    /// Whether something was lost since the last [`take_losses`](Queue::take_losses).
+    pub fn has_losses(&self) -> bool {
+        self.losses.chunks() > 0
+    }
+
+    /// What was lost since the last call.
+    pub fn take_losses(&mut self) -> Option<Losses> {
+        let losses = std::mem::take(&mut self.losses);
+        (losses.chunks() > 0).then_some(losses)
     }
 
     /// A chunk is on the disk: those behind it that were refused have their turn again.
@@ -332,13 +348,13 @@ mod tests {
         let mut queue = queue(Policy::All);
         let child = Dirty { parent: Some(dirty(1).id), ..dirty(2) };
         assert!(queue.offer(0, dirty(1)) && queue.offer(5, child));
-        for now_us in [10, 10 + NO_ROOM_REST_US, AGE_MAX_US] {
+        for now_us in [10, 10 + NO_ROOM_BACKOFF_US, AGE_MAX_US] {
             assert_eq!(queue.next(now_us), Some(dirty(1)));
             queue.ended(now_us, &dirty(1), Written::NoRoom);
             assert_eq!(queue.next(now_us), None, "not at once");
         }
         assert_eq!((queue.stat().waiting, queue.stat().in_flight, queue.stat().refused), (2, 0, 0));
-        assert_eq!(queue.next(AGE_MAX_US + NO_ROOM_REST_US), None);
+        assert_eq!(queue.next(AGE_MAX_US + NO_ROOM_BACKOFF_US), None);
         assert_eq!(queue.stat().too_old, 2);
         assert!(queue.is_idle() && queue.offer(AGE_MAX_US, dirty(1)));
     }
