@@ -2,46 +2,14 @@
 //! far as the budget for that allows, the rest is dropped. This file knows what to relocate; it must never know how bytes
 //! are copied.
 
-use super::segments::{LogSlot, Segment, Segments, State};
+use super::log_slot::LogSlot;
+use super::segments::{Segment, Segments, State};
 use super::tier::{DiskRead, DiskTier, DiskWrite};
 use crate::entry::{ChunkRef, EntryIx, State as ChunkState};
 use crate::tier::{ReadEnd, Space, Writing};
 
 /// Above this share of live bytes, in sixteenths, a segment is not worth copying.
 const DENSE_SIXTEENTHS: u64 = 15;
-
-/// What may be relocated.
-#[derive(Debug)]
-pub(super) struct RelocationBudget {
-    percent: u32,
-    allowed_bytes: u64,
-    /// Chunks relocated so far.
-    pub chunks: u64,
-    /// Their bytes.
-    pub bytes: u64,
-}
-
-impl RelocationBudget {
-    pub fn new(percent: u32) -> RelocationBudget {
-        RelocationBudget { percent, allowed_bytes: 0, chunks: 0, bytes: 0 }
-    }
-
-    /// Bytes were stored, which pays for a share of them to be relocated.
-    pub fn allow(&mut self, stored_bytes: u64) {
-        let share = u128::from(stored_bytes) * u128::from(self.percent) / 100;
-        self.allowed_bytes = self.allowed_bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX));
-    }
-
-    fn has_room(&self, bytes: u64) -> bool {
-        self.allowed_bytes >= bytes
-    }
-
-    fn spend(&mut self, bytes: u64) {
-        self.allowed_bytes = self.allowed_bytes.saturating_sub(bytes);
-        self.chunks += 1;
-        self.bytes += bytes;
-    }
-}
 
 /// A chunk to be copied from its slot to another one, with a footer of its own.
 ///

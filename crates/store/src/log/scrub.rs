@@ -2,13 +2,14 @@
 //! has. This file knows which bytes; it must never know how they are written.
 
 use super::format::record::Record;
-use super::segments::{LogSlot, Segments, State};
+use super::log_slot::LogSlot;
+use super::scrub_queue::Job;
+use super::segments::{Segments, State};
 use super::tier::DiskTier;
 use crate::entry::EntryIx;
 use crate::tenant::TenantId;
 use crate::tier::Space;
 use forebay_kv::ChunkId;
-use std::collections::VecDeque;
 
 /// Bytes of one piece at most, so that scrubbing gives way to others in between.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -26,26 +27,6 @@ pub struct Scrub {
     segment: usize,
     /// Where it starts in the segment, if all of that is overwritten, piece by piece.
     piece_at: Option<u64>,
-}
-
-/// What is left to overwrite.
-#[derive(Debug, Default)]
-pub(super) struct Scrubs {
-    jobs: VecDeque<Job>,
-    under_way: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Job {
-    /// A slot whose chunk was deleted. Its segment waits for it.
-    Slot(LogSlot),
-    /// All dead slots of a segment and what lies behind its slots, or all of it if it is free.
-    Segment(usize),
-    /// A piece of what lies behind the slots of a segment, where bytes of earlier generations may be. It starts at this offset, and the
-    /// segment waits for it.
-    Behind(usize, u64),
-    /// What is left of a free segment, from this offset in it on.
-    Rest(usize, u64),
 }
 
 impl DiskTier {

@@ -11,8 +11,9 @@ use super::format::copy_name::CopyName;
 use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
-use super::reclaim::RelocationBudget;
-use super::scrub::Scrubs;
+use super::log_slot::LogSlot;
+use super::relocation_budget::RelocationBudget;
+use super::scrub_queue::Scrubs;
 use super::volume_state::VolumeState;
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled};
@@ -22,31 +23,7 @@ use crate::tenant::TenantId;
 use crate::tier::{Refund, Space, Taken};
 use forebay_kv::ChunkId;
 use std::collections::HashMap;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-
-/// Names a slot of any segment of any volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LogSlot {
-    /// The segment's number over all volumes, plus one: so that `Option<LogSlot>` is no longer.
-    segment: NonZeroU32,
-    slot: u16,
-}
-
-impl LogSlot {
-    pub(super) fn new(segment: usize, slot: u16) -> LogSlot {
-        // Volumes are refused when their segments are too many to be numbered.
-        LogSlot { segment: NonZeroU32::MIN.saturating_add(segment as u32), slot }
-    }
-
-    pub(super) fn segment(self) -> usize {
-        self.segment.get() as usize - 1
-    }
-
-    pub(super) fn slot(self) -> u16 {
-        self.slot
-    }
-}
 
 /// Where a chunk lies on disk.
 #[derive(Debug, Clone)]

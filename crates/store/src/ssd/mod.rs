@@ -6,6 +6,7 @@
 //! stays on disk, and nothing that was read is seen by anybody before it was verified.
 
 mod commit;
+mod committer;
 mod crypt;
 mod error;
 mod file_medium;
@@ -39,12 +40,13 @@ pub use write::{Source, SsdWriteEnd};
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
 use crate::tenant::TenantId;
 use crate::tier::Names;
-use commit::Committer;
+use committer::Committer;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
 use parking_lot::Mutex;
 use pool::Pool;
+use relocate::Relocating;
 use shared::{OpenVolume, Shared};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -136,8 +138,17 @@ impl Ssd {
         let threads = Arc::new(ThreadPool::start().map_err(system("starting threads"))?);
         let pool = Arc::new(Pool::new(region, staging, config.waiting_max));
         let reserve_bytes = config.reserve_bytes;
-        let shared =
-            Shared::new(tier, mover.clone(), pool, volumes, threads, config.keys, WRITES_MAX, reserve_bytes);
+        let shared = Shared::new(
+            tier,
+            mover.clone(),
+            pool,
+            volumes,
+            threads,
+            config.keys,
+            WRITES_MAX,
+            reserve_bytes,
+            Relocating::start,
+        );
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {

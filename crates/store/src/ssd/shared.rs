@@ -2,12 +2,11 @@
 //! of the tier goes through here, so that what follows from it is never forgotten: commits that became due, chunks to be
 //! relocated. This file knows who is to be woken; it must never know how anybody does its work.
 
-use super::commit::Committer;
+use super::committer::Committer;
 use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
 use super::log_lines::LogLines;
 use super::pool::Pool;
-use super::relocate::Relocating;
 use super::stat::{Counts, SsdStat, VolumeStat};
 use super::thread_pool::ThreadPool;
 use crate::disk::DiskHandle;
@@ -24,6 +23,9 @@ const RELOCATIONS_MAX: usize = 4;
 /// How long none is begun after one failed.
 const RELOCATION_BACKOFF_US: u64 = 1_000_000;
 
+/// Begins to relocate a chunk, on whichever thread changed the tier.
+pub(super) type StartRelocation = fn(&Arc<Shared>, Relocation);
+
 /// The parts of the SSD tier.
 pub(super) struct Shared {
     core: Mutex<Core>,
@@ -38,6 +40,7 @@ pub(super) struct Shared {
     pub reads: Arc<InFlight>,
     pub writes: Arc<InFlight>,
     pub reserve_bytes: u64,
+    start_relocation: StartRelocation,
 }
 
 struct Core {
@@ -87,6 +90,7 @@ impl Shared {
         keys: TenantKeys,
         writes_max: usize,
         reserve_bytes: u64,
+        start_relocation: StartRelocation,
     ) -> Shared {
         Shared {
             core: Mutex::new(Core { tier, relocations: 0, relocate_at_us: 0 }),
@@ -100,6 +104,7 @@ impl Shared {
             reads: InFlight::new(usize::MAX),
             writes: InFlight::new(writes_max),
             reserve_bytes,
+            start_relocation,
         }
     }
 
@@ -124,7 +129,7 @@ impl Shared {
             volume.committer.note(now_us, pending, urgent);
         }
         drop(core);
-        relocations.into_iter().for_each(|relocation| Relocating::start(self, relocation));
+        relocations.into_iter().for_each(|relocation| (self.start_relocation)(self, relocation));
         result
     }
 

@@ -1,10 +1,9 @@
-//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if there is one, joined. This
-//! module is glue: it turns chunks and layers into transfers, and ends of transfers into what the tiers must know. It must
-//! never decide what stays.
+//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if there is one.
+//! This module turns chunks and layers into transfers, and ends of transfers into what the tiers must know.
 //!
-//! `save.rs` brings chunks in; `load.rs` brings them out of memory and `fetch.rs`
-//! off the disk; `lend.rs` and `reserve.rs` are for those who read and write the arena by themselves; `gate.rs` says how much
-//! of it is worth that; `watch.rs` tells others what is here. Behind the user's back `write_back` copies from memory to disk and `promote.rs` from disk to memory.
+//! `save.rs` stores chunks; `load.rs` loads them from memory and `load_disk.rs` from disk; `fetch.rs` and `reserve.rs`
+//! are for those who read and write the arena by themselves; `watch.rs` tells others what is here. Behind the user's back
+//! `write_back` copies from memory to disk, and `promote.rs` brings into memory what is read from disk.
 
 mod disk;
 mod fetch;
@@ -119,7 +118,7 @@ struct Shared {
     arena: RegionId,
     /// The memory of the arena.
     backing: Arc<Arena>,
-    /// Chunks that come from disk to be lent.
+    /// Chunks that come from disk into memory.
     fetches: fetch::Fetches,
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,

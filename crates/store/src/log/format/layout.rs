@@ -13,7 +13,7 @@
 //! The superblocks lie apart so that one bad stretch of the medium does not take both.
 
 use super::page::{Damaged, Fields, PAGE_BYTES, Parser, check};
-use super::segment::MIN_STRIDE_BYTES;
+use super::segment::{MAX_SLOTS, MIN_STRIDE_BYTES};
 use std::ops::RangeInclusive;
 use thiserror::Error;
 
@@ -31,9 +31,6 @@ pub const JOURNAL_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 30;
 
 /// Bytes of the table of segments per segment, without its slots.
 pub(crate) const SEGMENT_ENTRY_BYTES: u64 = 16;
-
-/// Slots of a segment at most, whatever their length.
-pub(crate) const MAX_SLOTS: u64 = 65_535;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const METADATA_FROM: u64 = 128 << 10;

@@ -12,7 +12,7 @@
 //!
 //! The head is the same in every version of the format, so that a newer page is told from a damaged one.
 
-use super::copy_name::crc32c;
+use crate::checksum::of_pieces;
 use std::fmt;
 use thiserror::Error;
 
@@ -128,7 +128,7 @@ pub(crate) fn with_version(page: Vec<u8>, version: u16) -> Vec<u8> {
 #[cfg(test)]
 pub(crate) fn with_bytes(mut page: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
     page[at..at + bytes.len()].copy_from_slice(bytes);
-    let crc = crc32c(&page[CRC_FROM..]);
+    let crc = of_pieces(&[&page[CRC_FROM..]]);
     page[8..CRC_FROM].copy_from_slice(&crc.to_le_bytes());
     page
 }
@@ -188,7 +188,7 @@ impl Fields {
     /// The page, padded and with its CRC.
     pub fn finish_page(&mut self) -> Vec<u8> {
         let mut page = self.pad_to(PAGE_BYTES).finish();
-        let crc = crc32c(&page[CRC_FROM..]);
+        let crc = of_pieces(&[&page[CRC_FROM..]]);
         page[8..CRC_FROM].copy_from_slice(&crc.to_le_bytes());
         page
     }
@@ -215,7 +215,7 @@ impl<'a> Parser<'a> {
             return Err(Damaged::Magic(kind));
         }
         let crc = fields.u32()?;
-        if crc != crc32c(&page[CRC_FROM..]) {
+        if crc != of_pieces(&[&page[CRC_FROM..]]) {
             return Err(Damaged::Crc);
         }
         let found = fields.u16()?;

@@ -12,13 +12,15 @@
 //! 48  layers    u32 each: length, bit 31 set where an extent starts
 //! ```
 
-use super::layout::MAX_SLOTS;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
 use super::slot_shape::{SlotShape, Unfit};
 use super::summary::{ENTRIES_PER_PAGE, summary_pages};
 use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Slots of a segment at most, whatever their length.
+pub(crate) const MAX_SLOTS: u64 = 65_535;
 
 /// The shortest slot: one page of data and the footer.
 pub(crate) const MIN_STRIDE_BYTES: u64 = 2 * PAGE;
