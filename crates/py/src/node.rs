@@ -216,7 +216,7 @@ impl Node {
         let state = self.0.get()?;
         py.detach(|| {
             let mut inner = state.inner.write();
-            let Some(Inner { client, mover }) = inner.take() else { return };
+            let Some(Inner { client, mover, .. }) = inner.take() else { return };
             // What it has copied is summed up behind it.
             drop(mover);
             client.settle();

@@ -12,7 +12,7 @@ use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, 
 use forebay_client::protocol::frame::{Asked, UNASKED};
 use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, Left, ReadGuard, NotCommitted, NotStored, TenantId};
+use forebay_store::{ChunkShape, Left, NotCommitted, NotStored, ReadGuard, TenantId};
 use forebay_transfer::Class;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
