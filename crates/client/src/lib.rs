@@ -5,6 +5,7 @@
 //! and the client connects again in the background, to whatever instance is there next.
 
 mod arena;
+mod chunk_store;
 mod connection;
 mod fetch;
 mod lease;

@@ -6,6 +6,7 @@
 
 pub mod admission;
 pub mod checksum;
+pub mod chunk_store;
 pub mod disk;
 mod entry;
 mod index;

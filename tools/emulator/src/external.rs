@@ -8,7 +8,6 @@
 use crate::clock::ModelClock;
 use crate::device::DeviceMemory;
 use crate::job::{LoadId, Loaded, Message, Stored};
-use crate::kv_store::{KvLease, KvStore, Miss, Refused};
 use crate::latency::LatencyModel;
 use crate::load_policy::{LoadPolicy, Measured};
 use crate::scheduler::{BlockId, ChunkStore, Load, RequestId, Residence};
@@ -16,6 +15,7 @@ use crate::stats::StoreStats;
 use crate::truth::KvShape;
 use forebay_kv::ChunkId;
 use forebay_store::StoreEnd;
+use forebay_store::chunk_store::{self, ChunkLease, Miss, NotTaken};
 use forebay_transfer::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
@@ -27,7 +27,8 @@ const LEASE_US: u64 = 30_000_000;
 /// How an engine reaches a store.
 #[derive(Clone, Debug)]
 pub struct StoreConnection {
-    pub store: Arc<dyn KvStore>,
+    /// The store.
+    pub store: Arc<dyn chunk_store::ChunkStore>,
     /// What moves the bytes between the two. There must be routes between the store's place and `device`, both ways, and it
     /// must outlive the engine.
     pub mover: MoverHandle,
@@ -58,7 +59,7 @@ struct Active {
 #[derive(Debug)]
 enum State {
     /// `ends` has one for each chunk that was submitted, in order; `None` while it is under way.
-    Moving { lease: Box<dyn KvLease>, ends: Vec<Option<End>>, measured: Measured },
+    Moving { lease: Box<dyn ChunkLease>, ends: Vec<Option<End>>, measured: Measured },
     /// Everything has ended, and what arrived was checked.
     Checked(Fetched),
 }
@@ -175,7 +176,7 @@ impl External {
         &mut self,
         id: LoadId,
         load: &Load,
-        lease: &dyn KvLease,
+        lease: &dyn ChunkLease,
         taken: usize,
         deadline_us: u64,
     ) -> Vec<Option<End>> {
@@ -235,7 +236,7 @@ impl External {
     }
 
     /// How many chunks of a load, from the first on, arrived with every byte right.
-    fn good_chunks(&mut self, load: &Load, lease: &dyn KvLease, ends: &[Option<End>]) -> usize {
+    fn good_chunks(&mut self, load: &Load, lease: &dyn ChunkLease, ends: &[Option<End>]) -> usize {
         let mut good = 0;
         for (blocks, end) in load.blocks.chunks(self.chunk_blocks).zip(ends) {
             let arrived = match end {
@@ -257,7 +258,7 @@ impl External {
     }
 
     /// Checks every layer of a chunk as it lies in the device.
-    fn verify(&mut self, lease: &dyn KvLease, chunk: usize, blocks: &[BlockId]) -> Result<(), Miss> {
+    fn verify(&mut self, lease: &dyn ChunkLease, chunk: usize, blocks: &[BlockId]) -> Result<(), Miss> {
         for layer in 0..self.shape.layers() {
             let extents = self.layer.chunks_exact_mut(self.shape.extent_bytes());
             extents.zip(blocks).for_each(|(extent, block)| self.device.read(layer, *block, extent));
@@ -333,7 +334,7 @@ impl External {
                 self.storing += 1;
                 None
             }
-            Err(Refused) => {
+            Err(NotTaken) => {
                 self.stats.refused_chunks += 1;
                 Some(blocks)
             }

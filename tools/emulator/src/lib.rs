@@ -11,7 +11,6 @@ pub mod events;
 mod external;
 mod http;
 mod job;
-pub mod kv_store;
 pub mod latency;
 mod load_policy;
 pub mod profile;

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Client, config, oracle, tokens};
-use forebay_emulator::kv_store::{InProcess, KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_kv::ChunkId;
+use forebay_store::chunk_store::{ChunkLease, ChunkStore, Miss, NotTaken, OnLoaded, OnStored, TenantStore};
 use forebay_store::{Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;
 use forebay_transfer::Pages;
@@ -30,13 +30,13 @@ struct Fate {
 /// A store that can go away, and has all chunks but the first from a peer.
 #[derive(Debug)]
 struct Elsewhere {
-    inner: InProcess,
+    inner: TenantStore,
     fate: Arc<Fate>,
 }
 
 #[derive(Debug)]
 struct ElsewhereLease {
-    inner: Box<dyn KvLease>,
+    inner: Box<dyn ChunkLease>,
     fate: Arc<Fate>,
 }
 
@@ -46,7 +46,7 @@ impl Fate {
     }
 }
 
-impl KvStore for Elsewhere {
+impl ChunkStore for Elsewhere {
     fn is_reachable(&self) -> bool {
         !self.fate.is_gone()
     }
@@ -59,7 +59,7 @@ impl KvStore for Elsewhere {
         self.inner.used(ids, chunk_bytes);
     }
 
-    fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn KvLease> {
+    fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease> {
         let lease = ElsewhereLease { inner: self.inner.lease(ids, ttl_us), fate: Arc::clone(&self.fate) };
         if self.fate.goes_after_lease.load(Ordering::Acquire) {
             self.fate.gone.store(true, Ordering::Release);
@@ -74,15 +74,15 @@ impl KvStore for Elsewhere {
         layers: &[Vec<Span>],
         class: Class,
         on_end: OnStored,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), NotTaken> {
         match self.fate.is_gone() {
-            true => Err(Refused),
+            true => Err(NotTaken),
             false => self.inner.store_chunk(id, parent, layers, class, on_end),
         }
     }
 }
 
-impl KvLease for ElsewhereLease {
+impl ChunkLease for ElsewhereLease {
     fn residence(&self) -> Residence {
         let chunks = self.inner.residence().chunks();
         let memory = chunks.min(1);
@@ -138,7 +138,7 @@ impl Rig {
             for (from, to) in [(Place::Host(0), device), (device, Place::Host(0))] {
                 handle.add_path(PathSpec::direct(from, to, link)).expect("alive").expect("added");
             }
-            let inner = InProcess::new(store.clone(), TenantId::default());
+            let inner = TenantStore::new(store.clone(), TenantId::default());
             let store = Arc::new(Elsewhere { inner, fate: Arc::clone(&fate) });
             let connection = StoreConnection { store, mover: handle.clone(), device };
             engines.push(Engine::spawn(config.clone(), Some(connection)).await.expect("it starts"));

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Client, FAST, config, oracle, tokens};
-use forebay_emulator::kv_store::InProcess;
 use forebay_emulator::latency::Launch;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_store::admission::Policy;
+use forebay_store::chunk_store::TenantStore;
 use forebay_store::disk::{Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads};
 use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdOptions, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
@@ -89,7 +89,7 @@ impl Rig {
 
     async fn spawn(&self, config: &EngineConfig, device: u16) -> (EngineHandle, Client) {
         let connection = StoreConnection {
-            store: Arc::new(InProcess::new(self.store.clone(), TenantId::default())),
+            store: Arc::new(TenantStore::new(self.store.clone(), TenantId::default())),
             mover: self.mover.handle(),
             device: Place::Device(device),
         };

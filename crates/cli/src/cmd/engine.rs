@@ -6,12 +6,12 @@ use super::route::size;
 use super::signals::Signals;
 use forebay_client::{Client, ClientOptions};
 use forebay_emulator::events::EventsConfig;
-use forebay_emulator::kv_store::{InProcess, KvStore};
 use forebay_emulator::latency::Launch;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::admission::Policy;
+use forebay_store::chunk_store::{ChunkStore, TenantStore};
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, init};
 use forebay_store::{Store, TenantId, TierConfig, WriteBackConfig};
@@ -219,7 +219,7 @@ impl Log {
 
 /// Where the engine keeps its KV beside its GPU.
 struct Kept {
-    store: Arc<dyn KvStore>,
+    store: Arc<dyn ChunkStore>,
     /// The store, if it is the engine's own.
     own: Option<Store>,
     mover: MoverThread,
@@ -253,7 +253,7 @@ impl Kept {
             add_copy(&handle, "h2h", HOST, HOST)?;
         }
         let tenant = TenantId::default();
-        Ok(Kept { store: Arc::new(InProcess::new(store.clone(), tenant)), own: Some(store), mover })
+        Ok(Kept { store: Arc::new(TenantStore::new(store.clone(), tenant)), own: Some(store), mover })
     }
 
     /// The node of this host.

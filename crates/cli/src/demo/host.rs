@@ -4,10 +4,10 @@
 use super::fault::Fault;
 use super::rows::{self, Count};
 use super::shape::{HostShape, SAMPLE_EVERY, engine_name};
-use forebay_emulator::kv_store::InProcess;
 use forebay_emulator::{Engine, EngineHandle, StoreConnection};
 use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
+use forebay_store::chunk_store::TenantStore;
 use forebay_store::{Store, TenantId, TierConfig};
 use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
 use forebay_transfer::Pages;
@@ -62,7 +62,7 @@ impl HostShape {
         for number in 0..self.engines {
             let device = Place::Device(number);
             self.join_by_pcie(&mover, number, device, &flipped_bits)?;
-            let shared = Arc::new(InProcess::new(store.clone(), TenantId::default()));
+            let shared = Arc::new(TenantStore::new(store.clone(), TenantId::default()));
             let connection = StoreConnection { store: shared, mover: mover.clone(), device };
             engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
         }

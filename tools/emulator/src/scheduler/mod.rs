@@ -31,8 +31,9 @@ mod tests;
 
 pub use blocks::{BlockId, BlockPool, CacheEvent};
 pub use config::{Counters, Refused, SchedulerConfig};
+pub use forebay_store::chunk_store::Residence;
 pub use request::{CacheHit, Request, RequestId};
-pub use step::{ChunkStore, Completed, Load, Residence, Share, Step};
+pub use step::{ChunkStore, Completed, Load, Share, Step};
 
 use crate::truth::BlockHasher;
 use forebay_kv::ChunkId;

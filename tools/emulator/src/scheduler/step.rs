@@ -3,7 +3,6 @@
 use super::blocks::BlockId;
 use super::request::{Request, RequestId};
 use forebay_kv::ChunkId;
-use std::ops::Range;
 
 /// What to do next. Loads are started and not waited for; shares are computed in order and then reported with
 /// [`Scheduler::complete`](super::Scheduler::complete).
@@ -45,35 +44,6 @@ pub struct Load {
     pub first_chunk: usize,
     /// Where the wanted chunks go: the blocks of the first, then of the second, and so on.
     pub blocks: Vec<BlockId>,
-}
-
-/// How many chunks of a prefix lie where: first those in memory, then those on disk, then those that other nodes have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Residence {
-    /// In the memory of the store.
-    pub memory: usize,
-    /// On its disk.
-    pub disk: usize,
-    /// With its peers.
-    pub peers: usize,
-}
-
-impl Residence {
-    pub fn chunks(&self) -> usize {
-        self.memory + self.disk + self.peers
-    }
-
-    /// The chunks of a range, by where they lie.
-    pub fn of(&self, chunks: Range<usize>) -> Residence {
-        let within =
-            |from: usize, len: usize| (from + len).min(chunks.end).saturating_sub(from.max(chunks.start));
-        let (memory, disk) = (self.memory, self.disk);
-        Residence {
-            memory: within(0, memory),
-            disk: within(memory, disk),
-            peers: within(memory + disk, self.peers),
-        }
-    }
 }
 
 /// A chunk to copy to the store. Its blocks are held until [`Scheduler::store_ended`](super::Scheduler::store_ended).

@@ -1,9 +1,8 @@
-//! A node in another process of this host. This file knows how the client's words are the engine's.
+//! A node as a [`ChunkStore`]: what an engine asks of a store, it asks of a client in the same words.
 
-use super::{KvLease, KvStore, Miss, OnLoaded, OnStored, Refused};
-use crate::scheduler::Residence;
-use forebay_client::{Client, Lease, NotLoaded};
+use crate::{Client, Lease, NotLoaded};
 use forebay_kv::ChunkId;
+use forebay_store::chunk_store::{ChunkLease, ChunkStore, Miss, NotTaken, OnLoaded, OnStored, Residence};
 use forebay_transfer::{Class, Span};
 
 /// A lease and the client that it was asked for.
@@ -13,7 +12,7 @@ struct NodeLease {
     lease: Lease,
 }
 
-impl KvStore for Client {
+impl ChunkStore for Client {
     fn is_reachable(&self) -> bool {
         self.is_connected()
     }
@@ -26,7 +25,7 @@ impl KvStore for Client {
         Client::used(self, ids, chunk_bytes);
     }
 
-    fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn KvLease> {
+    fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease> {
         Box::new(NodeLease { client: self.clone(), lease: Client::lease(self, ids, ttl_us) })
     }
 
@@ -37,12 +36,12 @@ impl KvStore for Client {
         layers: &[Vec<Span>],
         class: Class,
         on_end: OnStored,
-    ) -> Result<(), Refused> {
-        Client::store_chunk(self, id, parent, layers, class, on_end).map_err(|_| Refused)
+    ) -> Result<(), NotTaken> {
+        Client::store_chunk(self, id, parent, layers, class, on_end).map_err(|_| NotTaken)
     }
 }
 
-impl KvLease for NodeLease {
+impl ChunkLease for NodeLease {
     fn residence(&self) -> Residence {
         let (memory, disk) = (self.lease.in_memory(), self.lease.on_disk());
         Residence { memory, disk, peers: self.lease.on_peers() }
