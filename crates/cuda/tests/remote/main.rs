@@ -426,7 +426,7 @@ fn stranger(socket: &Path) {
 fn engine_unseen(socket: &Path) {
     let _node = Node::apart(socket);
     let engine = Engine::start(socket, "token", Engine::allocated);
-    let why = "the node refuses: the engine's process cannot be watched: its number is not known here; is it in \
+    let why = "the node refuses: the client's process cannot be watched: its number is not known here; is it in \
                another process namespace?";
     wait_for_reason(&engine, why);
 }
