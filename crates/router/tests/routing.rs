@@ -13,6 +13,11 @@ fn turn(session: usize, turns: usize) -> String {
     format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#)
 }
 
+/// A file that lies beside the tests.
+fn beside(name: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+}
+
 async fn chat(client: &mut Client, headers: &[(&str, &str)], body: &str) -> Got {
     client.post("/v1/chat/completions", headers, body).await
 }
@@ -101,6 +106,7 @@ async fn decisions_metrics_models_and_health_say_what_happened() {
     let line =
         format!("forebay_route_attempts_total{{backend=\"{}\",end=\"answered\"}} 1\n", answered.backend());
     assert!(metrics.body.contains(&line), "{}", metrics.body);
+    testkit::metrics::assert_promises(&metrics.body, &beside("metrics.txt"));
     let models = client.get("/v1/models").await;
     assert_eq!((models.status, models.json()["object"].as_str()), (200, Some("list")));
     assert_eq!(client.get("/health").await.json()["backends_up"], 2);

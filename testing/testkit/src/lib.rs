@@ -1,6 +1,8 @@
-//! What tests of several crates share: waiting, being skipped, and what an idle process uses.
+//! What tests of several crates share: waiting, being skipped, what an idle process uses, and what a
+//! page of metrics promises.
 
 pub mod idle;
+pub mod metrics;
 mod wait;
 
 pub use wait::{ended, eventually, eventually_async};

@@ -330,6 +330,8 @@ async fn metrics_have_vllms_names() {
             .unwrap_or_else(|| panic!("no {name} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
+    let promised = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metrics.txt");
+    testkit::metrics::assert_promises(&text, &promised);
     assert_eq!(value("vllm:num_requests_running"), 0.0);
     assert_eq!(value("vllm:num_requests_waiting"), 0.0);
     assert_eq!(value("vllm:kv_cache_usage_perc"), 0.0);

@@ -6,6 +6,7 @@ use crate::{Pair, store_all, store_all_on_disk, write};
 use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::Instant;
 use testkit::eventually;
 
@@ -51,6 +52,9 @@ fn pulls_and_clients_are_shown_in_numbers_and_told_to_a_collector_in_their_stage
     ] {
         assert_eq!(shown(&right, &line), number as f64, "{line}");
     }
+    let (_, page) = get(right.metrics_address().unwrap(), "GET", "/metrics");
+    let promised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metrics/metrics.txt");
+    testkit::metrics::assert_promises_no_more(&page, &promised);
     let (mut spans, start) = (Vec::new(), Instant::now());
     let has = |spans: &[Value], name: &str| spans.iter().any(|span| span["name"] == name);
     while !["lookup", "lease", "bring", "pull"].iter().all(|name| has(&spans, name)) {

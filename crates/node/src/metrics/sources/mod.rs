@@ -50,11 +50,13 @@ fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Source;
+    use crate::metrics::{Metrics, Push, PushConfig, Source, render};
     use forebay_store::ssd::{SsdStat, VolumeStat};
-    use forebay_store::{DiskSideStat, Stat};
+    use forebay_store::{DiskSideStat, Stat, TenantId, TenantUse};
     use forebay_transfer::{LinkTelemetry, Telemetry};
     use std::collections::{HashMap, HashSet};
+    use std::path::Path;
+    use std::sync::Arc;
 
     /// What all parts show when they have done nothing.
     fn everything() -> Vec<Metric> {
@@ -81,8 +83,25 @@ mod tests {
         of_mover(move || telemetry.clone()).collect(&mut out);
         of_process().collect(&mut out);
         let ssd = SsdStat { volumes: vec![VolumeStat::default()], ..SsdStat::default() };
-        store::collect(&Stat::default(), Some(&DiskSideStat { ssd, ..DiskSideStat::default() }), &mut out);
+        let mut memory = Stat::default();
+        memory.counters.tenants = vec![TenantUse { tenant: TenantId(1), used_bytes: 1, quota_bytes: 2 }];
+        store::collect(&memory, Some(&DiskSideStat { ssd, ..DiskSideStat::default() }), &mut out);
         out
+    }
+
+    #[test]
+    fn names_types_help_and_labels_stay() {
+        let metrics = Arc::new(Metrics::new());
+        metrics.add("all", |out: &mut Vec<Metric>| out.extend(everything()));
+        let push = PushConfig {
+            endpoint: "http://127.0.0.1:1".into(),
+            node: "left".into(),
+            every_s: 3600,
+            limit_us: 1_000_000,
+        };
+        let _push = Push::start(&push, Arc::clone(&metrics)).unwrap();
+        let promised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metrics/metrics.txt");
+        testkit::metrics::assert_promises(&render(&metrics.gather()), &promised);
     }
 
     #[test]
