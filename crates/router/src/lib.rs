@@ -54,4 +54,4 @@ pub use health::Failure;
 pub use policy::Policy;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
-pub use stats::{BackendStats, Histogram, RouterStats};
+pub use stats::{BackendStats, RouterStats};

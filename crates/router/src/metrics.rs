@@ -1,9 +1,16 @@
-//! The router's figures as Prometheus text. It knows names and the text format; it must never know how anything is
-//! counted.
+//! The router's page for Prometheus: names, help and labels of what the router counts. The text
+//! itself is written by `prometheus-client`.
 
 use crate::health::Failure;
-use crate::stats::{BOUNDS_SECONDS, BackendStats, RouterStats};
-use std::fmt::Write;
+use crate::stats::{BackendStats, RouterStats};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::prometheus_text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use std::fmt;
 
 /// What is counted beside the backends' figures.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,136 +28,141 @@ pub struct Counts {
 }
 
 /// The text of `/metrics`.
-pub fn render(stats: &RouterStats, counts: &Counts) -> String {
-    let mut text = Text(String::with_capacity(8 * 1024));
-    let backends = &stats.backends;
-    text.family("forebay_route_info", "gauge", "The policy in use.");
-    text.line("forebay_route_info", &[("policy", stats.policy)], 1.0);
-    text.per_backend(backends, "backend_up", "gauge", "1 if requests may be sent to it.", |b| {
-        f64::from(b.up)
-    });
-    text.per_backend(backends, "in_flight", "gauge", "Requests in flight.", |b| f64::from(b.in_flight));
-    let help = "Prompt tokens not yet computed, estimated.";
-    text.per_backend(backends, "pending_prefill_tokens", "gauge", help, |b| b.pending_prefill_tokens as f64);
-    let help = "Prompt tokens of requests in flight, estimated.";
-    text.per_backend(backends, "context_tokens", "gauge", help, |b| b.context_tokens as f64);
-    let help = "Prompt chunks in the shadow prefix index.";
-    text.per_backend(backends, "index_chunks", "gauge", help, |b| b.index_chunks as f64);
-    let help = "Times it was taken out of use.";
-    text.per_backend(backends, "ejections_total", "counter", help, |b| b.ejections as f64);
-    text.requests(backends);
-    let help = "Prompt tokens of answers that reported what was cached.";
-    text.per_backend(backends, "prompt_tokens_total", "counter", help, |b| b.prompt_tokens as f64);
-    let help = "Prompt tokens that engines had cached, as reported.";
-    text.per_backend(backends, "cached_tokens_total", "counter", help, |b| b.cached_tokens as f64);
-    let help = "Prompt tokens that the router believed cached.";
-    text.per_backend(backends, "predicted_tokens_total", "counter", help, |b| b.predicted_tokens as f64);
-    let help =
-        "Answers that did not report how much of the prompt was cached, which teach the router nothing.";
-    text.per_backend(backends, "answers_without_cached_tokens_total", "counter", help, |b| {
-        b.without_cached_tokens as f64
-    });
-    text.prediction_errors(backends);
-    text.statuses(backends, &counts.statuses);
-    text.first_byte(backends);
-    text.family("forebay_route_refused_total", "counter", "Requests answered by the router itself.");
-    for (reason, count) in [
-        ("bad-request", counts.bad_request),
-        ("overloaded", counts.overloaded),
-        ("no-answer", counts.no_answer),
-    ] {
-        text.line("forebay_route_refused_total", &[("reason", reason)], count as f64);
-    }
-    let name = "forebay_route_request_log_dropped_total";
-    text.family(name, "counter", "Lines of the request log that were lost.");
-    text.line(name, &[], counts.log_lines_dropped as f64);
-    text.0
+pub fn render(stats: RouterStats, counts: Counts) -> String {
+    let mut registry = Registry::with_prefix("forebay_route");
+    registry.register_collector(Box::new(Page { stats, counts }));
+    let mut text = String::with_capacity(8 * 1024);
+    // Neither a String nor these names refuse anything.
+    let _ = encode(&mut text, &registry);
+    text
 }
 
-struct Text(String);
+#[derive(Debug)]
+struct Page {
+    stats: RouterStats,
+    counts: Counts,
+}
 
-impl Text {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+type Labels<'a, const COUNT: usize> = [(&'static str, &'a str); COUNT];
+
+impl Collector for Page {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Families(&mut encoder);
+        page.gauge("info", "The policy in use.", [([("policy", self.stats.policy)], 1)])?;
+        self.state(&mut page)?;
+        self.requests(&mut page)?;
+        self.tokens(&mut page)?;
+        self.statuses(&mut page)?;
+        self.first_byte(&mut page)?;
+        let refused = [
+            ("bad-request", self.counts.bad_request),
+            ("overloaded", self.counts.overloaded),
+            ("no-answer", self.counts.no_answer),
+        ];
+        let refused = refused.map(|(reason, count)| ([("reason", reason)], count));
+        page.counter("refused", "Requests answered by the router itself.", refused)?;
+        let dropped = [([], self.counts.log_lines_dropped)];
+        page.counter("request_log_dropped", "Lines of the request log that were lost.", dropped)
+    }
+}
+
+impl Page {
+    fn each(&self, value: impl Fn(&BackendStats) -> u64) -> impl Iterator<Item = (Labels<'_, 1>, u64)> {
+        self.stats.backends.iter().map(move |backend| ([("backend", &backend.name[..])], value(backend)))
     }
 
-    /// Label values are names that need no escaping: the configuration allows no others.
-    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
-        let labels: Vec<String> =
-            labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
+    fn state(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        page.gauge("backend_up", "1 if requests may be sent to it.", self.each(|of| of.up.into()))?;
+        page.gauge("in_flight", "Requests in flight.", self.each(|of| of.in_flight.into()))?;
+        let help = "Prompt tokens not yet computed, estimated.";
+        page.gauge("pending_prefill_tokens", help, self.each(|of| of.pending_prefill_tokens))?;
+        let help = "Prompt tokens of requests in flight, estimated.";
+        page.gauge("context_tokens", help, self.each(|of| of.context_tokens))?;
+        let help = "Prompt chunks in the shadow prefix index.";
+        page.gauge("index_chunks", help, self.each(|of| of.index_chunks as u64))?;
+        page.counter("ejections", "Times it was taken out of use.", self.each(|of| of.ejections))
+    }
+
+    fn requests(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let ends = self.stats.backends.iter().flat_map(|of| {
+            let failures = Failure::ALL.iter().map(|failure| failure.name()).zip(of.failures);
+            let ends = [("answered", of.answered), ("cancelled", of.cancelled)].into_iter().chain(failures);
+            ends.map(move |(end, count)| ([("backend", &of.name[..]), ("end", end)], count))
+        });
+        page.counter("attempts", "Attempts to have a request answered, by how they ended.", ends)
+    }
+
+    fn tokens(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let help = "Prompt tokens of answers that reported what was cached.";
+        page.counter("prompt_tokens", help, self.each(|of| of.prompt_tokens))?;
+        let help = "Prompt tokens that engines had cached, as reported.";
+        page.counter("cached_tokens", help, self.each(|of| of.cached_tokens))?;
+        let help = "Prompt tokens that the router believed cached.";
+        page.counter("predicted_tokens", help, self.each(|of| of.predicted_tokens))?;
+        let help =
+            "Answers that did not report how much of the prompt was cached, which teach the router nothing.";
+        page.counter("answers_without_cached_tokens", help, self.each(|of| of.without_cached_tokens))?;
+        let errors = self.stats.backends.iter().flat_map(|of| {
+            let errors = [("over", of.over_predicted_tokens), ("under", of.under_predicted_tokens)];
+            errors.map(|(direction, tokens)| ([("backend", &of.name[..]), ("direction", direction)], tokens))
+        });
+        let help = "Difference of predicted and reported cached tokens, summed over requests.";
+        page.counter("hit_prediction_error_tokens", help, errors)
     }
 
     /// An empty backend is the router itself.
-    fn statuses(&mut self, backends: &[BackendStats], statuses: &[Vec<(u16, u64)>]) {
-        let name = "forebay_route_responses_total";
-        self.family(name, "counter", "Answers to clients by status; without a backend the router's own.");
-        let names = backends.iter().map(|backend| &backend.name[..]).chain([""]);
-        for (backend, statuses) in names.zip(statuses) {
-            for &(status, count) in statuses {
-                self.line(name, &[("backend", backend), ("code", &status.to_string())], count as f64);
-            }
-        }
+    fn statuses(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let names = self.stats.backends.iter().map(|backend| &backend.name[..]).chain([""]);
+        let statuses: Vec<(&str, String, u64)> = names
+            .zip(&self.counts.statuses)
+            .flat_map(|(name, of)| of.iter().map(move |&(status, count)| (name, status.to_string(), count)))
+            .collect();
+        let statuses = statuses.iter();
+        let samples = statuses.map(|(name, code, count)| ([("backend", *name), ("code", &code[..])], *count));
+        page.counter(
+            "responses",
+            "Answers to clients by status; without a backend the router's own.",
+            samples,
+        )
     }
 
-    fn per_backend(
+    fn first_byte(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let help = "From the decision to the first byte of the answer.";
+        let mut family = page.0.encode_descriptor("first_byte_seconds", help, None, MetricType::Histogram)?;
+        for backend in &self.stats.backends {
+            let labels = [("backend", &backend.name[..])];
+            backend.first_byte_seconds.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The families of a page, each with its samples.
+struct Families<'a, 'b>(&'a mut DescriptorEncoder<'b>);
+
+impl Families<'_, '_> {
+    fn gauge<'l, const COUNT: usize>(
         &mut self,
-        backends: &[BackendStats],
         name: &str,
-        kind: &str,
         help: &str,
-        value: impl Fn(&BackendStats) -> f64,
-    ) {
-        let name = format!("forebay_route_{name}");
-        self.family(&name, kind, help);
-        for backend in backends {
-            self.line(&name, &[("backend", &backend.name)], value(backend));
-        }
+        samples: impl IntoIterator<Item = (Labels<'l, COUNT>, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut samples = samples.into_iter();
+        samples.try_for_each(|(labels, value)| ConstGauge::new(value).encode(family.encode_family(&labels)?))
     }
 
-    fn requests(&mut self, backends: &[BackendStats]) {
-        let name = "forebay_route_attempts_total";
-        self.family(name, "counter", "Attempts to have a request answered, by how they ended.");
-        for backend in backends {
-            let name_label = ("backend", &backend.name[..]);
-            self.line(name, &[name_label, ("end", "answered")], backend.answered as f64);
-            self.line(name, &[name_label, ("end", "cancelled")], backend.cancelled as f64);
-            for (failure, &count) in Failure::ALL.iter().zip(&backend.failures) {
-                self.line(name, &[name_label, ("end", failure.name())], count as f64);
-            }
-        }
-    }
-
-    fn prediction_errors(&mut self, backends: &[BackendStats]) {
-        let name = "forebay_route_hit_prediction_error_tokens_total";
-        self.family(
-            name,
-            "counter",
-            "Difference of predicted and reported cached tokens, summed over requests.",
-        );
-        for backend in backends {
-            let name_label = ("backend", &backend.name[..]);
-            self.line(name, &[name_label, ("direction", "over")], backend.over_predicted_tokens as f64);
-            self.line(name, &[name_label, ("direction", "under")], backend.under_predicted_tokens as f64);
-        }
-    }
-
-    fn first_byte(&mut self, backends: &[BackendStats]) {
-        let name = "forebay_route_first_byte_seconds";
-        self.family(name, "histogram", "From the decision to the first byte of the answer.");
-        for backend in backends {
-            let name_label = ("backend", &backend.name[..]);
-            let histogram = &backend.first_byte_seconds;
-            let mut count = 0;
-            let bounds = BOUNDS_SECONDS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-            for (bound, &bucket) in bounds.zip(&histogram.buckets) {
-                count += bucket;
-                self.line(&format!("{name}_bucket"), &[name_label, ("le", &bound)], count as f64);
-            }
-            self.line(&format!("{name}_sum"), &[name_label], histogram.sum);
-            self.line(&format!("{name}_count"), &[name_label], count as f64);
-        }
+    /// `_total` is added to the name.
+    fn counter<'l, const COUNT: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels<'l, COUNT>, u64)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut samples = samples.into_iter();
+        samples
+            .try_for_each(|(labels, value)| ConstCounter::new(value).encode(family.encode_family(&labels)?))
     }
 }
 
@@ -168,7 +180,7 @@ mod tests {
         let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend] };
         let statuses = vec![vec![(200, 5), (500, 6)], vec![(404, 7)]];
         let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
-        let text = render(&stats, &counts);
+        let text = render(stats, counts);
         for line in [
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"0.02\"} 2",
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"5\"} 3",

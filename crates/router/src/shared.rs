@@ -207,7 +207,7 @@ impl Shared {
             overloaded: self.overloaded.load(Ordering::Relaxed),
             no_answer: self.unanswered.load(Ordering::Relaxed),
         };
-        metrics::render(&self.stats(), &counts)
+        metrics::render(self.stats(), counts)
     }
 
     fn announce(&self, backend: usize, change: Option<Change>) {

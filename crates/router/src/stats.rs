@@ -1,11 +1,10 @@
-//! The router's figures as plain values. It knows what is counted and in which units; it must never know who counts or
-//! how the figures are shown.
+//! The router's figures: what is counted and in which units.
 
 use crate::health::Failure;
-use serde::Serialize;
+use prometheus_client::metrics::histogram::Histogram;
 
 /// Everything at one moment.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct RouterStats {
     /// Name of the policy.
     pub policy: &'static str,
@@ -17,7 +16,7 @@ pub struct RouterStats {
 
 /// One backend at one moment, and its totals since the start. Tokens in flight are estimates, totals of tokens are as
 /// the engines counted them.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct BackendStats {
     /// Its name.
     pub name: String,
@@ -75,7 +74,7 @@ impl BackendStats {
             over_predicted_tokens: 0,
             under_predicted_tokens: 0,
             without_cached_tokens: 0,
-            first_byte_seconds: Histogram::default(),
+            first_byte_seconds: Histogram::new(BOUNDS_SECONDS),
         }
     }
 
@@ -86,22 +85,4 @@ impl BackendStats {
 }
 
 /// Upper bounds of the histogram's buckets: from a warm hit on an idle engine to a cold 100 k prompt behind a queue.
-pub const BOUNDS_SECONDS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-
-/// Counts of durations by [`BOUNDS_SECONDS`].
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Histogram {
-    /// Durations at most as long as the bound, not counting those of the bounds before; the last entry has the rest.
-    pub buckets: [u64; BOUNDS_SECONDS.len() + 1],
-    /// Sum of all durations.
-    pub sum: f64,
-}
-
-impl Histogram {
-    /// Counts one duration.
-    pub fn observe(&mut self, seconds: f64) {
-        let bucket = BOUNDS_SECONDS.iter().position(|&bound| seconds <= bound);
-        self.buckets[bucket.unwrap_or(BOUNDS_SECONDS.len())] += 1;
-        self.sum += seconds;
-    }
-}
+const BOUNDS_SECONDS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];

@@ -1,6 +1,7 @@
-//! What the engine counts. This file is data.
+//! What the engine counts.
 
 use crate::scheduler::Counters;
+use prometheus_client::metrics::histogram::Histogram;
 
 /// A snapshot of an engine. Times are model seconds.
 #[derive(Clone, Debug, Default)]
@@ -37,12 +38,8 @@ pub struct Stats {
     pub dropped_event_batches: u64,
     /// What came of chunks that were loaded and stored.
     pub store: StoreStats,
-    /// Time to the first token.
-    pub ttft: Histogram<22>,
-    /// Time per output token after the first.
-    pub tpot: Histogram<19>,
-    /// Time to the last token.
-    pub e2e: Histogram<21>,
+    /// How long requests took.
+    pub times: Times,
 }
 
 /// Chunks, by what came of them. Each failed load is a miss: its tokens and those behind it are computed.
@@ -78,78 +75,40 @@ pub struct StoreStats {
     pub refused_chunks: u64,
 }
 
-/// Counts of values by upper bound, as Prometheus keeps them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Histogram<const BOUNDS: usize> {
-    /// Values up to each bound and above the one before it; the last count is of those above all bounds.
-    counts: [u64; BOUNDS],
-    above: u64,
-    sum: f64,
+/// Model seconds of requests, in vLLM's buckets.
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// To the first token.
+    pub ttft: Histogram,
+    /// For each output token after the first.
+    pub tpot: Histogram,
+    /// To the last token.
+    pub e2e: Histogram,
 }
 
-impl<const BOUNDS: usize> Default for Histogram<BOUNDS> {
-    fn default() -> Self {
-        Histogram { counts: [0; BOUNDS], above: 0, sum: 0.0 }
-    }
-}
-
-impl<const BOUNDS: usize> Histogram<BOUNDS> {
-    /// Counts a value under ascending `bounds`.
-    pub fn observe(&mut self, bounds: &[f64; BOUNDS], value: f64) {
-        self.sum += value;
-        match self.counts.get_mut(bounds.partition_point(|bound| *bound < value)) {
-            Some(count) => *count += 1,
-            None => self.above += 1,
+impl Default for Times {
+    fn default() -> Times {
+        Times {
+            ttft: Histogram::new(TTFT_BOUNDS_S),
+            tpot: Histogram::new(TPOT_BOUNDS_S),
+            e2e: Histogram::new(E2E_BOUNDS_S),
         }
-    }
-
-    /// How many values there are up to each bound, all smaller ones included.
-    pub fn cumulative(&self) -> [u64; BOUNDS] {
-        let mut sum = 0;
-        self.counts.map(|count| {
-            sum += count;
-            sum
-        })
-    }
-
-    /// How many values there are.
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum::<u64>() + self.above
-    }
-
-    /// The sum of all values.
-    pub fn sum(&self) -> f64 {
-        self.sum
     }
 }
 
 /// vLLM's buckets of the time to the first token, in seconds.
-pub const TTFT_BOUNDS_S: [f64; 22] = [
+const TTFT_BOUNDS_S: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
 
 /// vLLM's buckets of the time per output token, in seconds.
-pub const TPOT_BOUNDS_S: [f64; 19] = [
+const TPOT_BOUNDS_S: [f64; 19] = [
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
 
 /// vLLM's buckets of the time to the last token, in seconds.
-pub const E2E_BOUNDS_S: [f64; 21] = [
+const E2E_BOUNDS_S: [f64; 21] = [
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_value_counts_under_every_bound_that_is_not_below_it() {
-        let bounds = [1.0, 2.0, 4.0];
-        let mut histogram = Histogram::<3>::default();
-        [0.5, 1.0, 3.0, 9.0].iter().for_each(|value| histogram.observe(&bounds, *value));
-        assert_eq!(histogram.cumulative(), [2, 2, 3]);
-        assert_eq!((histogram.count(), histogram.sum()), (4, 13.5));
-    }
-}

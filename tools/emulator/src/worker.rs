@@ -8,7 +8,7 @@ use crate::external::{External, Fetched};
 use crate::job::{Delivery, End, Job, JobId, Message, Update};
 use crate::latency::{LatencyModel, StepShare};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
-use crate::stats::{E2E_BOUNDS_S, Stats, TPOT_BOUNDS_S, TTFT_BOUNDS_S};
+use crate::stats::Stats;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -266,7 +266,7 @@ impl Worker {
             if let Some(external) = &mut self.external {
                 external.computed(state.prompt_tokens() - state.hit().tokens());
             }
-            self.stats.ttft.observe(&TTFT_BOUNDS_S, self.clock.model_s_since(active.job.arrived));
+            self.stats.times.ttft.observe(self.clock.model_s_since(active.job.arrived));
         }
         let due = match active.job.delivery {
             _ if finished.is_some() => true,
@@ -289,10 +289,10 @@ impl Worker {
     fn note_finished(&mut self, request: RequestId) {
         let Some(active) = self.jobs.remove(request) else { return };
         self.stats.finished += 1;
-        self.stats.e2e.observe(&E2E_BOUNDS_S, self.clock.model_s_since(active.job.arrived));
+        self.stats.times.e2e.observe(self.clock.model_s_since(active.job.arrived));
         if let (Some(first), tokens @ 2..) = (active.first_token, active.job.max_tokens) {
             let per_token_s = self.clock.model_s_since(first) / (tokens - 1) as f64;
-            self.stats.tpot.observe(&TPOT_BOUNDS_S, per_token_s);
+            self.stats.times.tpot.observe(per_token_s);
         }
     }
 

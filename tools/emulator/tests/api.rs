@@ -309,7 +309,8 @@ async fn model_time_is_what_the_latency_model_says() {
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(20), "{took:?}");
     let stats = engine.stats();
-    assert_eq!((stats.steps, stats.ttft.count(), stats.tpot.count()), (21, 1, 1));
+    let times = (stats.times.ttft.count(), stats.times.tpot.count());
+    assert_eq!((stats.steps, times), (21, (1, 1)));
     assert!((stats.busy_s - 21.0 * 0.05).abs() < 1e-9, "{}", stats.busy_s);
     engine.shutdown(SECONDS).await;
 }

@@ -204,7 +204,7 @@ impl Shown {
                     return plain(StatusCode::SERVICE_UNAVAILABLE, why);
                 };
                 *reading.lock() = Some(permit);
-                let mut response = plain(StatusCode::OK, prometheus::render(&self.metrics.gather()));
+                let mut response = plain(StatusCode::OK, prometheus::render(self.metrics.gather()));
                 let kind = header::HeaderValue::from_static(prometheus::CONTENT_TYPE);
                 response.headers_mut().insert(header::CONTENT_TYPE, kind);
                 response

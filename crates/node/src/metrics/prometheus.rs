@@ -1,105 +1,86 @@
-//! Metrics as Prometheus text, version 0.0.4. Pure: this file knows the format; it must never know who asks.
+//! Metrics as Prometheus's text. This file turns what was gathered into what `prometheus-client`
+//! writes.
 
-use super::{Family, Histogram, Kind, Metric, Value};
+use super::{Kind, Metric, Value};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, prometheus_text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt;
 
-/// What the text is, for the header of an answer.
-pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(super) use prometheus_text::CONTENT_TYPE;
 
 /// The text. Numbers of one name stand together, whatever their order was.
-pub fn render(metrics: &[Metric]) -> String {
-    let mut families: BTreeMap<&str, Vec<&Metric>> = BTreeMap::new();
-    for metric in metrics {
-        families.entry(metric.family.name).or_default().push(metric);
-    }
+pub fn render(metrics: Vec<Metric>) -> String {
     let mut text = String::with_capacity(metrics.len() * 96);
-    for (_, metrics) in families {
-        put_head(&mut text, metrics[0].family);
-        metrics.iter().for_each(|metric| put_metric(&mut text, metric));
-    }
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Gathered(metrics)));
+    // Neither a String nor a gathered metric refuses anything.
+    let _ = prometheus_text::encode(&mut text, &registry);
     text
 }
 
-fn put_head(text: &mut String, family: &Family) {
-    let kind = match family.kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram => "histogram",
-    };
-    let help = family.help.replace('\\', r"\\").replace('\n', r"\n");
-    let _ = writeln!(text, "# HELP {} {help}\n# TYPE {} {kind}", family.name, family.name);
-}
+#[derive(Debug)]
+struct Gathered(Vec<Metric>);
 
-fn put_metric(text: &mut String, metric: &Metric) {
-    let name = metric.family.name;
-    match &metric.value {
-        Value::Number(value) => put_line(text, name, "", &metric.labels, None, *value),
-        Value::Histogram(histogram) => put_histogram(text, name, &metric.labels, histogram),
-    }
-}
-
-/// Buckets hold all observations up to their bound; the last has no bound.
-fn put_histogram(text: &mut String, name: &str, labels: &[(&str, String)], histogram: &Histogram) {
-    let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
-    let mut count = 0;
-    for (bound, &more) in bounds.zip(&histogram.counts) {
-        count += more;
-        put_line(text, name, "_bucket", labels, Some(bound), count as f64);
-    }
-    put_line(text, name, "_sum", labels, None, histogram.sum);
-    put_line(text, name, "_count", labels, None, count as f64);
-}
-
-fn put_line(
-    text: &mut String,
-    name: &str,
-    suffix: &str,
-    labels: &[(&str, String)],
-    bound: Option<f64>,
-    value: f64,
-) {
-    let _ = write!(text, "{name}{suffix}");
-    let mut separator = '{';
-    for (label, value) in labels {
-        let _ = write!(text, "{separator}{label}=\"");
-        value.chars().for_each(|character| put_escaped(text, character));
-        text.push('"');
-        separator = ',';
-    }
-    if let Some(bound) = bound {
-        let _ = write!(text, "{separator}le=\"{}\"", Number(bound));
-        separator = ',';
-    }
-    let end = if separator == '{' { "" } else { "}" };
-    let _ = writeln!(text, "{end} {}", Number(value));
-}
-
-fn put_escaped(text: &mut String, character: char) {
-    match character {
-        '\\' => text.push_str(r"\\"),
-        '"' => text.push_str("\\\""),
-        '\n' => text.push_str(r"\n"),
-        other => text.push(other),
-    }
-}
-
-/// A number as Prometheus reads it.
-struct Number(f64);
-
-impl std::fmt::Display for Number {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            f64::INFINITY => f.write_str("+Inf"),
-            f64::NEG_INFINITY => f.write_str("-Inf"),
-            number => write!(f, "{number}"),
+impl Collector for Gathered {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families: BTreeMap<&str, Vec<&Metric>> = BTreeMap::new();
+        for metric in &self.0 {
+            families.entry(metric.family.name).or_default().push(metric);
         }
+        for (name, metrics) in families {
+            let family = metrics[0].family;
+            let (name, kind) = match family.kind {
+                // The encoder adds it again.
+                Kind::Counter => (name.strip_suffix("_total").unwrap_or(name), MetricType::Counter),
+                Kind::Gauge => (name, MetricType::Gauge),
+                Kind::Histogram => (name, MetricType::Histogram),
+            };
+            let mut encoder = encoder.encode_descriptor(name, family.help, None, kind)?;
+            for metric in metrics {
+                encode(metric, encoder.encode_family(&metric.labels)?)?;
+            }
+        }
+        Ok(())
     }
+}
+
+/// What an exemplar would be labelled with, if there were any.
+type NoLabels = [(&'static str, &'static str); 0];
+
+const NO_EXEMPLAR: Option<&Exemplar<NoLabels, u64>> = None;
+
+fn encode(metric: &Metric, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+    match &metric.value {
+        Value::Histogram(histogram) => {
+            let bounds = histogram.bounds.iter().copied().chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(histogram.counts.iter().copied()).collect();
+            let count = histogram.counts.iter().sum();
+            encoder.encode_histogram::<NoLabels>(histogram.sum, count, &buckets, None)
+        }
+        // Whole numbers are written without a point.
+        Value::Number(number) => match metric.family.kind {
+            Kind::Counter if is_whole(*number) && *number >= 0.0 => {
+                encoder.encode_counter(&(*number as u64), NO_EXEMPLAR)
+            }
+            Kind::Counter => encoder.encode_counter(number, NO_EXEMPLAR),
+            _ if is_whole(*number) => encoder.encode_gauge(&(*number as i64)),
+            _ => encoder.encode_gauge(number),
+        },
+    }
+}
+
+fn is_whole(number: f64) -> bool {
+    number.fract() == 0.0 && number.abs() < i64::MAX as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::{Family, Histogram};
     use proptest::prelude::*;
 
     const BYTES: Family = Family { name: "forebay_bytes_total", help: "A\\B\nC", kind: Kind::Counter };
@@ -158,7 +139,8 @@ mod tests {
             Metric { family: &SECONDS, labels: of("a"), value: Value::Histogram(histogram.clone()) };
         let no_label = Metric { family: &SECONDS, labels: Vec::new(), value: Value::Histogram(histogram) };
         let bytes = |peer| Metric::new(&BYTES, &[("peer", peer)], 3.0);
-        let text = render(&[bytes("a"), seconds, bytes("b"), no_label, Metric::new(&BYTES, &[], 1e18)]);
+        let all = vec![bytes("a"), seconds, bytes("b"), no_label, Metric::new(&BYTES, &[], 1e18)];
+        let text = render(all);
         let expected = r#"# HELP forebay_bytes_total A\\B\nC
 # TYPE forebay_bytes_total counter
 forebay_bytes_total{peer="a"} 3
@@ -191,7 +173,7 @@ forebay_seconds_count 4
             let values = values.into_iter().chain([special]);
             let labels: Vec<_> = names.into_iter().zip(values).collect();
             let metric = Metric { family: &BYTES, labels: labels.clone(), value: Value::Number(number) };
-            let text = render(&[metric.clone(), metric]);
+            let text = render(vec![metric.clone(), metric]);
             prop_assert!(text.ends_with('\n'));
             let lines: Vec<&str> = text.trim_end_matches('\n').split('\n').collect();
             prop_assert_eq!(lines.len(), 4);

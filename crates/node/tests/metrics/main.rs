@@ -37,7 +37,7 @@ fn listen(metrics: &Arc<Metrics>, ready: bool) -> MetricsServer {
 
 /// The value of the line that begins like this.
 fn value(metrics: &Metrics, line: &str) -> f64 {
-    let text = forebay_node::metrics::render(&metrics.gather());
+    let text = forebay_node::metrics::render(metrics.gather());
     let line = text.lines().find_map(|candidate| candidate.strip_prefix(line)).unwrap();
     line.trim().parse().unwrap()
 }

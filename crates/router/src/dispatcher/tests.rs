@@ -168,7 +168,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
                 dispatcher.end(&ask, assignment, End::Answered { status, usage: Some(usage) });
             }
             assert_eq!(state(&dispatcher), before, "{policy} {status}");
-            assert_eq!(dispatcher.stats().backends[1 - home].first_byte_seconds.sum, 0.0);
+            assert_eq!(dispatcher.stats().backends[1 - home].first_byte_seconds.sum(), 0.0);
         }
     }
 }

@@ -24,6 +24,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use error::ApiError;
 use parking_lot::Mutex;
+use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -78,8 +79,8 @@ async fn health(State(app): State<Arc<App>>) -> StatusCode {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let stats = app.stats.lock().clone();
-    let text = metrics::render(&stats, &app.model, app.block_tokens);
-    ([(axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    let text = metrics::render(stats, &app.model, app.block_tokens);
+    ([(axum::http::header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 /// Seconds of Unix time.

@@ -139,7 +139,7 @@ pub(super) mod tests {
     fn a_peer_is_shown_by_path_stage_and_fault() {
         let mut out = Vec::new();
         of_agent(|| vec![a_peer()]).collect(&mut out);
-        let text = crate::metrics::render(&out);
+        let text = crate::metrics::render(out);
         for line in [
             "forebay_peer_state{peer=\"two\",state=\"up\"} 1",
             "forebay_peer_state{peer=\"two\",state=\"dead\"} 0",

@@ -59,7 +59,7 @@ mod tests {
         let stat = NodeStat { hits: [1, 2, 3], ..NodeStat::default() };
         let mut out = Vec::new();
         collect(&stat, &[client("engine", 2), client("other", 1), client("engine", 3)], &mut out);
-        let text = crate::metrics::render(&out);
+        let text = crate::metrics::render(out);
         for line in [
             "forebay_clients{client=\"engine\"} 2",
             "forebay_client_leases{client=\"engine\"} 5",

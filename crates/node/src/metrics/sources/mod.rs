@@ -42,7 +42,6 @@ fn push_each(
     out.extend(values.iter().map(|&(value, number)| Metric::new(family, &[(label, value)], number as f64)));
 }
 
-/// One number without labels.
 fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
     out.push(Metric::new(family, &[], number));
 }
@@ -101,7 +100,7 @@ mod tests {
         };
         let _push = Push::start(&push, Arc::clone(&metrics)).unwrap();
         let promised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metrics/metrics.txt");
-        testkit::metrics::assert_promises(&render(&metrics.gather()), &promised);
+        testkit::metrics::assert_promises(&render(metrics.gather()), &promised);
     }
 
     #[test]
