@@ -10,12 +10,13 @@ use crate::metrics::{self, Counts};
 use crate::models::Models;
 use crate::request_log::RequestLog;
 use crate::stats::RouterStats;
+use forebay_transfer::LogGate;
 use http::StatusCode;
 use parking_lot::{Mutex, MutexGuard};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 
@@ -39,7 +40,7 @@ pub struct Shared {
     dispatcher: Mutex<Dispatcher>,
     /// Wakes those who wait for a first byte of a backend when there is news of it, or another has come back.
     news: Vec<Notify>,
-    log_gates: Mutex<Vec<LogGate>>,
+    log_gates: Vec<Gates>,
     phase: AtomicU8,
     /// Tells connections of the phase.
     phases: watch::Sender<Phase>,
@@ -52,6 +53,15 @@ pub struct Shared {
     pub unanswered: AtomicU64,
     /// Answers by status: those of each backend, and last the router's own.
     statuses: Vec<Statuses>,
+}
+
+/// Bound the log lines about one engine: one of each a minute, so that "ejected" is not left without
+/// its "used again".
+#[derive(Debug, Default)]
+struct Gates {
+    ejected: LogGate,
+    still_out: LogGate,
+    used_again: LogGate,
 }
 
 /// Counts of answers by their status, from 100.
@@ -92,7 +102,7 @@ impl Shared {
             statuses: (0..=targets.len()).map(|_| statuses()).collect(),
             dispatcher: Mutex::new(Dispatcher::new(policy, names, thresholds)),
             news: targets.iter().map(|_| Notify::new()).collect(),
-            log_gates: Mutex::new(targets.iter().map(|_| LogGate::default()).collect()),
+            log_gates: targets.iter().map(|_| Gates::default()).collect(),
             phase: AtomicU8::new(Phase::Serving as u8),
             phases: watch::Sender::new(Phase::Serving),
             targets,
@@ -220,20 +230,25 @@ impl Shared {
         if left == 0 && matches!(change, Change::Ejected { .. }) {
             self.lines.no_engine(&self.targets[backend].name);
         }
-        let mut gates = self.log_gates.lock();
-        let Some(kept_back) = gates[backend].pass(Instant::now()) else { return };
+        let gates = &self.log_gates[backend];
+        let gate = match change {
+            Change::Ejected { .. } => &gates.ejected,
+            Change::StillDown { .. } => &gates.still_out,
+            Change::Readmitted => &gates.used_again,
+        };
+        let Some(repeated) = gate.pass() else { return };
         let engine = &self.targets[backend].name;
         match change {
             Change::Ejected { cause, last } => {
                 let (reason, last) = (cause.name(), last.name());
-                tracing::warn!(engine, reason, last, engines_left = left, kept_back, "engine ejected");
+                tracing::warn!(engine, reason, last, engines_left = left, repeated, "engine ejected");
             }
             Change::StillDown { cause } => {
                 let reason = cause.name();
-                tracing::warn!(engine, reason, engines_left = left, kept_back, "engine is still out");
+                tracing::warn!(engine, reason, engines_left = left, repeated, "engine is still out");
             }
             Change::Readmitted => {
-                tracing::info!(engine, engines_left = left, kept_back, "engine is used again");
+                tracing::info!(engine, engines_left = left, repeated, "engine is used again");
             }
         }
     }
@@ -263,31 +278,6 @@ pub enum Phase {
 
 impl Phase {
     const ALL: [Phase; 4] = [Phase::Serving, Phase::Leaving, Phase::Draining, Phase::Cut];
-}
-
-/// Bounds the log lines about one engine: a pair of them a minute, so that "ejected" is not left
-/// without its "used again".
-#[derive(Debug, Default)]
-struct LogGate {
-    since: Option<Instant>,
-    passed: u32,
-    kept_back: u32,
-}
-
-impl LogGate {
-    /// May a line be written now? Returns how many were not since the last one.
-    fn pass(&mut self, now: Instant) -> Option<u32> {
-        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(60)) {
-            self.since = Some(now);
-            self.passed = 0;
-        }
-        if self.passed == 2 {
-            self.kept_back += 1;
-            return None;
-        }
-        self.passed += 1;
-        Some(std::mem::take(&mut self.kept_back))
-    }
 }
 
 /// The right of one request to be under way.
@@ -346,14 +336,23 @@ impl Drop for Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Backend;
+    use crate::health::Cause;
+    use crate::policy::Policy;
 
     #[test]
-    fn an_engine_that_comes_and_goes_writes_two_lines_a_minute_and_a_count() {
-        let (mut gate, start) = (LogGate::default(), Instant::now());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let passed: Vec<Option<u32>> = (0..125).map(|second| gate.pass(at(second))).collect();
-        let written: Vec<(usize, u32)> =
-            passed.iter().enumerate().filter_map(|(second, passed)| Some((second, (*passed)?))).collect();
-        assert_eq!(written, [(0, 0), (1, 0), (60, 58), (61, 0), (120, 58), (121, 0)]);
+    fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
+        let engine = Backend { name: "a".into(), url: "http://127.0.0.1:1".into() };
+        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl);
+        let targets = config.check().unwrap();
+        let shared = Shared::new(config, targets, None);
+        let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
+        let lines = testkit::logged(|| {
+            for change in [ejected, Change::Readmitted].repeat(5) {
+                shared.announce(0, Some(change));
+            }
+        });
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+        assert!(lines.contains("ejected") && lines.contains("used again"), "{lines}");
     }
 }

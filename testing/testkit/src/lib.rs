@@ -1,10 +1,12 @@
-//! What tests of several crates share: waiting, being skipped, what an idle process uses, and what a
-//! page of metrics promises.
+//! What tests of several crates share: waiting, being skipped, what an idle process uses, what code
+//! under test logs, and what a page of metrics promises.
 
 pub mod idle;
+mod log;
 pub mod metrics;
 mod wait;
 
+pub use log::logged;
 pub use wait::{ended, eventually, eventually_async};
 
 use std::fmt::Display;

@@ -56,8 +56,7 @@ fn families(page: &str) -> BTreeMap<&str, Family<'_>> {
     for line in page.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
             families.entry(name).or_default().help = help;
-        } else if let Some((name, kind)) =
-            line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))
         {
             families.entry(name).or_default().kind = kind;
         } else {
