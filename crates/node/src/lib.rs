@@ -4,7 +4,6 @@
 mod config;
 pub mod directory;
 mod endpoint;
-mod hex;
 mod local;
 pub mod log;
 pub mod metrics;

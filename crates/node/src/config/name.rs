@@ -1,10 +1,9 @@
 //! What a node is called where nothing was said: the host's name with a digest of the machine and of the
 //! socket behind it, so that neither two machines that have one host name nor two nodes of one machine have
-//! one name. This file knows names; it must never know who uses them.
+//! one name.
 
 use super::ConfigError;
 use crate::directory::{NAME_BYTES_MAX, check_name};
-use crate::hex::to_hex;
 use serde::{Deserialize, Deserializer, de};
 use std::path::Path;
 
@@ -25,7 +24,7 @@ fn of(host: &str, machine: &str, socket: &Path) -> String {
         hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
     }
     let host: String = host.chars().filter(|letter| !letter.is_control()).take(63).collect();
-    format!("{host}-{}", to_hex(&hasher.finalize().as_bytes()[..4]))
+    format!("{host}-{}", hex::encode(&hasher.finalize().as_bytes()[..4]))
 }
 
 /// For serde: a name that was given.

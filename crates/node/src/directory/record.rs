@@ -1,7 +1,6 @@
-//! What a node says about itself so that others can reach it. This file knows the record's fields and their bounds; it
-//! must never know where records are kept.
+//! What a node says about itself so that others can reach it: the record's fields and their bounds.
 
-use crate::hex::{from_hex, to_hex};
+use hex::FromHex;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use thiserror::Error;
@@ -30,18 +29,10 @@ pub enum RecordError {
     Json(String),
     /// An id is not an id.
     #[error("{field} is {value:?}; allowed: 32 hexadecimal digits")]
-    Id {
-        /// Which field.
-        field: &'static str,
-        /// What it says.
-        value: String,
-    },
+    Id { field: &'static str, value: String },
     /// The name is empty or too long, or would garble a log.
     #[error("name has {bytes} bytes; allowed: 1 to {NAME_BYTES_MAX}, without control characters")]
-    Name {
-        /// Its length.
-        bytes: usize,
-    },
+    Name { bytes: usize },
 }
 
 /// The record as JSON; unknown fields are left to later versions.
@@ -62,9 +53,8 @@ pub fn node_of_name(name: &str) -> [u8; 16] {
 }
 
 impl NodeRecord {
-    /// The record as JSON.
     pub fn to_json(&self) -> String {
-        let (node, instance) = (to_hex(&self.node), to_hex(&self.instance));
+        let (node, instance) = (hex::encode(self.node), hex::encode(self.instance));
         let written = Written { node, instance, name: self.name.clone(), address: self.address };
         serde_json::to_string(&written).unwrap_or_default()
     }
@@ -89,7 +79,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), RecordError> {
 /// The id that a field of hexadecimal digits stands for.
 pub(super) fn id_of(field: &'static str, value: &str) -> Result<[u8; 16], RecordError> {
     let start = value.char_indices().nth(64).map_or(value.len(), |(at, _)| at);
-    from_hex(value).ok_or_else(|| RecordError::Id { field, value: value[..start].to_owned() })
+    <[u8; 16]>::from_hex(value).map_err(|_| RecordError::Id { field, value: value[..start].to_owned() })
 }
 
 #[cfg(test)]

@@ -1,17 +1,13 @@
-//! Metrics and spans as OTLP's JSON, for OTLP/HTTP. Pure: this file knows the encoding; it must never know how it is
-//! sent.
+//! Metrics and spans as OTLP's JSON, for OTLP/HTTP. It does no I/O.
 //!
 //! Ids are hexadecimal and 64-bit integers are strings, as the encoding has it. Counters and histograms are cumulative.
 
 use super::{Histogram, Kind, Metric, Span, Value};
-use crate::hex::to_hex;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
-/// What produced it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resource<'a> {
-    /// The node's name.
     pub node: &'a str,
     /// When it started, by the wall clock.
     pub start_unix_ns: u64,
@@ -100,9 +96,9 @@ fn span(span: &Span) -> Json {
         None => json!({"code": 1}),
     };
     json!({
-        "traceId": to_hex(&span.trace),
-        "spanId": to_hex(&span.id),
-        "parentSpanId": span.parent.map(|parent| to_hex(&parent)).unwrap_or_default(),
+        "traceId": hex::encode(span.trace),
+        "spanId": hex::encode(span.id),
+        "parentSpanId": span.parent.map(hex::encode).unwrap_or_default(),
         "name": span.name,
         "kind": internal,
         "startTimeUnixNano": span.start_unix_ns.to_string(),

@@ -200,7 +200,7 @@ impl Owner {
             let owner = &examining.0;
             if owner.store.read_guard_by_id(tenant, &id).is_some_and(|loan| !loan.check()) {
                 owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
-                let node = crate::hex::to_hex(&from.node);
+                let node = hex::encode(from.node);
                 tracing::error!(node, "corrupt chunk in memory, found by a peer");
             }
             reply.send(Answer::Heard.encode());

@@ -1,5 +1,4 @@
-//! Where things are in etcd: the keys below the prefix. This file knows their spelling; it must never know what is under
-//! them.
+//! Where things are in etcd: the keys below the prefix, and how they are spelt.
 //!
 //! ```text
 //! <prefix>/nodes/<node>           the node's record
@@ -8,8 +7,8 @@
 //!
 //! Ids are lower-case hexadecimal digits.
 
-use crate::hex::{from_hex, to_hex};
 use forebay_kv::ChunkId;
+use hex::FromHex;
 
 /// The spelling of keys below one prefix.
 #[derive(Debug, Clone)]
@@ -32,19 +31,23 @@ impl Keys {
 
     pub fn write(&self, key: Key) -> Vec<u8> {
         let text = match key {
-            Key::Node(node) => format!("{}nodes/{}", self.prefix, to_hex(&node)),
-            Key::Holding(chunk, node) => format!("{}chunks/{chunk}/{}", self.prefix, to_hex(&node)),
+            Key::Node(node) => format!("{}nodes/{}", self.prefix, hex::encode(node)),
+            Key::Holding(chunk, node) => format!("{}chunks/{chunk}/{}", self.prefix, hex::encode(node)),
         };
         text.into_bytes()
     }
 
     pub fn read(&self, key: &[u8]) -> Option<Key> {
-        let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
-        if let Some(node) = key.strip_prefix("nodes/") {
-            return from_hex(node).map(Key::Node);
-        }
-        let (chunk, node) = key.strip_prefix("chunks/")?.split_once('/')?;
-        Some(Key::Holding(ChunkId::from_bytes(from_hex(chunk)?), from_hex(node)?))
+        let text = std::str::from_utf8(key).ok()?.strip_prefix(&self.prefix)?;
+        let read = if let Some(node) = text.strip_prefix("nodes/") {
+            Key::Node(<[u8; 16]>::from_hex(node).ok()?)
+        } else {
+            let (chunk, node) = text.strip_prefix("chunks/")?.split_once('/')?;
+            let chunk = ChunkId::from_bytes(<[u8; 32]>::from_hex(chunk).ok()?);
+            Key::Holding(chunk, <[u8; 16]>::from_hex(node).ok()?)
+        };
+        // With capital digits it is another key of etcd, which stands for nothing.
+        (self.write(read) == key).then_some(read)
     }
 
     /// The first key below the prefix that there can be.
@@ -78,6 +81,9 @@ mod tests {
                 prop_assert_eq!(keys.read(&written), Some(key));
                 prop_assert_eq!(keys.read(&written[..written.len() - 1]), None);
                 prop_assert_eq!(Keys::new("/other").read(&written), None);
+                let (prefix, below) = written.split_at(keys.first().len());
+                let capitals = [prefix, &String::from_utf8_lossy(below).replace('a', "A").into_bytes()[..]].concat();
+                prop_assert!(capitals == written || keys.read(&capitals).is_none());
             }
         }
 
