@@ -1,8 +1,15 @@
-//! Addresses of HTTP services that the node asks: `http://host:port` and nothing else. This file must never know which
-//! services there are.
+//! HTTP services that the node asks: their addresses, `http://host:port` and nothing else, and the
+//! one client that posts JSON to them.
 
-use http::Uri;
+use bytes::Bytes;
 use http::uri::{Parts, PathAndQuery, Scheme};
+use http::{Response, Uri};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use std::time::Duration;
 
 /// What may be written.
 pub(crate) const ALLOWED: &str = "http://host:port, without a user (https is not spoken)";
@@ -26,11 +33,49 @@ pub(crate) fn without_user(text: &str) -> String {
 }
 
 /// The address of something that the service has.
-pub(crate) fn with_path(endpoint: &Uri, path: &'static str) -> Uri {
+fn with_path(endpoint: &Uri, path: &'static str) -> Uri {
     let mut parts = Parts::from(endpoint.clone());
     parts.path_and_query = Some(PathAndQuery::from_static(path));
     // A path in place of another leaves an address an address.
     Uri::from_parts(parts).unwrap_or_else(|_| endpoint.clone())
+}
+
+/// Posts JSON, over one connection to each service that it keeps.
+#[derive(Debug, Clone)]
+pub(crate) struct Poster(Client<HttpConnector, Full<Bytes>>);
+
+impl Poster {
+    /// `limit`: how long a connection may take to come about.
+    pub fn new(limit: Duration) -> Poster {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(limit));
+        connector.set_nodelay(true);
+        Poster(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector))
+    }
+
+    /// Sends a body and waits for the answer's head, without a limit of its own. An error is in words.
+    pub async fn post(
+        &self,
+        endpoint: &Uri,
+        path: &'static str,
+        header: Option<(&'static str, &'static str)>,
+        body: String,
+    ) -> Result<Response<Incoming>, String> {
+        let request =
+            http::Request::post(with_path(endpoint, path)).header("content-type", "application/json");
+        let request = match header {
+            Some((name, value)) => request.header(name, value),
+            None => request,
+        };
+        let request = request.body(Full::from(body)).map_err(|error| error.to_string())?;
+        self.0.request(request).await.map_err(|error| chain(&error))
+    }
+}
+
+/// An error with its causes: hyper's own text names only the outermost.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]

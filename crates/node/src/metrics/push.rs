@@ -1,15 +1,12 @@
-//! The thread that pushes metrics and spans to an OpenTelemetry collector. What goes wrong with it is counted, and
-//! matters to nobody else: what could not be pushed is lost, the next push has the newer numbers anyway.
+//! The thread that pushes metrics and spans to an OpenTelemetry collector. What goes wrong with it is
+//! counted and logged, and matters to nobody else: what could not be pushed is lost, the next push
+//! has the newer numbers anyway.
 
 use super::otlp::{self, Resource};
 use super::{Family, Kind, Metric, Metrics};
-use crate::endpoint;
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use crate::endpoint::{self, Poster};
+use http_body_util::{BodyExt, Limited};
 use hyper::Uri;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +26,6 @@ pub(crate) const EVERY_S: RangeInclusive<u32> = 1..=3600;
 pub struct PushConfig {
     /// `http://host:port` of the collector.
     pub endpoint: String,
-    /// The node's name.
     pub node: String,
     /// Seconds between pushes.
     pub every_s: u32,
@@ -42,16 +38,10 @@ pub struct PushConfig {
 pub enum PushError {
     /// The endpoint is not one.
     #[error("endpoint is {value:?}; allowed: http://host:port")]
-    Endpoint {
-        /// What it says.
-        value: String,
-    },
+    Endpoint { value: String },
     /// The time between pushes is too short or too long.
     #[error("every_s is {value}; allowed: {} to {}", EVERY_S.start(), EVERY_S.end())]
-    Every {
-        /// What it says.
-        value: u32,
-    },
+    Every { value: u32 },
     /// The system gives no thread, or nothing to wait with.
     #[error("the pushing thread: {0}")]
     Thread(std::io::Error),
@@ -136,7 +126,7 @@ impl Shared {
 struct Pusher {
     shared: Arc<Shared>,
     metrics: Arc<Metrics>,
-    client: Client<HttpConnector, Full<Bytes>>,
+    poster: Poster,
     endpoint: Uri,
     node: String,
     start_unix_ns: u64,
@@ -146,17 +136,16 @@ struct Pusher {
 
 impl Pusher {
     fn new(config: &PushConfig, endpoint: Uri, shared: Arc<Shared>, metrics: Arc<Metrics>) -> Pusher {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(Duration::from_micros(config.limit_us)));
+        let limit = Duration::from_micros(config.limit_us);
         Pusher {
             shared,
             metrics,
-            client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector),
+            poster: Poster::new(limit),
             endpoint,
             node: config.node.clone(),
             start_unix_ns: unix_ns(),
             every: Duration::from_secs(config.every_s.into()),
-            limit: Duration::from_micros(config.limit_us),
+            limit,
         }
     }
 
@@ -180,22 +169,20 @@ impl Pusher {
     }
 
     async fn post(&self, path: &'static str, body: String) {
-        let is_taken = timeout(self.limit, self.exchange(path, body)).await.ok().flatten().unwrap_or(false);
-        let count = if is_taken { &self.shared.pushed } else { &self.shared.failed };
+        let late = |_| Err(format!("no answer within {} ms", self.limit.as_millis()));
+        let taken = timeout(self.limit, self.exchange(path, body)).await.unwrap_or_else(late);
+        let count = if taken.is_ok() { &self.shared.pushed } else { &self.shared.failed };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the collector took it; none where there was no answer. The answer is read, so that the connection can
-    /// be used again.
-    async fn exchange(&self, path: &'static str, body: String) -> Option<bool> {
-        let request = http::Request::post(endpoint::with_path(&self.endpoint, path))
-            .header("content-type", "application/json")
-            .body(Full::from(body))
-            .ok()?;
-        let response = self.client.request(request).await.ok()?;
-        let is_taken = response.status().is_success();
-        Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.ok()?;
-        Some(is_taken)
+    /// Why the collector did not take it. The answer is read, so that the connection can be used
+    /// again.
+    async fn exchange(&self, path: &'static str, body: String) -> Result<(), String> {
+        let answer = self.poster.post(&self.endpoint, path, None, body).await?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        body.map_err(|error| error.to_string())?;
+        status.is_success().then_some(()).ok_or_else(|| status.to_string())
     }
 }
 

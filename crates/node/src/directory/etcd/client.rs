@@ -1,16 +1,12 @@
-//! HTTP to etcd: one exchange, or one watch, at a time and within limits. This file knows sockets, endpoints and
-//! lengths; it must never know why something is asked.
+//! HTTP to etcd: one exchange, or one watch, at a time and within limits.
 
 use super::EtcdError;
 use super::wire::{Failure, Message, Request, Response};
-use crate::endpoint;
-use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Full, Limited};
+use crate::endpoint::{self, Poster};
+use bytes::BytesMut;
+use http_body_util::{BodyExt, Limited};
 use hyper::Uri;
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client as HttpClient;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -20,7 +16,7 @@ const BODY_BYTES_MAX: usize = 16 << 20;
 /// The etcds that may be asked, one of them now.
 #[derive(Debug, Clone)]
 pub(super) struct Client {
-    http: HttpClient<HttpConnector, Full<Bytes>>,
+    poster: Poster,
     endpoints: Vec<Uri>,
     at: usize,
     limit: Duration,
@@ -35,14 +31,9 @@ impl Client {
         if endpoints.is_empty() {
             return Err(EtcdError::Endpoint { value: String::new() });
         }
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(limit));
-        connector.set_nodelay(true);
-        let http = HttpClient::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
-        Ok(Client { http, endpoints, at: 0, limit })
+        Ok(Client { poster: Poster::new(limit), endpoints, at: 0, limit })
     }
 
-    /// Who is asked now.
     pub fn endpoint(&self) -> String {
         self.endpoints[self.at].to_string()
     }
@@ -73,13 +64,10 @@ impl Client {
     }
 
     async fn post(&self, path: &'static str, body: String) -> Result<http::Response<Incoming>, Failure> {
-        let request = http::Request::post(endpoint::with_path(&self.endpoints[self.at], path))
-            .header("content-type", "application/json")
-            // A watch on an etcd that is cut off from the others must end instead of being silent.
-            .header("grpc-metadata-hasleader", "true")
-            .body(Full::from(body))
-            .map_err(|error| Failure::Refused(error.to_string()))?;
-        self.http.request(request).await.map_err(|error| Failure::Unreachable(error.to_string()))
+        // A watch on an etcd that is cut off from the others must end instead of being silent.
+        let header = Some(("grpc-metadata-hasleader", "true"));
+        let answer = self.poster.post(&self.endpoints[self.at], path, header, body).await;
+        answer.map_err(Failure::Unreachable)
     }
 }
 
