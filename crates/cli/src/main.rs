@@ -8,7 +8,7 @@ mod cmd;
 mod demo;
 
 use clap::{Parser, Subcommand};
-use forebay_node::log::{self, LevelFilter};
+use forebay_client::log::{self, Format, LevelFilter};
 use forebay_results::output;
 use std::process::ExitCode;
 
@@ -22,6 +22,9 @@ struct Cli {
     /// End when the process with this id, which started this one, ends
     #[arg(long, global = true, hide = true, value_name = "PID")]
     end_with: Option<i32>,
+    /// How log lines are written to stderr: text, or json, an object a line
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
+    log_format: Format,
     #[command(subcommand)]
     command: Command,
 }
@@ -52,11 +55,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Cli { end_with, command } = Cli::parse();
+    let Cli { end_with, log_format, command } = Cli::parse();
     if let Some(parent) = end_with {
         end_with_parent(parent);
     }
-    if let Err(error) = log::start(LevelFilter::INFO) {
+    if let Err(error) = log::start(LevelFilter::INFO, log_format) {
         eprintln!("forebay: {error}");
         return ExitCode::FAILURE;
     }

@@ -462,6 +462,23 @@ fn the_user_of_the_unit_is_one_that_systemd_makes() {
 }
 
 #[test]
+fn a_log_in_json_is_an_object_a_line_and_has_the_configuration_in_effect() {
+    let site = Site::new("");
+    let mut node = site.start_as(|command| {
+        command.args(["--log-format", "json"]).env("FOREBAY_LOG", "info").stderr(Stdio::piped());
+    });
+    let lines = BufReader::new(node.child.stderr.take().unwrap()).lines();
+    let mut lines = lines.map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
+    let line = lines.find(|line| line["message"] == "configuration in effect").unwrap();
+    assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &"forebay::cmd::node".into()));
+    let config: serde_json::Value = serde_json::from_str(line["config"].as_str().unwrap()).unwrap();
+    assert_eq!(config["socket"], site.socket().to_str().unwrap());
+    assert_eq!(config["memory"]["size"], "8MiB");
+    // What follows from other values is in it too.
+    assert_ne!(config["memory"]["largest_chunk"], "0B");
+}
+
+#[test]
 fn systemd_understands_the_unit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("forebay-node.service");

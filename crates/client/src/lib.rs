@@ -11,6 +11,7 @@ mod fetch;
 mod lease;
 mod lent;
 mod load;
+pub mod log;
 mod promise;
 pub mod protocol;
 mod save;

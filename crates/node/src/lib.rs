@@ -5,7 +5,6 @@ mod config;
 pub mod directory;
 mod endpoint;
 mod local;
-pub mod log;
 pub mod metrics;
 mod node;
 mod peering;

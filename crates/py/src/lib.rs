@@ -49,7 +49,8 @@ mod _forebay {
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        use forebay_node::log::{LevelFilter, start};
-        start(LevelFilter::WARN).map_err(|bad| pyo3::exceptions::PyValueError::new_err(bad.to_string()))
+        use forebay_client::log::{Format, LevelFilter, start};
+        let started = start(LevelFilter::WARN, Format::Text);
+        started.map_err(|bad| pyo3::exceptions::PyValueError::new_err(bad.to_string()))
     }
 }

@@ -1,5 +1,5 @@
-//! `forebay node`: run the daemon of a host. It turns a file into a configuration and signals into the node's end; what a
-//! node does is `forebay-node`'s.
+//! `forebay node`: run the daemon of a host. It turns a file into a configuration and signals into
+//! the node's end; what a node does is `forebay-node`'s.
 
 use super::signals::Signals;
 use forebay_node::{DrainError, Node, NodeConfig};
@@ -24,9 +24,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     let config = NodeConfig::read(&args.config)?;
+    let effective = config.effective();
     if args.check_config {
         Node::check(&config)?;
-        print!("{}", config.effective().to_toml());
+        print!("{}", effective.to_toml());
         return Ok(());
     }
     let node = Node::start(&config)?;
@@ -35,6 +36,7 @@ pub fn run(args: Args) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signals = runtime.block_on(async { Signals::listen() })?;
     say(format_args!("{} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display()));
+    tracing::info!(config = serde_json::to_string(&effective)?, "configuration in effect");
     tell_systemd("READY=1");
     runtime.block_on(serve(node, signals, Duration::from_secs(config.limits.drain_s)))
 }

@@ -1,7 +1,8 @@
-//! Log lines of a process, of its node or of what it uses a node with: where they go, and which are shown.
-//! It knows the environment variable and the format; what is logged is said where it happens.
+//! Where a process writes its log: to stderr, as text or as JSON, and which lines are shown. It is
+//! started once, by a program that links a client or a node. What is logged is said where it happens.
 
 use std::io::{IsTerminal, stderr};
+use std::str::FromStr;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
@@ -9,6 +10,29 @@ pub use tracing_subscriber::filter::LevelFilter;
 
 /// Which lines are shown: a level, or levels of parts, such as `warn,forebay_node=debug`.
 const VARIABLE: &str = "FOREBAY_LOG";
+
+/// How a line is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// For people: time, level, part, message, fields.
+    #[default]
+    Text,
+    /// For collectors: an object a line, with the fields beside `timestamp`, `level`, `target` and
+    /// `message`.
+    Json,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Format, String> {
+        match text {
+            "text" => Ok(Format::Text),
+            "json" => Ok(Format::Json),
+            _ => Err(format!("'{text}' is no format; allowed are text and json")),
+        }
+    }
+}
 
 /// Why no log was started.
 #[derive(Debug, thiserror::Error)]
@@ -23,12 +47,16 @@ pub struct BadFilter {
 
 /// Writes log lines to stderr from here on, unless somebody writes them already. `usual` are shown
 /// where the variable is not set.
-pub fn start(usual: LevelFilter) -> Result<(), BadFilter> {
+pub fn start(usual: LevelFilter, format: Format) -> Result<(), BadFilter> {
     let filter = match std::env::var(VARIABLE) {
         Ok(value) => filter(&value)?,
         Err(_) => Targets::new().with_default(usual),
     };
     let lines = tracing_subscriber::fmt::layer().with_writer(stderr).with_ansi(stderr().is_terminal());
+    let lines = match format {
+        Format::Text => lines.boxed(),
+        Format::Json => lines.json().flatten_event(true).boxed(),
+    };
     // It fails where another subscriber was set, which shows them then.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
     Ok(())
