@@ -32,44 +32,19 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Why a file is not a list of nodes.
 #[derive(Debug, Error)]
 pub enum StaticError {
-    /// It cannot be read.
     #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// It is too long.
+    Io { path: PathBuf, error: io::Error },
     #[error("{path} has {bytes} bytes; allowed: {FILE_BYTES_MAX}")]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        bytes: u64,
-    },
+    TooLong { path: PathBuf, bytes: u64 },
     /// It is not TOML with the fields of a list.
     #[error("{path}: {message}")]
-    Toml {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        message: String,
-    },
+    Toml { path: PathBuf, message: String },
     /// An entry's field is wrong.
     #[error("{path}: node {name:?}: {error}")]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// Which entry.
-        name: String,
-        /// What is wrong.
-        error: RecordError,
-    },
+    Record { path: PathBuf, name: String, error: RecordError },
     /// Two entries are the same node.
     #[error("{path}: node {name:?} has the id or the address of another entry")]
     Twice {
-        /// The file.
         path: PathBuf,
         /// The second of them.
         name: String,
@@ -154,11 +129,10 @@ impl State {
                 self.nodes = nodes;
                 self.version = Some(version);
                 self.lists += 1;
+                tracing::info!(path = %path.display(), nodes = self.nodes.len(), "node list read");
             }
             Err(error) => {
-                tracing::warn!(
-                    "the list of nodes has changed and cannot be read; the one before is used: {error}"
-                );
+                tracing::warn!(path = %path.display(), reason = %error, "node list not read");
                 match error {
                     StaticError::Io { .. } => self.faults.unreachable += 1,
                     _ => self.faults.bad_entries += 1,

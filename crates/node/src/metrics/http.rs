@@ -30,7 +30,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 type Ready = dyn Fn() -> Result<String, String> + Send + Sync;
 
-/// What the port allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpLimits {
     /// Connections at a time that have not sent their request. Of more the oldest gives way.
@@ -95,7 +94,6 @@ impl MetricsServer {
         Arc::clone(&self.room)
     }
 
-    /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -160,16 +158,12 @@ async fn visit(
     };
     if let Ok(Err(error)) = ended
         && error.is_parse()
-        && let Some(before) = shown.gate.pass()
+        && let Some(repeated) = shown.gate.pass()
     {
-        tracing::warn!(
-            "what {from} sent to the port for metrics is no HTTP ({error}); if it is a node, its list has this port \
-             instead of the peers' ({before} more since the last line)"
-        );
+        tracing::warn!(peer = %from, reason = %error, repeated, "no HTTP on the metrics port");
     }
 }
 
-/// Answers one request.
 async fn serve(stream: TcpStream, shown: Arc<Shown>, place: RoomPlace<IpAddr>) -> hyper::Result<()> {
     // Kept until the answer is sent.
     let reading = Arc::new(Mutex::new(None));

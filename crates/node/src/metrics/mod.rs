@@ -1,8 +1,8 @@
 //! What the node shows of itself: numbers for Prometheus and OpenTelemetry, spans of sampled transfers.
 //!
-//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks, and answers with what
-//! its owner counts anyway. A source that panics, a collector that is down and a client that reads slowly harm nobody;
-//! they are counted. Knows names, labels and formats; must never know what a number means to the node.
+//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks, and
+//! answers with what its owner counts anyway. A source that panics, a collector that is down and a
+//! client that reads slowly harm nobody; they are counted.
 
 mod http;
 mod otlp;
@@ -19,9 +19,11 @@ pub use push::{Push, PushConfig, PushError};
 pub use spans::{Span, Spans};
 pub use trace::Trace;
 
-use parking_lot::{Mutex, RwLock};
+use forebay_transfer::LogGate;
+use parking_lot::RwLock;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers of one source at most; those after are left out.
 const METRICS_MAX: usize = 10_000;
@@ -33,54 +35,40 @@ pub struct Family {
     pub name: &'static str,
     /// One sentence.
     pub help: &'static str,
-    /// How it changes.
     pub kind: Kind,
 }
 
-/// How a number changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It only grows.
     Counter,
-    /// It goes up and down.
     Gauge,
-    /// Many observations, by size.
     Histogram,
 }
 
-/// A number now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Metric {
-    /// What it is called.
     pub family: &'static Family,
     /// What tells it from others of that name.
     pub labels: Vec<(&'static str, String)>,
-    /// How much it is.
     pub value: Value,
 }
 
-/// How much.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Of a counter or a gauge.
     Number(f64),
-    /// Of a histogram.
     Histogram(Histogram),
 }
 
-/// Observations by size.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Histogram {
     /// Upper bounds, rising. An observation is at most its bound.
     pub bounds: Vec<f64>,
     /// Observations up to each bound and above the one before; one more for those above all bounds.
     pub counts: Vec<u64>,
-    /// All observations together.
     pub sum: f64,
 }
 
 impl Metric {
-    /// A number of a counter or a gauge.
     pub fn new(family: &'static Family, labels: &[(&'static str, &str)], value: f64) -> Metric {
         let labels = labels.iter().map(|&(name, value)| (name, value.to_owned())).collect();
         Metric { family, labels, value: Value::Number(value) }
@@ -115,18 +103,18 @@ pub struct Metrics {
 struct Named {
     name: &'static str,
     source: Box<dyn Source>,
-    faults: Mutex<u64>,
+    faults: AtomicU64,
+    gate: LogGate,
 }
 
 impl Metrics {
-    /// Nothing to show yet.
     pub fn new() -> Metrics {
         Metrics::default()
     }
 
     /// Asks this source too, from now on. The name is for the count of its faults.
     pub fn add(&self, name: &'static str, source: impl Source + 'static) {
-        let named = Named { name, source: Box::new(source), faults: Mutex::default() };
+        let named = Named { name, source: Box::new(source), faults: AtomicU64::new(0), gate: LogGate::new() };
         self.sources.write().push(Arc::new(named));
     }
 
@@ -140,7 +128,7 @@ impl Metrics {
         let sources = self.sources.read().clone();
         let mut metrics: Vec<Metric> = sources.iter().flat_map(|named| named.collect()).collect();
         metrics.extend(sources.iter().map(|named| {
-            let faults = *named.faults.lock();
+            let faults = named.faults.load(Ordering::Relaxed);
             Metric::new(&SOURCE_FAULTS, &[("source", named.name)], faults as f64)
         }));
         metrics
@@ -157,7 +145,10 @@ impl Named {
             metrics
         }));
         collected.unwrap_or_else(|_| {
-            *self.faults.lock() += 1;
+            self.faults.fetch_add(1, Ordering::Relaxed);
+            if let Some(repeated) = self.gate.pass() {
+                tracing::error!(source = self.name, repeated, "metrics source failed");
+            }
             Vec::new()
         })
     }
@@ -177,7 +168,8 @@ mod tests {
             panic!("a source that panics, as the test wants");
         });
         metrics.add("good", |out: &mut Vec<Metric>| out.push(Metric::new(&UP, &[("of", "good")], 1.0)));
-        metrics.gather();
+        let line = testkit::logged(|| drop(metrics.gather()));
+        assert!(line.contains(r#"metrics source failed source="bad" repeated=0"#), "{line}");
         let gathered = metrics.gather();
         assert!(gathered.contains(&Metric::new(&UP, &[("of", "good")], 1.0)));
         assert!(!gathered.contains(&Metric::new(&UP, &[("of", "bad")], 1.0)));

@@ -5,6 +5,7 @@
 use super::otlp::{self, Resource};
 use super::{Family, Kind, Metric, Metrics};
 use crate::endpoint::{self, Poster};
+use forebay_transfer::LogGate;
 use http_body_util::{BodyExt, Limited};
 use hyper::Uri;
 use std::ops::RangeInclusive;
@@ -60,6 +61,8 @@ struct Shared {
     stirred: Notify,
     pushed: AtomicU64,
     failed: AtomicU64,
+    is_failing: AtomicBool,
+    gate: LogGate,
 }
 
 const PUSHES: Family = Family {
@@ -116,6 +119,25 @@ impl Drop for Push {
 }
 
 impl Shared {
+    /// Counts and logs how a push ended.
+    fn note(&self, endpoint: &Uri, taken: Result<(), String>) {
+        let count = if taken.is_ok() { &self.pushed } else { &self.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        let was_failing = self.is_failing.swap(taken.is_err(), Ordering::Relaxed);
+        match taken {
+            Ok(()) if was_failing => {
+                self.gate.reset();
+                tracing::info!(%endpoint, "metrics collector takes pushes again");
+            }
+            Ok(()) => {}
+            Err(reason) => {
+                if let Some(repeated) = self.gate.pass() {
+                    tracing::warn!(%endpoint, reason, repeated, "metrics collector took no push");
+                }
+            }
+        }
+    }
+
     fn collect(&self, out: &mut Vec<Metric>) {
         for (end, count) in [("taken", &self.pushed), ("failed", &self.failed)] {
             out.push(Metric::new(&PUSHES, &[("end", end)], count.load(Ordering::Relaxed) as f64));
@@ -171,8 +193,7 @@ impl Pusher {
     async fn post(&self, path: &'static str, body: String) {
         let late = |_| Err(format!("no answer within {} ms", self.limit.as_millis()));
         let taken = timeout(self.limit, self.exchange(path, body)).await.unwrap_or_else(late);
-        let count = if taken.is_ok() { &self.shared.pushed } else { &self.shared.failed };
-        count.fetch_add(1, Ordering::Relaxed);
+        self.shared.note(&self.endpoint, taken);
     }
 
     /// Why the collector did not take it. The answer is read, so that the connection can be used
@@ -190,4 +211,23 @@ impl Pusher {
 pub(super) fn unix_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use testkit::logged;
+
+    #[test]
+    fn a_collector_that_takes_nothing_is_one_line_and_one_when_it_takes_again() {
+        let (shared, endpoint) = (Shared::default(), Uri::from_static("http://a:4318/"));
+        let note = |taken: Result<(), &str>| logged(|| shared.note(&endpoint, taken.map_err(Into::into)));
+        assert!(note(Ok(())).is_empty());
+        let line = note(Err("429 Too Many Requests"));
+        let fields = r#"endpoint=http://a:4318/ reason="429 Too Many Requests" repeated=0"#;
+        assert!(line.contains(&format!("metrics collector took no push {fields}")), "{line}");
+        assert!(note(Err("no answer within 300 ms")).is_empty());
+        assert!(note(Ok(())).contains("metrics collector takes pushes again"));
+        assert!(note(Ok(())).is_empty());
+    }
 }

@@ -1,10 +1,12 @@
-//! The thread that carries questions and events between a member and etcd. It holds no policy: what to do is asked of
-//! [`Membership`](super::membership::Membership), and whatever happens is passed in there.
+//! The thread that carries questions and events between a member and etcd, and logs what etcd
+//! answers. It holds no policy: what to do is asked of [`Membership`], and whatever happens is
+//! passed in there.
 
+use super::Shared;
 use super::client::{Client, Watching};
-use super::membership::{Step, Watch};
+use super::membership::{Membership, Step, Watch};
 use super::wire::{Failure, Message, Request, Response, watch_body};
-use super::{Shared, conflict};
+use crate::directory::NodeRecord;
 use forebay_transfer::LogGate;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,11 +34,13 @@ struct Driver {
     log: Log,
 }
 
-/// What was told, so that only changes are, and what stays so once a minute.
+/// What was logged, so that a change is logged once, and what stays so once a minute.
 #[derive(Default)]
 struct Log {
-    is_failing: bool,
-    failing: LogGate,
+    is_found: bool,
+    lost: LogGate,
+    refused: LogGate,
+    expired: LogGate,
     is_hidden: bool,
     hidden: LogGate,
 }
@@ -45,36 +49,47 @@ impl Log {
     /// `is_failing`: some of what is asked, which need not be this.
     fn answered(&mut self, failure: Option<&Failure>, is_failing: bool, endpoint: &str) {
         match failure {
-            None if self.is_failing && !is_failing => {
-                self.is_failing = false;
-                self.failing.reset();
-                tracing::info!("etcd at {endpoint} answers again");
+            None if is_failing || self.is_found => {}
+            None => {
+                self.is_found = true;
+                self.lost.reset();
+                self.refused.reset();
+                tracing::info!(endpoint, "directory found");
             }
-            // These are answers too.
-            None | Some(Failure::LeaseGone | Failure::Compacted) => {}
-            Some(failure) => {
-                self.is_failing = true;
-                if let Some(before) = self.failing.pass() {
-                    tracing::warn!(
-                        "etcd at {endpoint}: {failure}; it is asked again, less often each time, and what is known of \
-                         other nodes may be out of date ({before} more failures since the last line)"
-                    );
+            // Only a part of the history is gone, which is read anew.
+            Some(Failure::Compacted) => {}
+            Some(Failure::LeaseGone) => {
+                if let Some(repeated) = self.expired.pass() {
+                    tracing::warn!(endpoint, repeated, "directory lease expired");
+                }
+            }
+            Some(Failure::Refused(reason)) => {
+                self.is_found = false;
+                if let Some(repeated) = self.refused.pass() {
+                    tracing::warn!(endpoint, reason, repeated, "etcd refused");
+                }
+            }
+            Some(Failure::Unreachable(reason)) => {
+                self.is_found = false;
+                if let Some(repeated) = self.lost.pass() {
+                    tracing::warn!(endpoint, reason, repeated, "directory lost");
                 }
             }
         }
     }
 
-    fn hidden_by(&mut self, namesake: Option<String>) {
+    fn hidden_by(&mut self, namesake: Option<NodeRecord>) {
         match namesake {
-            Some(conflict) => {
+            Some(NodeRecord { name, address, .. }) => {
                 self.is_hidden = true;
-                if self.hidden.pass().is_some() {
-                    tracing::error!("directory: {conflict}");
+                if let Some(repeated) = self.hidden.pass() {
+                    tracing::error!(name, %address, repeated, "node name taken");
                 }
             }
             None if self.is_hidden => {
-                *self = Log { is_failing: self.is_failing, ..Log::default() };
-                tracing::info!("directory: no other node has this one's name any more");
+                self.is_hidden = false;
+                self.hidden.reset();
+                tracing::info!("node name free again");
             }
             None => {}
         }
@@ -88,9 +103,8 @@ impl Driver {
                 let step = membership.step(now_us);
                 (step, membership.watch())
             });
-            let namesake =
-                self.shared.with_membership(|membership, now_us| membership.namesake(now_us).map(conflict));
-            self.log.hidden_by(namesake);
+            let namesake = |membership: &mut Membership, now_us| membership.namesake(now_us).cloned();
+            self.log.hidden_by(self.shared.with_membership(namesake));
             self.open_or_close(wish);
             match step {
                 Step::Ask(request) => self.ask(request).await,
@@ -204,5 +218,43 @@ async fn next(watch: &mut Option<OpenWatch>) -> (u64, Message) {
     match watch {
         Some(watch) => (watch.number, watch.messages.recv().await.unwrap_or(Message::Ended)),
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use testkit::logged;
+
+    #[test]
+    fn a_directory_that_is_lost_refuses_and_is_found_is_one_line_each() {
+        let mut log = Log::default();
+        let mut answered = |failure: Option<Failure>| {
+            logged(|| log.answered(failure.as_ref(), failure.is_some(), "http://a:1"))
+        };
+        assert!(answered(None).contains("INFO") && answered(None).is_empty());
+        let lost = || Some(Failure::Unreachable("timed out".into()));
+        let line = answered(lost());
+        assert!(line.contains("WARN") && line.contains("directory lost"), "{line}");
+        assert!(line.contains(r#"endpoint="http://a:1" reason="timed out" repeated=0"#), "{line}");
+        assert!(answered(lost()).is_empty(), "a line a minute");
+        let line = answered(Some(Failure::Refused("no space".into())));
+        assert!(line.contains(r#"etcd refused endpoint="http://a:1" reason="no space""#), "{line}");
+        assert!(answered(None).contains("directory found") && answered(None).is_empty());
+        assert!(answered(lost()).contains("directory lost"), "it is news again");
+        assert!(answered(Some(Failure::LeaseGone)).contains("directory lease expired"));
+    }
+
+    #[test]
+    fn a_name_that_another_node_has_is_one_line_and_one_when_it_is_free_again() {
+        let address = "127.0.0.1:7000".parse().unwrap();
+        let other = NodeRecord { node: [1; 16], instance: [2; 16], name: "left".into(), address };
+        let mut log = Log::default();
+        let mut hidden_by = |other: Option<&NodeRecord>| logged(|| log.hidden_by(other.cloned()));
+        assert!(hidden_by(None).is_empty());
+        let line = hidden_by(Some(&other));
+        assert!(line.contains(r#"node name taken name="left" address=127.0.0.1:7000"#), "{line}");
+        assert!(hidden_by(Some(&other)).is_empty());
+        assert!(hidden_by(None).contains("node name free again") && hidden_by(None).is_empty());
     }
 }
