@@ -5,7 +5,7 @@ mod ending;
 mod error;
 mod joining;
 mod memory;
-pub(crate) mod opening;
+mod opening;
 
 pub use crate::local::clients::ClientStat;
 pub use ending::{DrainError, Drained};
@@ -117,7 +117,7 @@ impl Node {
             socket = %config.socket.display(),
             memory_bytes = self.stat().capacity_bytes,
             ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum::<u64>(),
-            largest_chunk_bytes = opening::largest_chunk(config),
+            largest_chunk_bytes = crate::config::largest_chunk(config),
             clients = limits.clients,
             leases_per_client = limits.leases_per_client,
             slots_per_client = limits.slots_per_client,

@@ -16,15 +16,16 @@ mod metrics;
 mod name;
 mod peers;
 mod relays;
+mod sizes;
 mod tenants;
 
 pub use metrics::{CollectorConfig, MetricsConfig};
 pub use peers::{DirectoryConfig, PeersConfig, RailConfig};
 pub use relays::{RelayGpus, RelaysConfig};
+pub(crate) use sizes::{largest_chunk, segment_bytes};
 pub use tenants::{QuotaConfig, TenantsConfig};
 
 use crate::directory::StaticError;
-use crate::node::opening;
 use crate::size;
 use forebay_client::protocol::request::TOKEN_BYTES_MAX;
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
@@ -40,11 +41,11 @@ use thiserror::Error;
 /// The system's addresses of Unix sockets have so much room.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Segments of a log that nothing was said of have as many bytes at least,
-pub(crate) const SEGMENT_BYTES_MIN: u64 = 16 << 20;
+const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// and all at most these.
-pub(crate) const SEGMENT_BYTES_MAX: u64 = *SEGMENT_BYTES.end();
+const SEGMENT_BYTES_MAX: u64 = *SEGMENT_BYTES.end();
 /// A log has so many of them at most.
-pub(crate) const SEGMENTS_MAX: u64 = *SEGMENTS.end();
+const SEGMENTS_MAX: u64 = *SEGMENTS.end();
 
 /// All that a node is told.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -344,11 +345,11 @@ impl NodeConfig {
     /// The same with every value that follows from others filled in: what a node uses that is started so.
     pub fn effective(&self) -> NodeConfig {
         let mut config = self.clone();
-        let largest = opening::largest_chunk(self);
+        let largest = largest_chunk(self);
         config.memory.largest_chunk = largest;
         // A log that is there keeps the segments it was made with.
         for ssd in config.ssd.iter_mut().filter(|ssd| !ssd.path.exists()) {
-            ssd.segment_size = opening::segment_bytes(ssd, self.memory.chunk_size, largest);
+            ssd.segment_size = segment_bytes(ssd, self.memory.chunk_size, largest);
         }
         config
     }
