@@ -1,4 +1,4 @@
-//! Addresses as people write them, `10.0.0.1:7600`. It must never know who listens there.
+//! Addresses as people write them, `10.0.0.1:7600`.
 
 use serde::{Deserialize, Deserializer, de};
 use std::net::SocketAddr;

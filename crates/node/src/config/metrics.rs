@@ -21,13 +21,11 @@ pub struct MetricsConfig {
     pub push: Option<CollectorConfig>,
 }
 
-/// An OpenTelemetry collector.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectorConfig {
     /// `http://host:port` where it takes OTLP over HTTP.
     pub endpoint: String,
-    /// Seconds between pushes.
     #[serde(default = "fifteen")]
     pub every_s: u32,
     /// How long it may take to answer.

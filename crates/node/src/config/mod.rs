@@ -1,4 +1,4 @@
-//! What a node is told at its start, in TOML, and which values are allowed. It must never know what is done with them.
+//! What a node is told at its start, in TOML, and which values are allowed.
 //!
 //! ```
 //! use forebay_node::NodeConfig;
@@ -68,7 +68,6 @@ pub struct NodeConfig {
     /// Threads that copy what comes from disk into the arena.
     #[serde(default = "two")]
     pub copy_threads: usize,
-    /// The arena.
     pub memory: MemoryConfig,
     /// Logs below it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -76,10 +75,8 @@ pub struct NodeConfig {
     /// What goes from memory to the logs.
     #[serde(default)]
     pub write_back: WriteBackPolicy,
-    /// What clients may have.
     #[serde(default)]
     pub limits: LimitsConfig,
-    /// What tenants may use.
     #[serde(default, skip_serializing_if = "is_default")]
     pub tenants: TenantsConfig,
     /// Other nodes. Without it there are none.
@@ -96,7 +93,6 @@ pub struct NodeConfig {
     pub relays: Option<RelaysConfig>,
 }
 
-/// The arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
@@ -118,7 +114,6 @@ pub struct MemoryConfig {
     pub overcommit: bool,
 }
 
-/// Pages of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PagesConfig {
@@ -131,7 +126,6 @@ pub enum PagesConfig {
     Huge,
 }
 
-/// A log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SsdConfig {
@@ -154,7 +148,6 @@ pub struct SsdConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteBackPolicy {
-    /// All.
     All,
     /// Those that were used twice.
     SecondHit,
@@ -163,11 +156,9 @@ pub enum WriteBackPolicy {
     Adaptive,
 }
 
-/// What clients may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
-    /// Clients at a time.
     pub clients: usize,
     /// Connections at a time that have not said who they are, at each of the node's ports: clients' socket, peers' port, and
     /// the port for metrics. Of more the oldest gives way.
@@ -196,12 +187,7 @@ pub struct LimitsConfig {
 pub enum ConfigError {
     /// A file cannot be read.
     #[error("{}: {error}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+    Read { path: PathBuf, error: std::io::Error },
     /// The text is not TOML with these fields; says where, and what is allowed there.
     #[error("{0}")]
     Toml(String),
@@ -213,14 +199,7 @@ pub enum ConfigError {
     Keys(#[from] KeysNotRead),
     /// A value is not allowed.
     #[error("{field} is {value}; allowed is {allowed}")]
-    Value {
-        /// Which.
-        field: &'static str,
-        /// What it is.
-        value: String,
-        /// What it may be.
-        allowed: String,
-    },
+    Value { field: &'static str, value: String, allowed: String },
 }
 
 impl Default for LimitsConfig {

@@ -1,5 +1,5 @@
-//! What a node is told of the GPUs that relay for engines, and which values are allowed. It must never know a driver: which
-//! GPUs there are shows when the node starts.
+//! What a node is told of the GPUs that relay for engines, and which values are allowed. Which GPUs
+//! there are shows when the node starts.
 
 use super::{ConfigError, is_same, size_in, socket_path};
 use crate::size;
@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 pub struct RelaysConfig {
     /// Where engines attach.
     pub socket: PathBuf,
-    /// Which GPUs.
     #[serde(default)]
     pub gpus: RelayGpus,
     /// Host memory that one engine may have the node map and pin.

@@ -8,7 +8,6 @@ use forebay_store::{SLOT_ALIGN_BYTES, TenantId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What tenants may use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TenantsConfig {
@@ -21,16 +20,13 @@ pub struct TenantsConfig {
     /// The same on SSD.
     #[serde(skip_serializing_if = "Option::is_none", with = "size::optional")]
     pub ssd: Option<u64>,
-    /// Single tenants.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quotas: Vec<QuotaConfig>,
 }
 
-/// What one tenant may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaConfig {
-    /// Its number.
     pub tenant: u16,
     /// Bytes of memory; as others otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "size::optional")]
@@ -44,12 +40,10 @@ pub struct QuotaConfig {
 pub type Quotas = (u64, Vec<(TenantId, u64)>);
 
 impl TenantsConfig {
-    /// Quotas in memory.
     pub fn memory_quotas(&self) -> Quotas {
         self.quotas_of(self.memory, |quota| quota.memory)
     }
 
-    /// Quotas on SSD.
     pub fn ssd_quotas(&self) -> Quotas {
         self.quotas_of(self.ssd, |quota| quota.ssd)
     }

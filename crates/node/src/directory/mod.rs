@@ -1,8 +1,7 @@
 //! Who holds which chunks, as far as is known without asking.
 //!
 //! A directory is a hint. It may be late, down or wrong: a wrong answer costs one refused request to a peer, and without
-//! any directory everything but finding chunks elsewhere works. Knows nodes and chunk ids; must never know what a chunk
-//! holds, or decide from whom it is read.
+//! any directory everything but finding chunks elsewhere works. From whom a chunk is read is decided elsewhere.
 
 mod etcd;
 mod record;

@@ -1,5 +1,4 @@
-//! Spans of sampled transfers, until they are pushed. This file samples and keeps a bounded number; it must never know
-//! what a span is of.
+//! Spans of sampled transfers, until they are pushed: a bounded number of them.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -13,15 +12,12 @@ const SPANS_MAX: usize = 2048;
 pub struct Span {
     /// All spans of one trace have it.
     pub trace: [u8; 16],
-    /// Its own.
     pub id: [u8; 8],
     /// The span that it is part of.
     pub parent: Option<[u8; 8]>,
-    /// What took time.
     pub name: &'static str,
     /// From when, by the wall clock.
     pub start_unix_ns: u64,
-    /// Until when.
     pub end_unix_ns: u64,
     /// What tells it from others.
     pub attributes: Vec<(&'static str, String)>,
@@ -29,7 +25,6 @@ pub struct Span {
     pub error: Option<String>,
 }
 
-/// Spans that wait.
 #[derive(Debug, Default)]
 pub struct Spans {
     /// One of so many is sampled; 0: none.
@@ -45,7 +40,6 @@ impl Spans {
         self.every.store(every, Ordering::Relaxed);
     }
 
-    /// Whether any are sampled.
     pub fn samples(&self) -> bool {
         self.every.load(Ordering::Relaxed) != 0
     }
@@ -66,12 +60,10 @@ impl Spans {
         }
     }
 
-    /// Spans that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// All that wait.
     pub(super) fn take(&self) -> Vec<Span> {
         self.waiting.lock().drain(..).collect()
     }

@@ -1,5 +1,4 @@
-//! One sampled piece of work and the stages that it goes through, one after the other, as spans. This file knows times and
-//! names; it must never know what the work is, or fail whoever does it.
+//! One sampled piece of work and the stages that it goes through, one after the other, as spans.
 
 use super::push::unix_ns;
 use super::{Span, Spans};
@@ -46,7 +45,6 @@ impl Trace {
         self.stages.push((stage, self.elapsed_ns()));
     }
 
-    /// Why it fails.
     pub fn fail(&mut self, why: &str) {
         self.whole.error = Some(why.to_owned());
     }

@@ -1,6 +1,5 @@
 //! What a member of the directory does next: join, stay, say what it has, read what others have, and begin anew where
-//! that was lost. Sans-IO: time, answers and events are passed in; questions come out. It must never know how they
-//! travel.
+//! that was lost. Sans-IO: time, answers and events are passed in; questions come out.
 //!
 //! One question is asked at a time; beside them at most one watch is open. The rules that make the copy correct:
 //!
@@ -33,7 +32,6 @@ const REST_UNANSWERED_MAX_US: u64 = 5_000_000;
 /// nor longer than this where it is refused: that takes somebody to change something.
 const REST_REFUSED_MAX_US: u64 = 30_000_000;
 
-/// Limits of a member.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// How long etcd keeps what we said when we are silent.
@@ -48,7 +46,6 @@ pub(super) struct Limits {
     pub test_us: u64,
 }
 
-/// What to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Ask, and pass the answer in.
@@ -543,7 +540,6 @@ impl Membership {
         }
     }
 
-    /// Which node asks.
     pub fn me(&self) -> [u8; 16] {
         self.me.node
     }

@@ -50,7 +50,6 @@ impl Mirror {
         }
     }
 
-    /// Takes out a key.
     pub fn delete(&mut self, keys: &Keys, key: &[u8]) {
         match keys.read(key) {
             Some(Key::Node(node)) => {
@@ -63,7 +62,6 @@ impl Mirror {
         }
     }
 
-    /// The nodes, without one.
     pub fn nodes_but(&self, me: [u8; 16]) -> impl Iterator<Item = &NodeRecord> {
         self.nodes.values().filter(move |record| record.node != me)
     }
@@ -75,7 +73,6 @@ impl Mirror {
         nodes.filter(|node| *node != me && self.nodes.contains_key(node)).collect()
     }
 
-    /// Pairs of chunk and node.
     pub fn holdings(&self) -> usize {
         self.holdings.len()
     }

@@ -73,22 +73,13 @@ impl Default for EtcdConfig {
 pub enum EtcdError {
     /// An endpoint is not one.
     #[error("endpoint is {value:?}; allowed: {}", crate::endpoint::ALLOWED)]
-    Endpoint {
-        /// What it says.
-        value: String,
-    },
+    Endpoint { value: String },
     /// The prefix is too long.
     #[error("prefix has {bytes} bytes; allowed: {PREFIX_BYTES_MAX}")]
-    Prefix {
-        /// Its length.
-        bytes: usize,
-    },
+    Prefix { bytes: usize },
     /// The lease is too short or too long.
     #[error("ttl_s is {value}; allowed: {} to {}", TTL_S.start(), TTL_S.end())]
-    Ttl {
-        /// What it says.
-        value: u32,
-    },
+    Ttl { value: u32 },
     /// The system gives no thread, or nothing to wait with.
     #[error("the directory's thread: {0}")]
     Thread(std::io::Error),

@@ -1,5 +1,5 @@
-//! The words of etcd's JSON gateway: requests as bodies, answers and events from bytes that are not trusted. This file
-//! must never know when to say what.
+//! The messages of etcd's JSON gateway: requests as bodies, answers and events from bytes that are not
+//! trusted.
 //!
 //! The gateway writes 64-bit numbers as strings, bytes as base64, and leaves out what is zero.
 
@@ -43,7 +43,6 @@ pub(super) enum Change {
     Delete { key: Vec<u8> },
 }
 
-/// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Response {
     Granted {
@@ -94,7 +93,6 @@ pub(super) enum Failure {
     Refused(String),
 }
 
-/// What a watch says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
     Created,
@@ -113,7 +111,6 @@ pub(super) enum Message {
     Ended,
 }
 
-/// A change that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Event {
     pub entry: Entry,
@@ -148,7 +145,6 @@ impl Request {
         body.to_string()
     }
 
-    /// Reads the answer.
     pub fn answer(&self, status: u16, body: &[u8]) -> Result<Response, Failure> {
         if status != 200 {
             return Err(Failure::read(status, body));

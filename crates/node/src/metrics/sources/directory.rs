@@ -19,7 +19,6 @@ const LISTS: Family = counter("forebay_directory_lists_total", "Times everything
 const JOINS: Family = counter("forebay_directory_joins_total", "Times this node began anew as a member.");
 const FAULTS: Family = counter("forebay_directory_faults_total", "What went wrong, by kind.");
 
-/// Shows a directory.
 pub fn of_directory(directory: Arc<dyn Directory>) -> impl Source {
     move |out: &mut Vec<Metric>| collect(&directory.stat(), out)
 }

@@ -55,7 +55,6 @@ fn collect_memory(stat: &Stat, out: &mut Vec<Metric>) {
     collect_tier("memory", &stat.counters, out);
 }
 
-/// What both tiers count.
 fn collect_tier(tier: &'static str, counters: &Counters, out: &mut Vec<Metric>) {
     let tier = ("tier", tier);
     out.push(Metric::new(&CHUNKS, &[tier], counters.chunks as f64));
