@@ -139,7 +139,7 @@ fn peers_that_move_wrong_bytes_and_report_success_never_relay() {
         for step in &steps[1..] {
             assert_eq!(relayed(&said, step), 0, "{fault}: {step}");
         }
-        let named = said.err.matches("forebay: GPU 0 and GPU 1 do not relay for each other: ").count();
+        let named = said.err.matches("forebay: GPUs do not relay for each other gpu=0 peer=1 ").count();
         assert_eq!(named, 1, "{fault}: {}", said.err);
         assert!(
             calls(&said, "cuMemcpyBatchAsync_v2", "passed on, relays move wrong bytes") > 0,
