@@ -56,7 +56,9 @@ pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
     let (client, tenant) = (session.name.as_str(), session.tenant.0);
     tracing::info!(client, tenant, uid = credentials.uid, "client connected");
     let gone = take_requests(clients, &session, &credentials.process, inbox).unwrap_or_else(Gone::Failed);
-    let (leases, slots) = (session.holdings().leases(), session.holdings().slots());
+    let holdings = session.holdings();
+    let (leases, slots) = (holdings.leases(), holdings.slots());
+    drop(holdings);
     match gone {
         Gone::Goodbye => tracing::info!(client, reason = %gone, leases, slots, "client gone"),
         _ => tracing::warn!(client, reason = %gone, leases, slots, "client gone"),
