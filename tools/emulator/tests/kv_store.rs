@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Client, config, oracle, tokens};
+use forebay_emulator::latency::Launch;
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_kv::ChunkId;
@@ -133,6 +134,8 @@ impl Rig {
         let fate = Arc::new(Fate::default());
         let mut config = config();
         config.profile.memory.pool_tokens = 8_192;
+        // Short steps: what fits into a step that runs anyway is not loaded from peers.
+        config.launch = Launch::Graph;
         let mut engines = Vec::new();
         for device in [Place::Device(0), Place::Device(1)] {
             for (from, to) in [(Place::Host(0), device), (device, Place::Host(0))] {

@@ -5,7 +5,7 @@
 mod rig;
 
 use super::*;
-use crate::window::Place;
+use crate::limiter::Permit;
 use forebay_node::Node;
 use rig::{CHUNK_TOKENS, Engine, Site, TIMEOUT};
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ fn engine_of_a_disk(site: &Site) -> (Node, Engine) {
 
 /// Chunks before those of all loads to come. They leave one by one.
 #[derive(Clone)]
-struct Front(Arc<Mutex<VecDeque<Place>>>);
+struct Front(Arc<Mutex<VecDeque<Permit>>>);
 
 impl Front {
     fn new(engine: &Engine, chunks: usize) -> Front {

@@ -4,7 +4,7 @@
 
 mod rig;
 
-use fake_cuda_install::{Fake, alone};
+use fake_cuda_install::{Fake, alone, symbol};
 use forebay_node::Node;
 use forebay_paged::JobStored;
 use rig::*;
@@ -552,7 +552,7 @@ fn captures_of_others_go_on_and_a_captured_stream_is_left_alone() {
         // SAFETY: these are the signatures, and the stream lives.
         unsafe {
             let begin: unsafe extern "C" fn(*mut c_void, u32) -> c_int =
-                std::mem::transmute(fake::symbol("cuStreamBeginCapture_v2"));
+                std::mem::transmute(symbol("cuStreamBeginCapture_v2"));
             assert_eq!(begin(captured.cast(), 0), 0);
         }
         engine.begin_load(1, &to, 1, true);
@@ -563,10 +563,10 @@ fn captures_of_others_go_on_and_a_captured_stream_is_left_alone() {
         // SAFETY: as above.
         unsafe {
             let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int =
-                std::mem::transmute(fake::symbol("cuStreamEndCapture"));
+                std::mem::transmute(symbol("cuStreamEndCapture"));
             assert_eq!(end(captured.cast(), &mut graph), 0, "the capture is whole");
             let destroy: unsafe extern "C" fn(*mut c_void) -> c_int =
-                std::mem::transmute(fake::symbol("cuGraphDestroy"));
+                std::mem::transmute(symbol("cuGraphDestroy"));
             destroy(graph);
         }
         assert!(engine.has(&to, &from, 5, TOKENS));
