@@ -89,7 +89,7 @@ impl ConnectionState {
 
     fn rest(&mut self, now_us: u64) -> u64 {
         self.phase = Phase::Resting;
-        now_us.saturating_add(self.backoff.next().as_micros() as u64)
+        now_us.saturating_add(self.backoff.pause().as_micros() as u64)
     }
 
     /// A pause is over. Says whether to connect: only if somebody waits.

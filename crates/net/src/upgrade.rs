@@ -77,7 +77,7 @@ pub(crate) fn lost(shared: &Arc<Shared>, peer: &Arc<Peer>, ended: &[Via], why: &
 /// Tries rails again after a pause, if the connection is there still.
 fn again_later(shared: &Arc<Shared>, peer: &Arc<Peer>, arrive: Arrive) {
     let new = || Backoff::new(FIRST_PAUSE, PAUSE_MAX);
-    let pause = peer.state().rail_backoff.get_or_insert_with(new).next();
+    let pause = peer.state().rail_backoff.get_or_insert_with(new).pause();
     let (weak, its) = (Arc::downgrade(shared), Arc::downgrade(peer));
     shared.timer.at(shared.timer.now_us() + pause.as_micros() as u64, move || {
         let (Some(shared), Some(peer)) = (weak.upgrade(), its.upgrade()) else { return };

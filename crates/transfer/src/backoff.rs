@@ -18,7 +18,7 @@ impl Backoff {
     }
 
     /// How long to wait after one more failure.
-    pub fn next(&mut self) -> Duration {
+    pub fn pause(&mut self) -> Duration {
         let now = self.next;
         self.next = now.saturating_mul(2).min(self.max);
         now
@@ -37,8 +37,8 @@ mod tests {
     #[test]
     fn waits_double_up_to_the_limit_and_begin_anew_after_a_success() {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
-        assert_eq!([(); 5].map(|()| backoff.next().as_secs()), [1, 2, 4, 5, 5]);
+        assert_eq!([(); 5].map(|()| backoff.pause().as_secs()), [1, 2, 4, 5, 5]);
         backoff.reset();
-        assert_eq!(backoff.next().as_secs(), 1);
+        assert_eq!(backoff.pause().as_secs(), 1);
     }
 }

@@ -123,7 +123,7 @@ impl LinkState {
 
     /// Notes a failure. The link is left alone for a while: one that fails at once would otherwise pull every lot and fail it.
     pub fn failed(&mut self, now_us: u64) {
-        self.backs_off_until_us = now_us + self.backoff.next().as_micros() as u64;
+        self.backs_off_until_us = now_us + self.backoff.pause().as_micros() as u64;
     }
 
     /// Forgets failures, and how fast it was before them.

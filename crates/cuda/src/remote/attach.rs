@@ -294,7 +294,7 @@ impl Supervisor {
         while !self.is_closing() {
             let attached = self.attach();
             let pause = match &attached {
-                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => backoff.next(),
+                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => backoff.pause(),
                 _ => {
                     backoff.reset();
                     RETRY_AFTER

@@ -133,9 +133,11 @@ impl PathSet {
         let mut list = self.lists.open(&stream_copy.places, stream_copy.seams);
         let order = Order { holder: stream_copy.holder, done: &self.done, begun, target: &self.target };
         let (direct, is_direct) = (&mut self.direct, !by_kernel);
-        // SAFETY: by this function's contract.
-        let mut direct =
-            || if is_direct { unsafe { direct.queue(&stream_copy, share, by_batch) } } else { Ok(()) };
+        let mut direct = || match is_direct {
+            // SAFETY: by this function's contract.
+            true => unsafe { direct.queue(&stream_copy, share, by_batch) },
+            false => Ok(()),
+        };
         let (whole, queued) = match stream_copy.submit_pool {
             Some(submit_pool) => {
                 let (own, relays) = at_work.split_at_mut(usize::from(by_kernel));

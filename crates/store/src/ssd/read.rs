@@ -33,14 +33,17 @@ pub struct Want {
     pub into: Option<Span>,
 }
 
+/// How a want ended.
+type ReadEnd = Result<Staged, NotRead>;
+
 /// How each want of a request ended.
-pub type ReadEnds = Vec<Result<Staged, NotRead>>;
+pub type ReadEnds = Vec<ReadEnd>;
 
 type OnEnd = Box<dyn FnOnce(ReadEnds) + Send>;
 
 /// Collects how the wants of a request end, and tells when the last one has.
 struct Answer {
-    state: Mutex<(Vec<Option<Result<Staged, NotRead>>>, Option<OnEnd>)>,
+    state: Mutex<(Vec<Option<ReadEnd>>, Option<OnEnd>)>,
     /// Given back behind the call, so that a store that is being closed waits for it.
     _permit: Permit,
 }

@@ -58,9 +58,8 @@ impl FaultyKernel {
     }
 
     fn has_ended(&mut self, completed: Completed) {
-        match self.under_way.remove(&completed.key) {
-            Some(UnderWay::Write(_, announced)) => self.faults.power().written(announced),
-            _ => {}
+        if let Some(UnderWay::Write(_, announced)) = self.under_way.remove(&completed.key) {
+            self.faults.power().written(announced);
         }
     }
 }
