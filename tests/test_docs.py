@@ -134,3 +134,11 @@ def test_what_a_page_says_to_paste_works(page: Path, blocks: list[str], tmp_path
 
 def test_there_are_pages_that_are_pasted() -> None:
     assert len(RUN) >= 4
+
+
+def test_the_code_map_names_files_that_are_there() -> None:
+    text = (ROOT / "docs/code-map.md").read_text()
+    named = set(re.findall(r"`((?:crates|python|tools|docs)/[\w./-]+)`", text))
+    assert len(named) > 30
+    missing = sorted(path for path in named if not (ROOT / path).exists())
+    assert not missing, f"the code map names {missing}"
