@@ -1,7 +1,7 @@
 //! Measuring, on the fake driver with links of known rates: figures are those of the links, and what is kept is used.
 #![allow(clippy::unwrap_used)]
 
-use fake_cuda_install::{Fake, alone};
+use cuda_testkit::{Fake, alone};
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;

@@ -1,7 +1,7 @@
 //! Pinned memory on a driver that counts: what is kept, what is refused, and that nothing stays pinned.
 #![allow(clippy::unwrap_used)]
 
-use fake_cuda_install::{Fake, alone};
+use cuda_testkit::{Fake, alone};
 use forebay_cuda::device::{Device, DeviceMemory, Stream};
 use forebay_cuda::pinned::{PinError, PinnedBehind, PinnedBuffer, PinnedPool, PoolConfig, Registered};
 use forebay_transfer::{Backing, HostBuffer};

@@ -1,7 +1,7 @@
 //! The topology as a driver and a host give it.
 #![allow(clippy::unwrap_used)]
 
-use fake_cuda_install::alone;
+use cuda_testkit::alone;
 use forebay_cuda::topology::{Root, Topology};
 use std::collections::HashSet;
 

@@ -3,10 +3,6 @@
 //! Tests call [`installed`] and load `libcuda.so.1` from the folder, or give a child process the folder as
 //! `LD_LIBRARY_PATH`, or the driver's path in whichever variable it reads.
 
-mod alone;
-
-pub use alone::{Fake, alone, symbol};
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;

@@ -6,7 +6,7 @@ mod rig;
 
 use crate::LoadRequest;
 use crate::pages::Source;
-use fake_cuda_install::{Fake, alone, symbol};
+use cuda_testkit::{Fake, alone, symbol};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use rig::*;
 use std::ffi::{c_int, c_void};

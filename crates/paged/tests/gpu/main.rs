@@ -4,7 +4,7 @@
 
 mod rig;
 
-use fake_cuda_install::{Fake, alone, symbol};
+use cuda_testkit::{Fake, alone, symbol};
 use forebay_node::Node;
 use forebay_paged::JobStored;
 use rig::*;

@@ -1,6 +1,6 @@
 //! A node in this process, and caches on fake GPUs, each with a stream of its engine's.
 
-use fake_cuda_install::Fake;
+use cuda_testkit::Fake;
 use forebay_client::ClientOptions;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};

@@ -28,7 +28,7 @@ pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Fake)) {
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([test, "--exact", "--nocapture"]).env(ALONE, test).envs(env.iter().copied());
-    let output = child.env(DRIVER, &crate::installed().libcuda).output().unwrap();
+    let output = child.env(DRIVER, &fake_cuda_install::installed().libcuda).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
 }
