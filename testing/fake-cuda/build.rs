@@ -1,4 +1,5 @@
-//! As with the real driver, what it hands out and calls is its own, whatever a program has under the same names.
+//! As with the real driver, what it hands out and calls is its own, whatever a program has under
+//! the same names.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");

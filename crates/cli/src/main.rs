@@ -1,5 +1,6 @@
 //! The one binary, `forebay`: it parses the command line and hands over to one module per command.
-//! It knows the commands and how errors are shown; what a command does lives in its module and, below that, in the crates.
+//! It knows the commands and how errors are shown; what a command does lives in its module and,
+//! below that, in the crates.
 
 #[macro_use]
 extern crate forebay_results;
@@ -92,7 +93,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets the system kill this process when its parent, whose id is `parent`, ends, however that ends.
+/// Lets the system kill this process when its parent, whose id is `parent`, ends, however that
+/// ends.
 fn end_with_parent(parent: i32) {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
     let told = set_parent_process_death_signal(Some(Signal::KILL));

@@ -1,4 +1,5 @@
-//! `forebay bench copy` on the fake driver: every row is there, and a wrong byte anywhere is an error.
+//! `forebay bench copy` on the fake driver: every row is there, and a wrong byte anywhere is an
+//! error.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;

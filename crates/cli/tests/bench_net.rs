@@ -1,4 +1,5 @@
-//! `forebay bench net` as its users run it: its axes on a few small blocks, with the real other process, and what it refuses.
+//! `forebay bench net` as its users run it: its axes on a few small blocks, with the real other
+//! process, and what it refuses.
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
-//! `forebay engine --ssd` as its users run it: what one process computed the next one finds on disk.
+//! `forebay engine --ssd` as its users run it: what one process computed the next one finds on
+//! disk.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::{Value, json};

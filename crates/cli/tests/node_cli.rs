@@ -1,5 +1,5 @@
-//! `forebay node` as its users and systemd run it: it says when clients may come, ends in order or at once as it is told, and
-//! refuses a configuration that is not allowed with what is.
+//! `forebay node` as its users and systemd run it: it says when clients may come, ends in order or
+//! at once as it is told, and refuses a configuration that is not allowed with what is.
 #![allow(clippy::unwrap_used)]
 
 use forebay_client::{Client, ClientOptions};

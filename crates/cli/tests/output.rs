@@ -1,5 +1,5 @@
-//! What commands print, when whoever reads has gone or cannot take it: `forebay ... | head -1` ends as
-//! it would have without `head`, and a full disk behind stdout is an error.
+//! What commands print, when whoever reads has gone or cannot take it: `forebay ... | head -1` ends
+//! as it would have without `head`, and a full disk behind stdout is an error.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;
@@ -19,7 +19,8 @@ fn forebay(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command that nobody reads, and says how it ended, and what it says on stderr where that is read.
+/// Runs a command that nobody reads, and says how it ended, and what it says on stderr where that
+/// is read.
 fn unread(args: &[&str]) -> (ExitStatus, String) {
     let ran = forebay(args).stdout(broken()).output().unwrap();
     let blind = forebay(args).stdout(broken()).stderr(broken()).status().unwrap();

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A new folder where the binary is, so that it can be linked: a copy that is still open for writing when another thread
-/// starts a program cannot be run.
+/// A new folder where the binary is, so that it can be linked: a copy that is still open for
+/// writing when another thread starts a program cannot be run.
 fn beside() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

@@ -1,5 +1,5 @@
-//! `forebay store` as its users run it: logs are made, looked at, checked, emptied and rebuilt, and what cannot be is
-//! refused with the reason while what is there stays as it is.
+//! `forebay store` as its users run it: logs are made, looked at, checked, emptied and rebuilt, and
+//! what cannot be is refused with the reason while what is there stays as it is.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
@@ -31,7 +31,8 @@ fn refused(args: &[&str]) -> (String, String) {
     (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap())
 }
 
-/// A directory and the path of a log in it, made by the command; nothing, loudly, where there is no direct I/O.
+/// A directory and the path of a log in it, made by the command; nothing, loudly, where there is no
+/// direct I/O.
 fn made() -> Option<(TempDir, PathBuf)> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");

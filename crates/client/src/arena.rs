@@ -1,5 +1,5 @@
-//! The arena of a node as its clients map it: for those who copy by themselves, a GPU's copy engines say,
-//! and have to register the memory first.
+//! The arena of a node as its clients map it: for those who copy by themselves, a GPU's copy
+//! engines say, and have to register the memory first.
 
 use forebay_transfer::Arena;
 use forebay_transfer::{Backing, RegionId, Span};
@@ -7,10 +7,12 @@ use parking_lot::Mutex;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::{Arc, OnceLock};
 
-/// Called when an arena is gone, on whichever thread held it last. It is short, and does not wait for anything.
+/// Called when an arena is gone, on whichever thread held it last. It is short, and does not wait
+/// for anything.
 pub type OnGone = Box<dyn FnOnce() + Send>;
 
-/// Called with each arena that comes, on one of the client's threads. It is short, and does not wait for anything.
+/// Called with each arena that comes, on one of the client's threads. It is short, and does not
+/// wait for anything.
 pub type OnArena = Box<dyn Fn(&Arc<NodeArena>) + Send + Sync>;
 
 /// Who wants to know of arenas.
@@ -36,7 +38,8 @@ impl Debug for ArenaNotifier {
     }
 }
 
-/// The memory of one life of a node. It stays mapped as long as somebody holds it, also when the node is gone.
+/// The memory of one life of a node. It stays mapped as long as somebody holds it, also when the
+/// node is gone.
 pub struct NodeArena {
     pub(super) region: RegionId,
     pub(super) memory: Arc<Arena>,
@@ -54,8 +57,8 @@ impl NodeArena {
         self.region
     }
 
-    /// Its pages, mapped. Who keeps them, without the arena, is told by [`when_gone`](NodeArena::when_gone) when the client is
-    /// done with it.
+    /// Its pages, mapped. Who keeps them, without the arena, is told by
+    /// [`when_gone`](NodeArena::when_gone) when the client is done with it.
     pub fn memory(&self) -> &Arc<Arena> {
         &self.memory
     }
@@ -68,7 +71,8 @@ impl NodeArena {
         self.instance
     }
 
-    /// Has `on_gone` called when nobody holds this any more: its node is gone, and nothing uses its memory.
+    /// Has `on_gone` called when nobody holds this any more: its node is gone, and nothing uses its
+    /// memory.
     pub fn when_gone(&self, on_gone: OnGone) {
         self.on_gone.lock().push(on_gone);
     }

@@ -1,4 +1,5 @@
-//! A node as a [`ChunkStore`]: what an engine asks of a store, it asks of a client in the same words.
+//! A node as a [`ChunkStore`]: what an engine asks of a store, it asks of a client in the same
+//! words.
 
 use crate::{Client, Lease, NotLoaded};
 use forebay_kv::ChunkId;

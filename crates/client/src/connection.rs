@@ -1,12 +1,13 @@
-//! One connection to one instance of a node: requests go out, answers find who waits for them, and its
-//! end fails everybody at once.
+//! One connection to one instance of a node: requests go out, answers find who waits for them, and
+//! its end fails everybody at once.
 //!
 //! An answer that does not name what was asked belongs to somebody else: then somebody else reads
 //! or writes this socket, and the connection ends. A child of `fork()` shares the socket, and uses
 //! it for nothing.
 //!
-//! A connection that broke stays as a value until nothing writes the arena that came with it any more. Only then does the
-//! socket close, with a word to the node that the slots of this client are quiet. A node that is stuck gets it when it goes on.
+//! A connection that broke stays as a value until nothing writes the arena that came with it any
+//! more. Only then does the socket close, with a word to the node that the slots of this client are
+//! quiet. A node that is stuck gets it when it goes on.
 
 use super::arena::NodeArena;
 use super::{ClientOptions, ConnectError};
@@ -26,7 +27,8 @@ use std::time::{Duration, Instant};
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// Takes an answer to a request, and says whether there is more to come. `None`: the node is gone, or was.
+/// Takes an answer to a request, and says whether there is more to come. `None`: the node is gone,
+/// or was.
 type OnAnswer = Box<dyn FnMut(Option<Answer>) -> bool + Send>;
 
 /// A connection, alive or broken.
@@ -35,7 +37,8 @@ pub struct Connection {
     /// In any other process it is as good as broken.
     process: Process,
     socket: OwnedFd,
-    /// Held while a frame is sent, so that frames do not mix. What is left of one that was cut off: nothing else may follow it.
+    /// Held while a frame is sent, so that frames do not mix. What is left of one that was cut off:
+    /// nothing else may follow it.
     sending: Mutex<Vec<u8>>,
     pending: Mutex<Pending>,
     next_number: AtomicU64,
@@ -118,8 +121,8 @@ impl Connection {
         })
     }
 
-    /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or the node would hang up, on this
-    /// one.
+    /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or
+    /// the node would hang up, on this one.
     pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
         let mut on_answer = Some(on_answer);
         self.ask_for_many(request, move |answer| {
@@ -176,7 +179,8 @@ impl Connection {
         }
         let sent = socket::send_from(&self.socket, &mut rest);
         if sent.is_err() {
-            // Whoever sends next finds it so, and neither waits as long nor goes on behind half a frame.
+            // Whoever sends next finds it so, and neither waits as long nor goes on behind half a
+            // frame.
             self.pending.lock().broken = true;
             if rest.len() < bytes.len() {
                 cut_off.extend_from_slice(rest);
@@ -208,7 +212,8 @@ impl Connection {
         pending.heard.filter(|_| !pending.waiting.is_empty()).map(|heard| heard.elapsed())
     }
 
-    /// The connection is of no use any more: everybody who waits is told, and nobody gets anything of it from now on.
+    /// The connection is of no use any more: everybody who waits is told, and nobody gets anything
+    /// of it from now on.
     pub fn end(&self) {
         if !self.process.is_current() {
             return;
@@ -299,7 +304,8 @@ impl Drop for Connection {
             // The socket closes here, and is the parent's as before.
             return;
         }
-        // Whoever wrote the arena over this connection held it, so nothing does now. A node that is gone need not know.
+        // Whoever wrote the arena over this connection held it, so nothing does now. A node that is
+        // gone need not know.
         let mut last = std::mem::take(self.sending.get_mut());
         last.extend(Request::Bye.encode(0).encode());
         let sent = socket::send_some(&self.socket, &last).unwrap_or(last.len());
@@ -312,8 +318,8 @@ impl Drop for Connection {
     }
 }
 
-/// Tells a node that takes nothing in, however long it is stuck. If it dies, or there is no thread, its slots have gone or go with
-/// this process.
+/// Tells a node that takes nothing in, however long it is stuck. If it dies, or there is no thread,
+/// its slots have gone or go with this process.
 fn say_when_it_goes_on(socket: OwnedFd, last: Vec<u8>) {
     let say = move || {
         let _ = socket::set_timeouts(&socket, None, None).and_then(|()| socket::send_all(&socket, &last));

@@ -1,5 +1,5 @@
-//! Fetching the chunks of a lease into the node's memory before anybody loads them, in their order and
-//! some at a time.
+//! Fetching the chunks of a lease into the node's memory before anybody loads them, in their order
+//! and some at a time.
 
 use super::lease::Lease;
 use super::lent::bring;
@@ -17,8 +17,8 @@ struct Fetch {
     next: AtomicUsize,
 }
 
-/// Has the chunks of a lease that are on the node's disk or on peers come into its memory, in their order, until the lease is
-/// dropped. A chunk that does not come is left to whoever loads it.
+/// Has the chunks of a lease that are on the node's disk or on peers come into its memory, in their
+/// order, until the lease is dropped. A chunk that does not come is left to whoever loads it.
 pub fn fetch(lease: &Arc<Lease>) {
     let next = AtomicUsize::new(lease.in_memory());
     let fetch = Arc::new(Fetch { lease: Arc::downgrade(lease), next });

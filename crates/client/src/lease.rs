@@ -1,7 +1,7 @@
 //! Leases as clients hold them: what of a sequence may be loaded until when, and where it lies.
 //!
-//! A client believes its lease for shorter than the node does: its time counts from before the node was asked. So what is
-//! verified while the client believes it was read while the node kept it.
+//! A client believes its lease for shorter than the node does: its time counts from before the node
+//! was asked. So what is verified while the client believes it was read while the node kept it.
 
 use super::Shared;
 use super::connection::Connection;
@@ -14,7 +14,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The right to load the chunks of a prefix until it is dropped. It is kept alive meanwhile. The first
+/// The right to load the chunks of a prefix until it is dropped. It is kept alive meanwhile. The
+/// first
 /// [`in_memory`](Lease::in_memory) chunks are in the node's memory, the next [`on_disk`](Lease::on_disk) on its disk, and
 /// the last [`on_peers`](Lease::on_peers) are said to be on other nodes.
 #[derive(Debug)]
@@ -108,8 +109,8 @@ impl Lease {
         self.held.as_ref().filter(|held| held.is_alive()).ok_or(Unreadable::DeadLease)
     }
 
-    /// Checks that `pieces`, one after another, are the bytes that a layer of a chunk had when it was stored. The chunk must
-    /// have been loaded under this lease.
+    /// Checks that `pieces`, one after another, are the bytes that a layer of a chunk had when it
+    /// was stored. The chunk must have been loaded under this lease.
     pub(super) fn verify(&self, chunk: usize, layer: usize, pieces: &[&[u8]]) -> Result<(), NotVerified> {
         // Before anything is locked: in a child of `fork()` the lock may never be free.
         let held = self.alive()?;
@@ -155,8 +156,9 @@ impl Held {
         Span::new(self.connection.arena.region, offset, len)
     }
 
-    /// Compares the checksum of bytes that were read with the one that the layer must have. What was read under a dead lease
-    /// may be anything, so nothing is said about it. `sum` gives none if the bytes cannot be reached.
+    /// Compares the checksum of bytes that were read with the one that the layer must have. What
+    /// was read under a dead lease may be anything, so nothing is said about it. `sum` gives none
+    /// if the bytes cannot be reached.
     pub fn verify(
         &self,
         chunk: usize,

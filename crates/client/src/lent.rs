@@ -1,5 +1,5 @@
-//! Chunks that lie still in the node's arena, for those who copy them from there: where their layers lie,
-//! and what they must sum up to. [`Client::bring`] has the node lay them there.
+//! Chunks that lie still in the node's arena, for those who copy them from there: where their
+//! layers lie, and what they must sum up to. [`Client::bring`] has the node lay them there.
 
 use super::arena::NodeArena;
 use super::lease::{Held, Lease};
@@ -11,8 +11,8 @@ use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
 use forebay_transfer::{Class, Span};
 use std::sync::Arc;
 
-/// A chunk of a lease, in the arena. It keeps the lease, so that the chunk stays where it is: whoever reads it holds this
-/// until nothing reads any more.
+/// A chunk of a lease, in the arena. It keeps the lease, so that the chunk stays where it is:
+/// whoever reads it holds this until nothing reads any more.
 #[derive(Debug, Clone)]
 pub struct LentChunk {
     held: Arc<Held>,
@@ -21,8 +21,9 @@ pub struct LentChunk {
 }
 
 impl Client {
-    /// As [`lease`](Client::lease), without waiting and with the reason if there is none: `on_lease` is called exactly once, on
-    /// one of the client's threads or, if there is no node, on this one. Keep it short.
+    /// As [`lease`](Client::lease), without waiting and with the reason if there is none:
+    /// `on_lease` is called exactly once, on one of the client's threads or, if there is no node,
+    /// on this one. Keep it short.
     pub fn lease_then(
         &self,
         ids: &[forebay_kv::ChunkId],
@@ -32,8 +33,8 @@ impl Client {
         self.keep_then(ids, ttl_us, true, on_lease);
     }
 
-    /// As [`lease_then`](Client::lease_then), to keep what is there for others who will load it under leases of their own:
-    /// the node does not count it as a hit.
+    /// As [`lease_then`](Client::lease_then), to keep what is there for others who will load it
+    /// under leases of their own: the node does not count it as a hit.
     pub fn hold_then(
         &self,
         ids: &[forebay_kv::ChunkId],
@@ -69,9 +70,10 @@ impl Client {
         LentChunk::of(lease.alive().ok()?, chunk)
     }
 
-    /// Has chunks of the lease lie in the arena, from the node's disk or a peer if need be, verified there. `deadline_us` is
-    /// in the mover's clock. `on_end` is called exactly once for each of `chunks`, on one of the client's threads or this one,
-    /// with the chunk or why it is not to be had. Keep it short.
+    /// Has chunks of the lease lie in the arena, from the node's disk or a peer if need be,
+    /// verified there. `deadline_us` is in the mover's clock. `on_end` is called exactly once for
+    /// each of `chunks`, on one of the client's threads or this one, with the chunk or why it is
+    /// not to be had. Keep it short.
     pub fn bring(
         &self,
         lease: &Lease,
@@ -175,8 +177,9 @@ impl LentChunk {
         self.held.is_alive()
     }
 
-    /// Checks that the bytes of `spans`, one after another, are the layer's, and that they were read under a live lease.
-    /// The spans are in memory of the client's mover, and nobody writes them meanwhile. Anything but `Ok` is a miss.
+    /// Checks that the bytes of `spans`, one after another, are the layer's, and that they were
+    /// read under a live lease. The spans are in memory of the client's mover, and nobody writes
+    /// them meanwhile. Anything but `Ok` is a miss.
     pub fn verify(&self, layer: usize, spans: &[Span]) -> Result<(), NotVerified> {
         let memory = self.held.shared.mover.memory();
         let sum = || checksum::of_spans(memory, spans);

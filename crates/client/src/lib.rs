@@ -1,8 +1,8 @@
-//! The client of a node: what an engine links to keep its KV with the node of its host. Bytes are copied
-//! once, by the engine, from or to the node's arena.
+//! The client of a node: what an engine links to keep its KV with the node of its host. Bytes are
+//! copied once, by the engine, from or to the node's arena.
 //!
-//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are dead,
-//! and the client connects again in the background, to whatever instance is there next.
+//! A node may die at any time. Then every lookup finds nothing, what is under way fails, leases are
+//! dead, and the client connects again in the background, to whatever instance is there next.
 
 mod arena;
 mod chunk_store;
@@ -105,11 +105,13 @@ pub enum ConnectError {
     Thread(std::io::Error),
 }
 
-/// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the connection ends.
+/// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the
+/// connection ends.
 ///
-/// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover between `place` and the
-/// places of sources and targets; sources unchanged until their `on_end`; every layer [verified](Client::verify) before use.
-/// A call that names more than 65,536 chunks is not made: nothing is found, held or noted.
+/// What the caller must do is what a [`Store`](forebay_store::Store) asks: a route of the mover
+/// between `place` and the places of sources and targets; sources unchanged until their `on_end`;
+/// every layer [verified](Client::verify) before use. A call that names more than 65,536 chunks is
+/// not made: nothing is found, held or noted.
 ///
 /// It belongs to the process that made it. A child of `fork()` has none of its threads and shares
 /// its socket: there nothing is found, loaded or stored, [`here`](Client::here) says why, and
@@ -151,8 +153,9 @@ impl Client {
         Client::start(mover, place, options, Ok(connection))
     }
 
-    /// As [`connect`](Client::connect), but a node that is not there yet, shuts down or is full is looked for in the background:
-    /// until then it is as good as dead. A node that refuses this client is an error also here.
+    /// As [`connect`](Client::connect), but a node that is not there yet, shuts down or is full is
+    /// looked for in the background: until then it is as good as dead. A node that refuses this
+    /// client is an error also here.
     pub fn connect_or_wait(
         mover: &MoverHandle,
         place: Place,
@@ -208,8 +211,8 @@ impl Client {
         self.shared.process.check()
     }
 
-    /// Ends the connection, for all clones, and waits until the mover has let go of the node's memory, but for what transfers still
-    /// use. Not for the client's own threads.
+    /// Ends the connection, for all clones, and waits until the mover has let go of the node's
+    /// memory, but for what transfers still use. Not for the client's own threads.
     pub fn close(&self) {
         if self.here().is_err() {
             return;
@@ -242,8 +245,9 @@ impl Client {
         self.shared.connection().map(|connection| Arc::clone(&connection.arena))
     }
 
-    /// Has `on_arena` called with the memory of the node that is there, and with that of each one that comes, as soon as it does:
-    /// whoever copies by himself can make it ready. With the same one twice at most. A client has one such.
+    /// Has `on_arena` called with the memory of the node that is there, and with that of each one
+    /// that comes, as soon as it does: whoever copies by himself can make it ready. With the same
+    /// one twice at most. A client has one such.
     pub fn on_arena(&self, on_arena: OnArena) {
         self.shared.arena_notifier.set(on_arena);
         if let Some(arena) = self.arena() {
@@ -251,8 +255,8 @@ impl Client {
         }
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk or on its peers. Looking
-    /// keeps nothing: only a lease does.
+    /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk
+    /// or on its peers. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         let found = self.shared.ask(&Request::Lookup(ids.to_vec()), |answer| match answer {
             Answer::Found(found) => Some(found.chunks() as usize),
@@ -261,8 +265,9 @@ impl Client {
         self.wait(found).map_or(0, |found| found.min(ids.len()))
     }
 
-    /// As [`lookup`](Client::lookup), told apart and without waiting: `on_found` is called exactly once, on one of the client's
-    /// threads or, if there is no node, on this one. A node that falls silent has nothing. Keep it short.
+    /// As [`lookup`](Client::lookup), told apart and without waiting: `on_found` is called exactly
+    /// once, on one of the client's threads or, if there is no node, on this one. A node that falls
+    /// silent has nothing. Keep it short.
     pub fn find_then(&self, ids: &[ChunkId], on_found: impl FnOnce(Found) + Send + 'static) {
         let Some(connection) = self.shared.connection() else { return on_found(Found::default()) };
         self.shared.ask_patiently(&connection, &Request::Lookup(ids.to_vec()), move |answer| match answer {
@@ -271,8 +276,9 @@ impl Client {
         });
     }
 
-    /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is dropped, as long as the node
-    /// hears of it every `ttl_us`. It is empty if nothing is there, or too much is leased already.
+    /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is
+    /// dropped, as long as the node hears of it every `ttl_us`. It is empty if nothing is there, or
+    /// too much is leased already.
     pub fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Lease {
         let (kept, promised) = promise();
         self.lease_then(ids, ttl_us, move |lease| {
@@ -283,9 +289,10 @@ impl Client {
         self.wait(promised).unwrap_or_else(Lease::none)
     }
 
-    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk` had when it was stored.
-    /// The chunk must have been loaded under the lease, which must be alive. Corrupt bytes are reported to the node, which
-    /// looks for itself. Anything but `Ok` is a miss.
+    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk`
+    /// had when it was stored. The chunk must have been loaded under the lease, which must be
+    /// alive. Corrupt bytes are reported to the node, which looks for itself. Anything but `Ok` is
+    /// a miss.
     pub fn verify(
         &self,
         lease: &Lease,
@@ -296,16 +303,16 @@ impl Client {
         lease.verify(chunk, layer, pieces)
     }
 
-    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
-    /// computed. To be called once for each request.
+    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and
+    /// also if they have to be computed. To be called once for each request.
     pub fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {
         if let Some(connection) = self.shared.connection() {
             connection.tell(&Request::Used { chunk_bytes, ids: ids.to_vec() });
         }
     }
 
-    /// Waits until the checksums of all that has been copied into slots are taken: then nothing but the mover reads what chunks are
-    /// stored from. Not for the client's own threads.
+    /// Waits until the checksums of all that has been copied into slots are taken: then nothing but
+    /// the mover reads what chunks are stored from. Not for the client's own threads.
     pub fn settle(&self) {
         if self.here().is_err() {
             return;

@@ -1,5 +1,5 @@
-//! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies them
-//! from there to their target, once.
+//! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies
+//! them from there to their target, once.
 
 use super::lease::{Held, Lease};
 use super::{Client, LentChunk, lent};
@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Why layers are not being loaded. `on_end` was not and will not be called; to the caller it is a miss.
+/// Why layers are not being loaded. `on_end` was not and will not be called; to the caller it is a
+/// miss.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotLoaded {
     /// The lease does not give access to the chunk; with the node every lease dies.
@@ -55,13 +56,15 @@ struct Copy {
 }
 
 impl Client {
-    /// Loads all layers of a chunk of the lease, counted from 0. `deadline_us` is in the mover's clock. A chunk on the node's
-    /// disk or on a peer comes into the node's memory first, verified there.
+    /// Loads all layers of a chunk of the lease, counted from 0. `deadline_us` is in the mover's
+    /// clock. A chunk on the node's disk or on a peer comes into the node's memory first, verified
+    /// there.
     ///
-    /// With `Ok`, `on_end` is called exactly once, on the mover's thread or the connection's: keep it short, and do not wait
-    /// for the client or the mover in it. It is told the number of bytes that are in place, or why they are not; if the node
-    /// failed, nothing was written to the targets. What arrived must be [verified](Client::verify) before it is used, and
-    /// the lease must be held until then.
+    /// With `Ok`, `on_end` is called exactly once, on the mover's thread or the connection's: keep
+    /// it short, and do not wait for the client or the mover in it. It is told the number of bytes
+    /// that are in place, or why they are not; if the node failed, nothing was written to the
+    /// targets. What arrived must be [verified](Client::verify) before it is used, and the lease
+    /// must be held until then.
     pub fn load_chunk(
         &self,
         lease: &Lease,
@@ -110,7 +113,8 @@ impl Copy {
         lent::bring(&held, &[chunk], class, deadline_us, Arc::new(on_brought));
     }
 
-    /// From the arena to the targets. What is refused gives back whom to tell, unless the mover dropped it.
+    /// From the arena to the targets. What is refused gives back whom to tell, unless the mover
+    /// dropped it.
     fn start(self, lent: &Lent, on_end: OnEnd) -> Result<(), (NotLoaded, Option<OnEnd>)> {
         let pairs = match self.pairs(lent) {
             Ok(pairs) => pairs,

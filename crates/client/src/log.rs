@@ -1,5 +1,6 @@
 //! Where a process writes its log: to stderr, as text or as JSON, and which lines are shown. It is
-//! started once, by a program that links a client or a node. What is logged is said where it happens.
+//! started once, by a program that links a client or a node. What is logged is said where it
+//! happens.
 
 use std::io::{IsTerminal, stderr};
 use std::str::FromStr;

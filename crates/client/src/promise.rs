@@ -47,7 +47,8 @@ impl<T> Drop for Promise<T> {
 }
 
 impl<T> Promised<T> {
-    /// Sleeps until the value is there, there will be none, or the time is over: then there is none either.
+    /// Sleeps until the value is there, there will be none, or the time is over: then there is none
+    /// either.
     pub fn wait(self, limit: Duration) -> Option<T> {
         let until = Instant::now() + limit;
         let mut state = self.0.state.lock();

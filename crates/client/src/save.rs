@@ -1,8 +1,8 @@
-//! Storing chunks: the node reserves a slot, the client's mover copies the chunk there, once, and the
-//! client says what its checksums are.
+//! Storing chunks: the node reserves a slot, the client's mover copies the chunk there, once, and
+//! the client says what its checksums are.
 //!
-//! A slot that a lost operation of the client's mover may still write is not given back before the mover says that it is
-//! quiet.
+//! A slot that a lost operation of the client's mover may still write is not given back before the
+//! mover says that it is quiet.
 
 use super::load::{failed, span_bytes};
 use super::slot::{self, Reserved, Slot};
@@ -31,7 +31,8 @@ pub enum NotStored {
 
 type OnEnd = Box<dyn FnOnce(StoreEnd) + Send>;
 
-/// What is done with bytes that have arrived, on the client's own thread: checksums cost too much time for the mover's.
+/// What is done with bytes that have arrived, on the client's own thread: checksums cost too much
+/// time for the mover's.
 pub(super) type Sealing = Box<dyn FnOnce() + Send>;
 
 /// A chunk on its way into its slot.
@@ -46,11 +47,12 @@ struct Filling {
 pub(super) struct Unquiet(Vec<(Slot, u64)>);
 
 impl Client {
-    /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are the layer.
+    /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are
+    /// the layer.
     ///
-    /// With `Ok`, `on_end` is called exactly once, on one of the client's threads or the mover's: when the chunk is visible
-    /// or has failed; what the node refuses has failed with its reason. The spans must stay registered and unchanged until
-    /// then.
+    /// With `Ok`, `on_end` is called exactly once, on one of the client's threads or the mover's:
+    /// when the chunk is visible or has failed; what the node refuses has failed with its reason.
+    /// The spans must stay registered and unchanged until then.
     pub fn store_chunk(
         &self,
         id: ChunkId,

@@ -1,9 +1,9 @@
-//! Slots of the arena that a client writes: reserved, filled by whoever copies, and committed or given
-//! back.
+//! Slots of the arena that a client writes: reserved, filled by whoever copies, and committed or
+//! given back.
 //!
 //! Slots that are reserved together are committed together: a commit is kept until the last slot of
-//! its group is filled or given back, or [`COMMITTED_AT`] of them wait. So a long prompt costs a few
-//! messages, a chunk that is reserved alone is committed at once, and no timer is needed.
+//! its group is filled or given back, or [`COMMITTED_AT`] of them wait. So a long prompt costs a
+//! few messages, a chunk that is reserved alone is committed at once, and no timer is needed.
 
 use super::arena::NodeArena;
 use super::connection::Connection;
@@ -33,8 +33,8 @@ pub enum Reserved {
 /// Is told what became of each chunk, by its place among those that were asked for.
 pub(super) type OnReserved = Arc<dyn Fn(usize, Reserved) + Send + Sync>;
 
-/// Room for one chunk in the arena. Dropped before it is committed, it goes back to the node: so it must be held for as long as
-/// anything may write it, whatever becomes of the chunk.
+/// Room for one chunk in the arena. Dropped before it is committed, it goes back to the node: so it
+/// must be held for as long as anything may write it, whatever becomes of the chunk.
 pub struct Slot {
     group: Arc<Group>,
     slot: u64,
@@ -64,8 +64,9 @@ struct Ready {
 }
 
 impl Client {
-    /// Reserves a slot for each of `chunks`, all of one shape. `on_end` is called once for each, with its place in `chunks`, on
-    /// one of the client's threads or, if there is no node, on this one. Keep it short.
+    /// Reserves a slot for each of `chunks`, all of one shape. `on_end` is called once for each,
+    /// with its place in `chunks`, on one of the client's threads or, if there is no node, on this
+    /// one. Keep it short.
     pub fn reserve(
         &self,
         shape: &ChunkShape,
@@ -198,8 +199,8 @@ impl Slot {
         Some(Span::new(self.target.region, self.target.offset + extent.start, extent.end - extent.start))
     }
 
-    /// The CRC-32C of each layer: of its source if the host reads it, so that a slip of the copy is found when the chunk is
-    /// loaded, else of the copy. Costs a pass over the bytes.
+    /// The CRC-32C of each layer: of its source if the host reads it, so that a slip of the copy is
+    /// found when the chunk is loaded, else of the copy. Costs a pass over the bytes.
     pub fn sums(&self, sources: &[Vec<Span>]) -> Vec<u32> {
         let memory = self.group.shared.mover.memory();
         let sum = |layer: usize| {
@@ -209,8 +210,8 @@ impl Slot {
         (0..self.group.shape.layers()).filter_map(sum).collect()
     }
 
-    /// Has the chunk made visible, with those that were reserved with it. Nothing writes the slot any more. `on_end` is called
-    /// exactly once, on one of the client's threads or this one.
+    /// Has the chunk made visible, with those that were reserved with it. Nothing writes the slot
+    /// any more. `on_end` is called exactly once, on one of the client's threads or this one.
     pub fn commit(mut self, sums: Vec<u32>, on_end: impl FnOnce(StoreEnd) + Send + 'static) {
         self.committed = true;
         let filled = Filled { slot: self.slot, sums };

@@ -1,5 +1,5 @@
-//! The client's own thread. It renews leases, finds a node that is stuck, connects again to one that is
-//! gone, and takes arenas of the past out of the mover. With nothing to do it sleeps.
+//! The client's own thread. It renews leases, finds a node that is stuck, connects again to one
+//! that is gone, and takes arenas of the past out of the mover. With nothing to do it sleeps.
 
 use super::Shared;
 use super::connection::Connection;
@@ -41,7 +41,8 @@ struct State {
     why_gone: String,
     connect_at: Option<Instant>,
     backoff: Duration,
-    /// Arenas of connections that have ended, and when the thread tries to take them out of the mover.
+    /// Arenas of connections that have ended, and when the thread tries to take them out of the
+    /// mover.
     past: Vec<RegionId>,
     retire_at: Option<Instant>,
     /// The thread looks at a silent node again then.
@@ -91,7 +92,8 @@ impl Supervisor {
         }
     }
 
-    /// Somebody waits for an answer that may take long: the node has to show that it lives meanwhile.
+    /// Somebody waits for an answer that may take long: the node has to show that it lives
+    /// meanwhile.
     pub fn listen(&self, limit: Duration) {
         let mut state = self.state.lock();
         if state.listen_at.is_none() {
@@ -281,7 +283,8 @@ fn renew(shared: &Arc<Shared>, connection: &Arc<Connection>, held: Vec<Arc<Held>
     shared.supervisor.listen(shared.answer_limit());
 }
 
-/// Ends a connection whose node does not answer, and asks one that was silent for long whether it is there.
+/// Ends a connection whose node does not answer, and asks one that was silent for long whether it
+/// is there.
 fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) {
     let Some(silent_for) = connection.silent_for() else { return };
     let limit = shared.answer_limit();

@@ -39,8 +39,8 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Client {
-    /// Has `listener`, and no other any more, told of [watched](Client::watch_then) chunks that go. It runs on the client's
-    /// threads: keep it short.
+    /// Has `listener`, and no other any more, told of [watched](Client::watch_then) chunks that go.
+    /// It runs on the client's threads: keep it short.
     pub fn on_gone(&self, listener: impl Fn(Gone) + Send + Sync + 'static) {
         if self.here().is_err() {
             return;
@@ -48,10 +48,11 @@ impl Client {
         *self.shared.watcher.0.lock() = Some(Arc::new(listener));
     }
 
-    /// Watches chunks from now on, those that are watched already too, without waiting. `on_answer` is called exactly once, as
-    /// the listener is or, if there is no node, on this thread, with those of them that the node does not have or does not
-    /// watch, since it watches too many: all, if it falls silent. Both are told in order: what goes after this was answered is
-    /// told after it.
+    /// Watches chunks from now on, those that are watched already too, without waiting. `on_answer`
+    /// is called exactly once, as the listener is or, if there is no node, on this thread, with
+    /// those of them that the node does not have or does not watch, since it watches too many: all,
+    /// if it falls silent. Both are told in order: what goes after this was answered is told after
+    /// it.
     pub fn watch_then(&self, ids: &[ChunkId], on_answer: impl FnOnce(Vec<ChunkId>) + Send + 'static) {
         let all = ids.to_vec();
         let Some(connection) = self.shared.connection() else { return on_answer(all) };

@@ -15,7 +15,8 @@ type Pair = (usize, usize);
 static NEEDED: Mutex<Option<HashMap<Pair, bool>>> = Mutex::new(None);
 
 thread_local! {
-    /// Whether this thread is in here: a call that comes back to us by way of another library is the driver's to answer.
+    /// Whether this thread is in here: a call that comes back to us by way of another library is
+    /// the driver's to answer.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -72,7 +73,8 @@ pub fn enabled(
     }
 }
 
-/// The program turns access off, in its current context. `real` is the call that it would have made.
+/// The program turns access off, in its current context. `real` is the call that it would have
+/// made.
 pub fn disabled(who: ContextHandle, whose: ContextHandle, real: impl FnOnce() -> Status) -> Status {
     if INSIDE.get() {
         return real();
@@ -115,7 +117,8 @@ mod tests {
         }
     }
 
-    /// Runs the program's calls, `+` and `-`, with this library's own, `!`, among them. Gives what the program was answered.
+    /// Runs the program's calls, `+` and `-`, with this library's own, `!`, among them. Gives what
+    /// the program was answered.
     fn answers(number: usize, calls: &str) -> (Vec<Status>, bool) {
         let (who, whose) = (context(number), context(number + 1));
         let mut driver = Pretended(false);

@@ -29,7 +29,8 @@ impl Addresses {
         self.ranges.write().remove(&region);
     }
 
-    /// What an operation copies, by address. Pieces that continue each other on both sides become one.
+    /// What an operation copies, by address. Pieces that continue each other on both sides become
+    /// one.
     pub fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, NoAddress> {
         let ranges = self.ranges.read();
         let (mut from, mut to) = (Side::new(&ranges, memory), Side::new(&ranges, memory));

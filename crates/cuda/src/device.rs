@@ -57,7 +57,8 @@ impl Device {
         self.driver.check("cuCtxEnablePeerAccess", access::need(self.context, other.context, enable))
     }
 
-    /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no relay.
+    /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no
+    /// relay.
     pub fn connect(&self, peer: &Device) -> bool {
         let able = |one: &Device, other: &Device| one.can_reach(other).unwrap_or(false);
         if !able(self, peer) || !able(peer, self) {
@@ -74,7 +75,8 @@ impl Device {
     ///
     /// # Safety
     ///
-    /// The stream is of this device's context, which is current. What holds for `cuMemcpyAsync` holds for the ranges.
+    /// The stream is of this device's context, which is current. What holds for `cuMemcpyAsync`
+    /// holds for the ranges.
     pub unsafe fn copy_in(
         &self,
         stream: abi::StreamHandle,
@@ -96,13 +98,15 @@ impl Device {
         Ok(StreamId { device: self.index(), number })
     }
 
-    /// Its context is reset from now on, and with it goes all that it had: nothing of that is given back any more.
+    /// Its context is reset from now on, and with it goes all that it had: nothing of that is given
+    /// back any more.
     pub(crate) fn is_reset(&self) {
         self.is_gone.store(true, Ordering::Release);
         access::forget(self.context);
     }
 
-    /// Makes its context current on this thread; what was current before is again when the guard is dropped.
+    /// Makes its context current on this thread; what was current before is again when the guard is
+    /// dropped.
     pub fn enter(&self) -> Result<Current<'_>, CudaError> {
         if self.is_gone.load(Ordering::Acquire) {
             return Err(CudaError::gone());
@@ -144,8 +148,9 @@ impl std::fmt::Debug for Device {
     }
 }
 
-/// What tells a stream from every other one of the process, the past ones too. A handle does not: those of default streams mean
-/// another stream on every GPU and thread, and one that was destroyed comes back as another stream's.
+/// What tells a stream from every other one of the process, the past ones too. A handle does not:
+/// those of default streams mean another stream on every GPU and thread, and one that was destroyed
+/// comes back as another stream's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamId {
     device: u16,
@@ -198,7 +203,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Both ranges stay valid until the copy is done, and nothing else touches the target, or writes the source, until then.
+    /// Both ranges stay valid until the copy is done, and nothing else touches the target, or
+    /// writes the source, until then.
     pub unsafe fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), CudaError> {
         // SAFETY: by this function's contract; the caller has entered the device.
         unsafe { self.device.copy_in(self.handle, from, to, bytes) }
@@ -214,7 +220,8 @@ impl Stream {
         }
     }
 
-    /// Waits until everything put into it is done, whatever is current: the driver refuses it where nothing is.
+    /// Waits until everything put into it is done, whatever is current: the driver refuses it where
+    /// nothing is.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // SAFETY: the stream lives.
@@ -226,7 +233,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
+        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or
+        // the context is lost.
         unsafe { (self.device.driver.table().stream_destroy)(self.handle) };
     }
 }
@@ -280,8 +288,8 @@ impl Event {
         self.device.driver.check("cuEventSynchronize", status)
     }
 
-    /// How long after another one it was passed. Both are made [with a time](Event::with_time) and have been passed; nothing if the other
-    /// one came later.
+    /// How long after another one it was passed. Both are made [with a time](Event::with_time) and
+    /// have been passed; nothing if the other one came later.
     pub fn since(&self, earlier: &Event) -> Result<std::time::Duration, CudaError> {
         let mut ms = 0.0;
         // SAFETY: the result is written to a valid place; both events live.
@@ -301,7 +309,8 @@ impl Event {
         self.record_in(stream.handle)
     }
 
-    /// As [`record`](Event::record), in a stream of somebody else's. The driver refuses one of another context.
+    /// As [`record`](Event::record), in a stream of somebody else's. The driver refuses one of
+    /// another context.
     pub(crate) fn record_in(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
         // SAFETY: the event lives; the driver checks that the stream is of its context.
         let status = unsafe { (self.device.driver.table().event_record)(self.handle, stream) };
@@ -319,7 +328,8 @@ impl Event {
     ///
     /// # Safety
     ///
-    /// The stream is one of this device's primary context and lives; that context is current, if it is a default stream.
+    /// The stream is one of this device's primary context and lives; that context is current, if it
+    /// is a default stream.
     pub unsafe fn record_behind(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
         self.record_in(stream)
     }
@@ -348,7 +358,8 @@ impl Drop for Event {
         if self.device.is_gone.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or the context is lost.
+        // SAFETY: created by `new`, destroyed once. It fails only when the driver has shut down or
+        // the context is lost.
         unsafe { (self.device.driver.table().event_destroy)(self.handle) };
     }
 }
@@ -435,7 +446,8 @@ impl ForeignMemory {
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: opened by `open`, closed once. It fails where the owner is gone; the mapping goes with it.
+        // SAFETY: opened by `open`, closed once. It fails where the owner is gone; the mapping goes
+        // with it.
         unsafe { (self.device.driver.table().ipc_close)(self.address) };
     }
 }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// A row of events that pass in the order in which they are given. Dropping it waits for all of them.
+/// A row of events that pass in the order in which they are given. Dropping it waits for all of
+/// them.
 #[derive(Debug)]
 pub struct Ends {
     row: Option<Sender<(Arc<Event>, OnPassed)>>,

@@ -103,7 +103,8 @@ impl Gpu {
         Ok(can != 0)
     }
 
-    /// How fast the way to the memory of another is, as the driver ranks it among all pairs of this host.
+    /// How fast the way to the memory of another is, as the driver ranks it among all pairs of this
+    /// host.
     pub fn rank_to(&self, other: &Gpu) -> Result<i32, CudaError> {
         let (mut rank, asked) = (0, abi::P2P_PERFORMANCE_RANK);
         // SAFETY: the value is written to a valid place.

@@ -51,8 +51,8 @@ impl Kernels {
         &self.device
     }
 
-    /// Loads them, and has the driver prepare them fully: it would otherwise do so at the first launch, and may then wait
-    /// for work that is under way.
+    /// Loads them, and has the driver prepare them fully: it would otherwise do so at the first
+    /// launch, and may then wait for work that is under way.
     pub fn load(device: &Arc<Device>) -> Result<Kernels, CudaError> {
         let _current = device.enter()?;
         let (driver, table) = (device.driver(), device.driver().table());
@@ -76,12 +76,13 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Copies `count` pieces of `bytes` in all, listed at an address that the GPU reaches, with at most `blocks` blocks.
+    /// Copies `count` pieces of `bytes` in all, listed at an address that the GPU reaches, with at
+    /// most `blocks` blocks.
     ///
     /// # Safety
     ///
-    /// The list holds `count` pieces and stays so until the copy is done. Until then all ranges are valid for the stream's
-    /// device, and nothing else touches the targets or writes the sources.
+    /// The list holds `count` pieces and stays so until the copy is done. Until then all ranges are
+    /// valid for the stream's device, and nothing else touches the targets or writes the sources.
     pub unsafe fn copy(
         &self,
         stream: &Stream,
@@ -96,7 +97,8 @@ impl Kernels {
         let (mut list, mut count) = (list, count);
         let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
         let launch = self.device.driver().table().launch;
-        // SAFETY: the parameters have the types of the kernel's; the rest is this function's contract.
+        // SAFETY: the parameters have the types of the kernel's; the rest is this function's
+        // contract.
         let status = unsafe {
             launch(
                 self.pieces,

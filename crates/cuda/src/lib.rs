@@ -1,8 +1,9 @@
-//! Links on GPUs: host memory and a GPU joined by its own PCIe link, and by the PCIe links of its peers over NVLink.
+//! Links on GPUs: host memory and a GPU joined by its own PCIe link, and by the PCIe links of its
+//! peers over NVLink.
 //!
-//! A [`Copier`] is a mover with those links and paths; [`stream_copy::StreamCopies`] copy in a caller's stream. Neither decides what
-//! moves when, which is the mover's or the stream's; they know devices, streams and kernels, which nothing else in the
-//! house may know.
+//! A [`Copier`] is a mover with those links and paths; [`stream_copy::StreamCopies`] copy in a
+//! caller's stream. Neither decides what moves when, which is the mover's or the stream's; they
+//! know devices, streams and kernels, which nothing else in the house may know.
 //!
 //! ```no_run
 //! use forebay_cuda::device::{DeviceMemory, HostMemory, Stream};

@@ -92,8 +92,8 @@ pub enum Distrust {
 /// Memory of a check.
 type Kept = (Vec<Result<Site, CudaError>>, Option<HostMemory>);
 
-/// Pairs of GPUs that relay for each other. It keeps the memory of its check, since giving memory back waits for what a program
-/// has under way.
+/// Pairs of GPUs that relay for each other. It keeps the memory of its check, since giving memory
+/// back waits for what a program has under way.
 #[derive(Debug, Default)]
 pub struct Peers {
     trusted: Vec<(u16, u16)>,
@@ -102,8 +102,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Lets all GPUs reach each other, and checks those that do. It uses streams of its own, a few hundred KiB of each GPU and a
-    /// millisecond a pair. What is found is logged.
+    /// Lets all GPUs reach each other, and checks those that do. It uses streams of its own, a few
+    /// hundred KiB of each GPU and a millisecond a pair. What is found is logged.
     pub fn check(gpus: &[Arc<Kernels>]) -> Peers {
         let mut peers = Peers::default();
         let pairs: Vec<(usize, usize)> =
@@ -150,8 +150,8 @@ impl Peers {
     }
 }
 
-/// Checks that a GPU writes and reads right what another process has on a peer, of which it opened [`OPENED_BYTES`] at an address: what
-/// is there is lost. Only the GPU's own means are used.
+/// Checks that a GPU writes and reads right what another process has on a peer, of which it opened
+/// [`OPENED_BYTES`] at an address: what is there is lost. Only the GPU's own means are used.
 pub(crate) fn check_opened(gpu: &Arc<Kernels>, peer: Address) -> Result<(), Distrust> {
     let refused = |error: CudaError| Distrust::Refused(error.to_string());
     let (site, host) = (
@@ -192,7 +192,8 @@ struct Site {
 
 /// A part on its way between two GPUs.
 struct Step {
-    /// Of the pair, by place: the one that executes it, and where its bytes come from. They go to the other one.
+    /// Of the pair, by place: the one that executes it, and where its bytes come from. They go to
+    /// the other one.
     by: usize,
     from: usize,
 }
@@ -238,7 +239,8 @@ impl Site {
                 let half = PART_BYTES / 2;
                 list.add(from, to, half);
                 list.add(from + half, to + half, half);
-                // SAFETY: as for `copy`; the stream is no default stream and its context is current.
+                // SAFETY: as for `copy`; the stream is no default stream and its context is
+                // current.
                 unsafe { batch.queue(driver, &mut list, self.stream.handle()) }
             }
             (Means::Copy | Means::Batch, _) => self.copy(from, to, PART_BYTES),
@@ -261,7 +263,8 @@ fn pair(seed: u64, host: &HostMemory, sites: [&Site; 2]) -> Result<(), Distrust>
         let seed = seed * Means::ALL.len() as u64 + nth;
         let arrived = moved(seed, host, sites, means);
         if arrived.is_err() {
-            // What did get in uses memory that the next check uses. A stream that cannot be waited for is lost, and its work with it.
+            // What did get in uses memory that the next check uses. A stream that cannot be waited
+            // for is lost, and its work with it.
             let _ = both(sites, |site| site.stream.synchronize());
         }
         let wrong = arrived.map_err(|error| Distrust::Refused(error.to_string()))?;

@@ -15,14 +15,16 @@ pub const SHARE_MIN: u64 = 256 << 10;
 /// Shares are whole multiples of this, so that pages and vectors stay whole.
 pub const SHARE_UNIT: u64 = 4096;
 
-/// The bytes for each path. Path 0, the direct one, takes what remains, and everything where others do not pay.
+/// The bytes for each path. Path 0, the direct one, takes what remains, and everything where others
+/// do not pay.
 pub fn shares(bytes: u64, paths: &[Path]) -> Vec<u64> {
     let mut shares = vec![0; paths.len()];
     let mut used: Vec<usize> = (0..paths.len()).filter(|path| paths[*path].bytes_per_s > 0.0).collect();
     loop {
         let rate: f64 = used.iter().map(|path| paths[*path].bytes_per_s).sum();
         let lead: f64 = used.iter().map(|path| paths[*path].bytes_per_s * paths[*path].latency_s).sum();
-        // All finish at `end_s` when each carries its rate times what is left of that after its latency.
+        // All finish at `end_s` when each carries its rate times what is left of that after its
+        // latency.
         let end_s = (bytes as f64 + lead) / rate;
         for path in &used {
             let share = paths[*path].bytes_per_s * (end_s - paths[*path].latency_s);

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the thread looks for new work before it sleeps. Longer than the gap between two lots of a transfer, so that a
-/// transfer pays for one wake-up; short enough that an idle process costs nothing.
+/// How long the thread looks for new work before it sleeps. Longer than the gap between two lots of
+/// a transfer, so that a transfer pays for one wake-up; short enough that an idle process costs
+/// nothing.
 const LINGER: Duration = Duration::from_micros(100);
 
 /// Called once an operation is over, on the control thread.
@@ -153,8 +154,8 @@ impl Track {
         &self.stream
     }
 
-    /// Has `on_passed` called when everything that is in the stream now is over. When marking that point fails it is given
-    /// back: the caller then knows no end of what it put in before.
+    /// Has `on_passed` called when everything that is in the stream now is over. When marking that
+    /// point fails it is given back: the caller then knows no end of what it put in before.
     pub fn when_passed(&self, on_passed: OnPassed) -> Result<(), (CudaError, OnPassed)> {
         let spare = self.spare.lock().pop();
         let event = match spare.map_or_else(|| Event::new(self.stream.device()), Ok) {

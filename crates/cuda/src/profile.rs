@@ -81,7 +81,8 @@ pub struct RelayedBothWays {
 pub struct Relayed {
     /// By what stream copies are divided best.
     pub relaying: Relaying,
-    /// Copies of fewer bytes are faster over the GPU's own link alone; none where larger ones are, too.
+    /// Copies of fewer bytes are faster over the GPU's own link alone; none where larger ones are,
+    /// too.
     pub break_even_bytes: Option<u64>,
     /// From this size on the mover is faster than a stream copy.
     pub mover_bytes: u64,
@@ -155,7 +156,8 @@ impl Profile {
         kept
     }
 
-    /// The profile of a digest, if the folder has one. A file that is damaged, or of another host or format, is none.
+    /// The profile of a digest, if the folder has one. A file that is damaged, or of another host
+    /// or format, is none.
     pub fn load(folder: &Path, digest: &str) -> Option<Profile> {
         let mut text = String::new();
         File::open(file(folder, digest)).ok()?.take(MOST_BYTES).read_to_string(&mut text).ok()?;
@@ -164,7 +166,8 @@ impl Profile {
         sound.then_some(profile)
     }
 
-    /// Keeps it in the folder, which is made if it is not there. Readers find the old one or the new one.
+    /// Keeps it in the folder, which is made if it is not there. Readers find the old one or the
+    /// new one.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
         let path = file(folder, &self.digest);
@@ -196,7 +199,8 @@ impl Profile {
     }
 }
 
-/// As measured. What was not measured, since no GPU of the host has a relay, stays as it is assumed.
+/// As measured. What was not measured, since no GPU of the host has a relay, stays as it is
+/// assumed.
 impl From<&Profile> for Rates {
     fn from(profile: &Profile) -> Rates {
         let mut rates = Rates::default();

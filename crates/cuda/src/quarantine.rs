@@ -20,9 +20,10 @@ impl Quarantine {
         Ok(quarantine)
     }
 
-    /// Waits until a transfer has ended and nothing of it is under way any more, whatever was given up of it: whoever names
-    /// memory by its address alone has nowhere to keep what must not be touched yet. However long that takes: whoever went on
-    /// sooner might find bytes written over what is no target any more.
+    /// Waits until a transfer has ended and nothing of it is under way any more, whatever was given
+    /// up of it: whoever names memory by its address alone has nowhere to keep what must not be
+    /// touched yet. However long that takes: whoever went on sooner might find bytes written over
+    /// what is no target any more.
     pub fn run(self: &Arc<Quarantine>, mover: &MoverHandle, transfer: Transfer) -> Result<End, SubmitError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let quarantine = Arc::clone(self);

@@ -23,15 +23,18 @@ pub struct Rates {
 pub struct Relaying {
     /// What a relay carries in the end of what its PCIe link would.
     pub efficiency: f64,
-    /// From the start of a copy until a relay's first bytes arrive, beyond what they take on the wire.
+    /// From the start of a copy until a relay's first bytes arrive, beyond what they take on the
+    /// wire.
     pub latency_s: f64,
 }
 
-/// A link of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is divided.
+/// A link of PCIe 5 x16, until it is measured. Only the proportions matter for how a copy is
+/// divided.
 const LINK_BYTES_PER_S: f64 = 54e9;
 /// Smaller copies are faster alone, until it is measured.
 const BREAK_EVEN_BYTES: u64 = 2 << 20;
-/// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts stream copies are ahead at any size.
+/// Larger copies that are waited for are the mover's. None, until it is measured: on most hosts
+/// stream copies are ahead at any size.
 const MOVER_BYTES: u64 = u64::MAX;
 /// What relaying costs, until it is measured.
 pub(crate) const RELAYING: Relaying = Relaying { efficiency: 0.92, latency_s: 30e-6 };
@@ -58,7 +61,8 @@ impl Rates {
         bytes as f64 / self.host.get(&direction).copied().unwrap_or(links).max(1.0)
     }
 
-    /// The size from which on the mover is faster than a stream copy, for a copy that is waited for.
+    /// The size from which on the mover is faster than a stream copy, for a copy that is waited
+    /// for.
     pub fn mover_bytes(&self, direction: Direction) -> u64 {
         self.mover_bytes.get(&direction).copied().unwrap_or(MOVER_BYTES)
     }

@@ -1,5 +1,6 @@
-//! A loom model of how a node falls asleep while an engine asks. Runs with `RUSTFLAGS="--cfg loom"`. The ring is the real one,
-//! on loom's words; around it are the steps of the control thread's `sleep` and of a session's `ask`, in their order.
+//! A loom model of how a node falls asleep while an engine asks. Runs with
+//! `RUSTFLAGS="--cfg loom"`. The ring is the real one, on loom's words; around it are the steps of
+//! the control thread's `sleep` and of a session's `ask`, in their order.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -16,7 +17,8 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use ring::{Answerer, Asker, Header, QUEUE_WORDS, Run, SLOTS};
 
-/// As much of the header as is used, and one slot of a queue: what is not there need not be modelled.
+/// As much of the header as is used, and one slot of a queue: what is not there need not be
+/// modelled.
 const HEADER_WORDS: usize = 48;
 const SLOT_WORDS: usize = QUEUE_WORDS / SLOTS as usize;
 

@@ -1,4 +1,5 @@
-//! Measuring, on the fake driver with links of known rates: figures are those of the links, and what is kept is used.
+//! Measuring, on the fake driver with links of known rates: figures are those of the links, and
+//! what is kept is used.
 #![allow(clippy::unwrap_used)]
 
 use cuda_testkit::{Fake, alone};
@@ -15,7 +16,8 @@ use libc::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A busy machine moves less than a link would, and for a moment more, since pretended links catch up on what they missed.
+/// A busy machine moves less than a link would, and for a moment more, since pretended links catch
+/// up on what they missed.
 fn is_about(measured: f64, gb_per_s: f64) -> bool {
     (0.3 * gb_per_s..1.5 * gb_per_s).contains(&(measured / 1e9))
 }
@@ -173,7 +175,8 @@ fn the_preload_is_offered_copies_from_the_size_that_was_measured() {
     with_cache("the_preload_is_offered_copies_from_the_size_that_was_measured", |fake| {
         odd(fake).save(&Profile::folder().unwrap()).unwrap();
         let path = std::ffi::CString::new(std::env::var("FOREBAY_LIBCUDA").unwrap()).unwrap();
-        // SAFETY: the library is the fake driver, which is never closed; what is returned lives as long as the process.
+        // SAFETY: the library is the fake driver, which is never closed; what is returned lives as
+        // long as the process.
         let api = unsafe { &*forebay_copy_open(libc::dlsym, libc::dlopen(path.as_ptr(), libc::RTLD_NOW), 2) };
         // It starts with the first copy that could go over several links.
         let device = Device::open(fake.driver, 0).unwrap();

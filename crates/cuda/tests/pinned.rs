@@ -1,4 +1,5 @@
-//! Pinned memory on a driver that counts: what is kept, what is refused, and that nothing stays pinned.
+//! Pinned memory on a driver that counts: what is kept, what is refused, and that nothing stays
+//! pinned.
 #![allow(clippy::unwrap_used)]
 
 use cuda_testkit::{Fake, alone};
@@ -225,7 +226,8 @@ fn gpus_read_and_write_a_buffer() {
         fill(&to, 0);
         {
             let _current = device.enter().unwrap();
-            // SAFETY: all of the memory outlives the synchronisation below, and nothing else touches it.
+            // SAFETY: all of the memory outlives the synchronisation below, and nothing else
+            // touches it.
             unsafe {
                 stream.copy(from.as_ptr() as u64, there.address(), MIB).unwrap();
                 stream.copy(there.address(), to.as_ptr() as u64, MIB).unwrap();
@@ -272,7 +274,8 @@ fn what_is_waited_for_is_pinned_first() {
         const PIECES: u64 = 64;
         let device = Device::open(fake.driver, 0).unwrap();
         let begun = Instant::now();
-        // The thread that pins is held up while it tells of a piece. It may have come to the end before that.
+        // The thread that pins is held up while it tells of a piece. It may have come to the end
+        // before that.
         let (behind, held, release) = loop {
             assert!(
                 begun.elapsed() < Duration::from_secs(60),

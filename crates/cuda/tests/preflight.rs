@@ -1,5 +1,5 @@
-//! Preflight: each thing that slows copies down is found, on hosts that have nothing else wrong, and nothing is found on a
-//! host that is as it should be.
+//! Preflight: each thing that slows copies down is found, on hosts that have nothing else wrong,
+//! and nothing is found on a host that is as it should be.
 #![allow(clippy::unwrap_used)]
 
 use forebay_cuda::driver::LoadError;

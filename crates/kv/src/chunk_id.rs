@@ -1,7 +1,6 @@
 //! The names of chunks.
 //!
-//! Knows how a chunk's id follows from its namespace, its parent and its tokens. Must never know what a chunk
-//! holds, how large it is, or where it is.
+//! Knows how a chunk's id follows from its namespace, its parent and its tokens.
 //!
 //! # Encoding, version 1
 //!
@@ -13,8 +12,8 @@
 //! tokens     u32 LE each
 //! ```
 //!
-//! The id of the parent stands for all tokens before the chunk, so equal ids mean equal prefixes. The version
-//! is part of the namespace key.
+//! The id of the parent stands for all tokens before the chunk, so equal ids mean equal prefixes.
+//! The version is part of the namespace key.
 
 use std::fmt;
 
@@ -77,8 +76,8 @@ impl fmt::Debug for ChunkId {
     }
 }
 
-/// The ids of the whole chunks of a sequence, each the parent of the next. Tokens after the last whole chunk
-/// have no id: they may still grow. With `chunk_tokens` of 0 there are no chunks.
+/// The ids of the whole chunks of a sequence, each the parent of the next. Tokens after the last
+/// whole chunk have no id: they may still grow. With `chunk_tokens` of 0 there are no chunks.
 ///
 /// ```
 /// use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};

@@ -1,6 +1,6 @@
 //! A 32-byte digest of something large.
 //!
-//! Knows BLAKE3 and hexadecimal. Must never know what was digested.
+//! Knows BLAKE3 and hexadecimal.
 
 use std::fmt;
 

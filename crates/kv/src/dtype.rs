@@ -1,7 +1,6 @@
 //! The number formats KV is kept in.
 //!
-//! Knows the formats' names, as model configs and engines spell them, and their widths. Must never know what
-//! the numbers mean, nor convert between formats.
+//! Knows the formats' names, as model configs and engines spell them, and their widths.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,8 @@
 //! What KV is: namespaces, chunk ids, data types, orders of axes, and slicing between TP sizes.
 //!
-//! It says what separates the KV of two engines, how chunks are named, and which heads each tensor-parallel rank holds. It does
-//! no I/O and takes no time. Where bytes are kept and how they move is not its business.
+//! It says what separates the KV of two engines, how chunks are named, and which heads each
+//! tensor-parallel rank holds. It does no I/O and takes no time. Where bytes are kept and how they
+//! move is not its business.
 
 mod chunk_id;
 mod digest;

@@ -1,12 +1,12 @@
 //! What makes KV of one engine unusable in another.
 //!
-//! Knows the facts that a KV byte depends on besides the tokens, and the one encoding of them that is
-//! digested into a [`NamespaceKey`]. Must never know tokens, chunks, or where KV is kept.
+//! Knows the facts that a KV byte depends on besides the tokens, and the one encoding of them that
+//! is digested into a [`NamespaceKey`].
 //!
 //! # Encoding, version 1
 //!
-//! The key is `blake3::derive_key(CONTEXT, bytes)`. `bytes` holds the fields in the order of [`Namespace`],
-//! each as
+//! The key is `blake3::derive_key(CONTEXT, bytes)`. `bytes` holds the fields in the order of
+//! [`Namespace`], each as
 //!
 //! ```text
 //! field number  u8          from 1
@@ -14,9 +14,10 @@
 //! value
 //! ```
 //!
-//! Numbers are 4 bytes little-endian, a rank is rank then size, text is UTF-8. A map is its entries in the
-//! order of their names, each name and each value with its own `length` before it. An absent LoRA adapter
-//! writes no field. Every field is delimited, so two different namespaces never encode alike.
+//! Numbers are 4 bytes little-endian, a rank is rank then size, text is UTF-8. A map is its entries
+//! in the order of their names, each name and each value with its own `length` before it. An absent
+//! LoRA adapter writes no field. Every field is delimited, so two different namespaces never encode
+//! alike.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,14 +27,14 @@ use crate::dtype::KvDtype;
 use crate::order::AxisOrder;
 use crate::rank::Rank;
 
-/// Separates Forebay's keys from every other use of BLAKE3, and one version of the encodings (this one and
-/// that of `chunk_id`) from the next. A change to either encoding changes this text.
+/// Separates Forebay's keys from every other use of BLAKE3, and one version of the encodings (this
+/// one and that of `chunk_id`) from the next. A change to either encoding changes this text.
 const CONTEXT: &str = "forebay 2026-11 kv namespace v1";
 
 /// Everything besides the tokens that a chunk's bytes depend on.
 ///
-/// Two engines may share KV exactly when their namespaces are equal. When in doubt, differ: that costs a
-/// miss, while a false match costs a wrong answer.
+/// Two engines may share KV exactly when their namespaces are equal. When in doubt, differ: that
+/// costs a miss, while a false match costs a wrong answer.
 ///
 /// ```
 /// use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, Rank};
@@ -66,13 +67,13 @@ pub struct Namespace {
     pub tensor_parallel: Rank,
     /// Which share of the layers.
     pub pipeline_parallel: Rank,
-    /// Rotary embedding and attention parameters as the engine runs them, by name. Values are compared as
-    /// text.
+    /// Rotary embedding and attention parameters as the engine runs them, by name. Values are
+    /// compared as text.
     pub attention: BTreeMap<String, String>,
     /// Digest of the LoRA adapter, if one is applied.
     pub lora: Option<Digest>,
-    /// The tenant's secret, empty where there is only one tenant. Without it nobody can name a tenant's
-    /// chunks.
+    /// The tenant's secret, empty where there is only one tenant. Without it nobody can name a
+    /// tenant's chunks.
     pub tenant_salt: Vec<u8>,
 }
 

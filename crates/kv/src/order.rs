@@ -1,14 +1,15 @@
 //! The orders in which engines lay out the axes of a KV cache.
 //!
-//! Knows vLLM's six physical orders by name. Must never know sizes, addresses or bytes.
+//! Knows vLLM's six physical orders by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A physical order of the axes L, B, H, N (and the cell C innermost), outermost first, by vLLM's names.
+/// A physical order of the axes L, B, H, N (and the cell C innermost), outermost first, by vLLM's
+/// names.
 ///
-/// With L outermost each layer is a tensor of its own; otherwise all layers share one tensor (cross-layer
-/// blocks).
+/// With L outermost each layer is a tensor of its own; otherwise all layers share one tensor
+/// (cross-layer blocks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisOrder {
     /// Per layer, heads before tokens: vLLM's `HND`.

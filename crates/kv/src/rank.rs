@@ -1,6 +1,6 @@
 //! Which part of a model a worker holds.
 //!
-//! Knows that ranks are numbered from 0 below their size. Must never know what is split among them.
+//! Knows that ranks are numbered from 0 below their size.
 
 use std::fmt;
 

@@ -1,11 +1,11 @@
-//! Which heads each tensor-parallel worker holds, and who gives which heads to whom when the sizes differ.
+//! Which heads each tensor-parallel worker holds, and who gives which heads to whom when the sizes
+//! differ.
 //!
-//! Knows head numbers and ranks. Must never know bytes, layouts or layers: a head range becomes bytes in
-//! `layout` and `chunk_layout`.
+//! Knows head numbers and ranks.
 //!
-//! The rule is that of vLLM and Megatron. With as many heads as ranks or more, each rank holds an equal run
-//! of heads. With fewer, each head is held by an equal run of ranks, all copies alike. The one shared latent
-//! of MLA is a single head, so every rank holds all of it.
+//! The rule is that of vLLM and Megatron. With as many heads as ranks or more, each rank holds an
+//! equal run of heads. With fewer, each head is held by an equal run of ranks, all copies alike.
+//! The one shared latent of MLA is a single head, so every rank holds all of it.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ pub struct HeadSplit {
     size: u32,
 }
 
-/// A run of heads that one rank gives to another. Local heads are counted from the first head that a rank
-/// holds.
+/// A run of heads that one rank gives to another. Local heads are counted from the first head that
+/// a rank holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadMove {
     /// The rank that gives.
@@ -146,10 +146,11 @@ impl HeadSplit {
         Ok(first..first + self.heads_per_rank())
     }
 
-    /// What `rank` of this split reads from a `source` split: each of its heads exactly once, in order.
+    /// What `rank` of this split reads from a `source` split: each of its heads exactly once, in
+    /// order.
     ///
-    /// Where the source holds copies, readers of one head are spread evenly over them, and equal splits read
-    /// rank by rank.
+    /// Where the source holds copies, readers of one head are spread evenly over them, and equal
+    /// splits read rank by rank.
     ///
     /// # Errors
     /// When there is no such rank or the source has another number of heads.

@@ -1,4 +1,5 @@
-//! Guarantees of namespaces and chunk ids: what they depend on, and that their bytes never change unnoticed.
+//! Guarantees of namespaces and chunk ids: what they depend on, and that their bytes never change
+//! unnoticed.
 
 use forebay_kv::{AxisOrder, ChunkId, Digest, KvDtype, Namespace, NamespaceKey, Rank, chunk_ids};
 use proptest::prelude::*;
@@ -21,7 +22,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-// The vectors were computed by a second implementation, in Python, from the documented encoding alone.
+// The vectors were computed by a second implementation, in Python, from the documented encoding
+// alone.
 
 #[test]
 fn the_encoding_of_a_namespace_does_not_change_unnoticed() {

@@ -1,4 +1,5 @@
-//! Guarantees of slicing: between any two TP sizes every head byte arrives exactly once where it belongs.
+//! Guarantees of slicing: between any two TP sizes every head byte arrives exactly once where it
+//! belongs.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 use forebay_kv::{HeadMove, HeadSplit, SplitError};

@@ -1,5 +1,6 @@
-//! Prints what making and posting a request costs the caller, per descriptor: a strided list of 10,000 blocks, none of which
-//! joins its neighbour. Best of many; the transfers run to their ends in between.
+//! Prints what making and posting a request costs the caller, per descriptor: a strided list of
+//! 10,000 blocks, none of which joins its neighbour. Best of many; the transfers run to their ends
+//! in between.
 
 use forebay_net::*;
 use forebay_transfer::HostBuffer;

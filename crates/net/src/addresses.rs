@@ -1,5 +1,5 @@
-//! Which memory an address lies in. Used for this end's registrations and for what a peer said of its own. This file knows
-//! ranges of addresses.
+//! Which memory an address lies in. Used for this end's registrations and for what a peer said of
+//! its own. This file knows ranges of addresses.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,5 @@
-//! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to them.
+//! The agent itself: what a program calls. This file starts and ends the parts and hands wishes to
+//! them.
 
 use crate::call_handler::{self, CallHandler};
 use crate::config::AgentConfig;
@@ -60,7 +61,8 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// One end in one process. Dropping it cancels what is under way and waits until nothing touches memory any more.
+/// One end in one process. Dropping it cancels what is under way and waits until nothing touches
+/// memory any more.
 pub struct Agent {
     pub(crate) shared: Arc<Shared>,
     pub(crate) requests: Arc<Requests>,
@@ -86,7 +88,8 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Starts an agent on somebody's mover, whose places of peers are all the agent's. Memory is registered at `here`.
+    /// Starts an agent on somebody's mover, whose places of peers are all the agent's. Memory is
+    /// registered at `here`.
     pub fn start_on(config: AgentConfig, mover: MoverHandle, here: Place) -> Result<Agent, AgentError> {
         config.check()?;
         let mut me = Identity::starting([0; 16]).map_err(system("random numbers"))?;
@@ -169,14 +172,16 @@ impl Agent {
         &self.leases
     }
 
-    /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers find it at its addresses.
+    /// Makes memory known: requests of this end may use it, and peers what `access` says. Peers
+    /// find it at its addresses.
     pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
         self.here()?;
         self.memory.register(backing, access)
     }
 
-    /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails. When this returns,
-    /// nothing touches the memory any more. Not to be called where requests' ends are.
+    /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails.
+    /// When this returns, nothing touches the memory any more. Not to be called where requests'
+    /// ends are.
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
         self.here()?;
         self.memory.deregister(registration, &self.requests)
@@ -191,8 +196,8 @@ impl Agent {
         Metadata { name, identity: self.shared.me, address: self.address, regions }.encode()
     }
 
-    /// Learns of a peer, or more about one, and says its name. Nothing is connected yet. Another instance replaces the one
-    /// before, whatever was prepared for that fails from now on.
+    /// Learns of a peer, or more about one, and says its name. Nothing is connected yet. Another
+    /// instance replaces the one before, whatever was prepared for that fails from now on.
     pub fn add_peer(&self, metadata: &[u8]) -> Result<String, AgentError> {
         self.here()?;
         let Metadata { name, identity, address, regions } = Metadata::parse(metadata)?;
@@ -214,7 +219,8 @@ impl Agent {
         Ok(name)
     }
 
-    /// Learns of a peer by address only. Whoever answers there is meant; of its memory nothing is known but what
+    /// Learns of a peer by address only. Whoever answers there is meant; of its memory nothing is
+    /// known but what
     /// [`region`](Agent::region) says.
     pub fn add_address(&self, name: &str, address: SocketAddr) -> Result<(), AgentError> {
         self.here()?;
@@ -235,7 +241,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Forgets a peer. Requests that it is part of are cancelled and waited for. Not to be called where their ends are.
+    /// Forgets a peer. Requests that it is part of are cancelled and waited for. Not to be called
+    /// where their ends are.
     pub fn remove_peer(&self, name: &str) -> Result<(), AgentError> {
         self.here()?;
         let removed = self.peers.lock().remove(name);
@@ -283,8 +290,8 @@ impl Agent {
         Ok(Prepared { blocks: Arc::new(blocks), peer: Some(peer) })
     }
 
-    /// Makes a request of blocks here and as many there. With a notification the peer learns of its end, after every byte
-    /// is in place; `limit_us` is how long a post of it may take.
+    /// Makes a request of blocks here and as many there. With a notification the peer learns of its
+    /// end, after every byte is in place; `limit_us` is how long a post of it may take.
     pub fn request(
         &self,
         op: Op,
@@ -379,7 +386,8 @@ impl Agent {
         self.call_and_hear(name, body, limit_us, on_reply, |_| {})
     }
 
-    /// The same, for who has to know the answer also after the limit: `on_late` is called then, once, if one comes.
+    /// The same, for who has to know the answer also after the limit: `on_late` is called then,
+    /// once, if one comes.
     pub fn call_and_hear(
         &self,
         name: &str,
@@ -411,8 +419,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Makes a peer's region a region of the mover, for transfers that the caller submits there itself. They need a
-    /// connection: [`connect`](Agent::connect) or [`call`](Agent::call) first. `lease`: under which they run; 0: none.
+    /// Makes a peer's region a region of the mover, for transfers that the caller submits there
+    /// itself. They need a connection: [`connect`](Agent::connect) or [`call`](Agent::call) first.
+    /// `lease`: under which they run; 0: none.
     pub fn region(&self, name: &str, region: PeerRegion, lease: u64) -> Result<RegionId, AgentError> {
         let peer = self.peer(name)?;
         let mut site = peer.site();

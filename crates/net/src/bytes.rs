@@ -34,7 +34,8 @@ impl<'a> Reader<'a> {
         self.take(len.into())
     }
 
-    /// A text as [`bytes`](Reader::bytes). What is not UTF-8 is shown as such: texts are for people.
+    /// A text as [`bytes`](Reader::bytes). What is not UTF-8 is shown as such: texts are for
+    /// people.
     pub fn text(&mut self) -> Option<String> {
         self.bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     }

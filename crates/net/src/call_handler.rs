@@ -1,5 +1,5 @@
-//! What peers say to this agent beside asking for memory: notifications are kept here, words about rails go to those,
-//! everything else to whoever answers calls.
+//! What peers say to this agent beside asking for memory: notifications are kept here, words about
+//! rails go to those, everything else to whoever answers calls.
 
 use crate::event::Event;
 use crate::leases::LeaseTable;

@@ -25,10 +25,12 @@ pub struct AgentConfig {
     pub tls: Option<Arc<TlsConfig>>,
     /// Plain text also where others than this machine's programs can read along.
     pub plain_beyond_loopback: bool,
-    /// What carries bytes beside TCP, where a peer has the same: opened when it is first needed. Peers are reached over TCP
-    /// all the same, and over TCP alone where a rail fails. At most [`RAILS_MAX`](crate::RAILS_MAX).
+    /// What carries bytes beside TCP, where a peer has the same: opened when it is first needed.
+    /// Peers are reached over TCP all the same, and over TCP alone where a rail fails. At most
+    /// [`RAILS_MAX`](crate::RAILS_MAX).
     pub rails: Vec<RailOptions>,
-    /// Connections to a peer at most, beside one over each further rail. There is one at first, and more as far as they make transfers faster.
+    /// Connections to a peer at most, beside one over each further rail. There is one at first, and
+    /// more as far as they make transfers faster.
     pub flows_max: usize,
     /// How long a connection may take to come about; whatever waits for it fails then.
     pub connect_limit_us: u64,
@@ -42,7 +44,8 @@ pub struct AgentConfig {
     pub accepted_max: usize,
     /// And of one peer.
     pub accepted_per_peer_max: usize,
-    /// Answers what peers ask with [`Agent::call`](crate::Agent::call). `None`: such calls are refused.
+    /// Answers what peers ask with [`Agent::call`](crate::Agent::call). `None`: such calls are
+    /// refused.
     pub service: Option<Arc<dyn Service>>,
 }
 

@@ -1,4 +1,5 @@
-//! Brings flows to peers about, on threads of their own, and takes down what has ended. This file carries out what the
+//! Brings flows to peers about, on threads of their own, and takes down what has ended. This file
+//! carries out what the
 //! [`ConnectionState`](crate::connection_state::ConnectionState) says and the counters advise.
 
 use crate::connection_state::Want;
@@ -17,8 +18,8 @@ const FORGET_AGAIN_US: u64 = 20_000;
 
 type Connected = Result<(Flow, crate::tcp::Peer), FlowError>;
 
-/// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why not, at
-/// the latest at `until_us` of the timer. Brings the connection about if there is none.
+/// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why
+/// not, at the latest at `until_us` of the timer. Brings the connection about if there is none.
 pub(crate) fn when_up(
     shared: &Arc<Shared>,
     peer: &Arc<Peer>,
@@ -75,7 +76,8 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     });
 }
 
-/// Connects on a thread of its own, and has `then` called there, unless the agent has ended meanwhile.
+/// Connects on a thread of its own, and has `then` called there, unless the agent has ended
+/// meanwhile.
 fn connect(
     shared: &Arc<Shared>,
     peer: &Arc<Peer>,
@@ -213,8 +215,8 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     back_off(shared, peer, pause);
 }
 
-/// Whether those who wait are better told now than after more attempts: somebody has said no, if only the other machine's
-/// system, or this end for want of trust.
+/// Whether those who wait are better told now than after more attempts: somebody has said no, if
+/// only the other machine's system, or this end for want of trust.
 fn is_an_answer(error: &FlowError) -> bool {
     let said_no = |source: &std::io::Error| source.kind() == std::io::ErrorKind::ConnectionRefused;
     match error {
@@ -240,7 +242,8 @@ fn back_off(shared: &Arc<Shared>, peer: &Arc<Peer>, until_us: Option<u64>) {
     });
 }
 
-/// A flow has ended by itself. Where it shows that the peer is frozen, the others are not waited for.
+/// A flow has ended by itself. Where it shows that the peer is frozen, the others are not waited
+/// for.
 fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let Some(shared) = shared.upgrade() else { return };
     let mut state = peer.state();
@@ -274,7 +277,8 @@ fn take_down(shared: &Shared, peer: &Peer, ended: &[PeerFlow]) {
     drop(flows);
 }
 
-/// The peer is gone for good. Nothing that was known of it can be used any more; what is under way fails.
+/// The peer is gone for good. Nothing that was known of it can be used any more; what is under way
+/// fails.
 pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &PeerError) {
     let mut state = peer.state();
     state.connection.die(why.clone());

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// The pause after the first failure in a row, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(640);
-/// A connection that broke sooner than this after it came up has failed as much as one that never did.
+/// A connection that broke sooner than this after it came up has failed as much as one that never
+/// did.
 const STEADY_US: u64 = 1_000_000;
 
 /// The way to one peer.
@@ -60,7 +61,8 @@ impl ConnectionState {
         }
     }
 
-    /// A connection came about. Says whether it is wanted: it is not if the connection has died meanwhile.
+    /// A connection came about. Says whether it is wanted: it is not if the connection has died
+    /// meanwhile.
     pub fn connected(&mut self, now_us: u64) -> bool {
         if let Phase::Dead(_) = self.phase {
             return false;

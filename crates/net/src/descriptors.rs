@@ -1,5 +1,5 @@
-//! Lists of memory by address, as programs have them: runs of equal blocks at equal distances, so that a million blocks of
-//! a KV cache are a few numbers.
+//! Lists of memory by address, as programs have them: runs of equal blocks at equal distances, so
+//! that a million blocks of a KV cache are a few numbers.
 
 use thiserror::Error;
 
@@ -12,7 +12,8 @@ pub struct Run {
     pub len: u64,
     /// Blocks.
     pub count: u64,
-    /// From the start of one block to the start of the next. Of a run of one block it means nothing.
+    /// From the start of one block to the start of the next. Of a run of one block it means
+    /// nothing.
     pub stride: u64,
 }
 

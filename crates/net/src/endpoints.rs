@@ -1,6 +1,6 @@
-//! Endpoints: places of the mover that stand for peers. Each has link slots, links of the mover that
-//! flows are bound to while they live. A mover never forgets a link, so a flow that has ended leaves
-//! its slot to the next one, and a peer that is gone its endpoint.
+//! Endpoints: places of the mover that stand for peers. Each has link slots, links of the mover
+//! that flows are bound to while they live. A mover never forgets a link, so a flow that has ended
+//! leaves its slot to the next one, and a peer that is gone its endpoint.
 
 use crate::error::AgentError;
 use crate::flow_control::Advice;
@@ -45,7 +45,8 @@ struct Taken {
 }
 
 impl Taken {
-    /// The slot that lots go to instead. Those of a broken flow come back in the same moment, and would find no other.
+    /// The slot that lots go to instead. Those of a broken flow come back in the same moment, and
+    /// would find no other.
     fn deputy(&self) -> Option<LinkSlot> {
         let broken = self.by.as_ref().is_some_and(|bound| bound.handle.stats().broken.is_some());
         self.stand_in.clone().filter(|_| broken)
@@ -92,7 +93,8 @@ impl Link for LinkSlot {
     }
 }
 
-/// A place with its slots. While `uses` is held by others, regions are registered there, and nobody else may have it.
+/// A place with its slots. While `uses` is held by others, regions are registered there, and nobody
+/// else may have it.
 pub(crate) struct Endpoint {
     pub place: Place,
     pub uses: Arc<()>,
@@ -100,7 +102,8 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds a flow to a slot and says to which. Once it breaks, what still comes goes to the slot `stand_in`, if it is given.
+    /// Binds a flow to a slot and says to which. Once it breaks, what still comes goes to the slot
+    /// `stand_in`, if it is given.
     pub fn bind(
         &mut self,
         pool: &EndpointPool,
@@ -140,8 +143,9 @@ impl Endpoint {
         }
     }
 
-    /// Nothing new goes to this slot any more, if the flow of that number is there still: its peer may have had to give up its
-    /// slots, and got them anew. The flow, to be dropped without any lock: that waits for what it has begun.
+    /// Nothing new goes to this slot any more, if the flow of that number is there still: its peer
+    /// may have had to give up its slots, and got them anew. The flow, to be dropped without any
+    /// lock: that waits for what it has begun.
     pub fn unbind(&mut self, pool: &EndpointPool, slot: usize, number: u64) -> Option<Flow> {
         let (link, link_slot) = self.slots.get(slot)?;
         let is_bound = link_slot.0.lock().by.as_ref().is_some_and(|bound| bound.number == number);
@@ -160,7 +164,8 @@ fn vacate(pool: &EndpointPool, link: LinkId, link_slot: &LinkSlot) -> Option<Flo
 pub(crate) struct EndpointPool {
     mover: MoverHandle,
     here: Place,
-    /// How long a lot may be on a flow before it counts as lost: longer than flows themselves wait, so that it never does.
+    /// How long a lot may be on a flow before it counts as lost: longer than flows themselves wait,
+    /// so that it never does.
     op_timeout_us: u64,
     next: AtomicU32,
     free: Mutex<Vec<Endpoint>>,
@@ -181,7 +186,8 @@ impl EndpointPool {
         })
     }
 
-    /// Takes back a place. The flows that are still bound, to be dropped as [`Endpoint::unbind`] says.
+    /// Takes back a place. The flows that are still bound, to be dropped as [`Endpoint::unbind`]
+    /// says.
     #[must_use = "dropping flows waits for what they have begun"]
     pub fn take_back(&self, endpoint: Endpoint) -> Vec<Flow> {
         let left =

@@ -19,8 +19,8 @@ use thiserror::Error;
 pub enum PeerError {
     #[error("peer {peer} cannot be reached: {why}")]
     Unreachable { peer: String, why: String },
-    /// The peer has ended and another instance is in its place, or its new metadata came. What was known of its memory
-    /// is void.
+    /// The peer has ended and another instance is in its place, or its new metadata came. What was
+    /// known of its memory is void.
     #[error("peer {peer} has restarted: its new metadata are needed")]
     Restarted { peer: String },
     #[error("peer {peer} was removed")]

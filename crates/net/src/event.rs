@@ -1,5 +1,5 @@
-//! A descriptor that becomes readable when there is something to look at, for programs with an event loop. It does not exist,
-//! and costs nothing, until somebody asks for it.
+//! A descriptor that becomes readable when there is something to look at, for programs with an
+//! event loop. It does not exist, and costs nothing, until somebody asks for it.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! How many flows a peer deserves: one more is tried now and then, and kept if the bytes move faster by a tenth. Pure: told
-//! what was moved in how much busy time, it says what to do.
+//! How many flows a peer deserves: one more is tried now and then, and kept if the bytes move
+//! faster by a tenth. Pure: told what was moved in how much busy time, it says what to do.
 
 /// A rate is believed after this much busy time
 const WINDOW_US: u64 = 100_000;
@@ -7,7 +7,8 @@ const WINDOW_US: u64 = 100_000;
 const WINDOW_BYTES: u64 = 16 << 20;
 /// How much faster one more flow has to be to be kept.
 const WORTH: f64 = 1.10;
-/// After a try that did not pay, so many windows pass before the next; twice as many after each further one.
+/// After a try that did not pay, so many windows pass before the next; twice as many after each
+/// further one.
 const FIRST_PAUSE_WINDOWS: u32 = 32;
 const PAUSE_WINDOWS_MAX: u32 = 4096;
 
@@ -101,8 +102,8 @@ impl FlowControl {
 mod tests {
     use super::*;
 
-    /// Runs a control on a wire that has this rate, in bytes per microsecond, with so many flows. Says how many flows there
-    /// were after each window.
+    /// Runs a control on a wire that has this rate, in bytes per microsecond, with so many flows.
+    /// Says how many flows there were after each window.
     fn control(flows_max: usize, windows: usize, rate: impl Fn(usize) -> u64) -> Vec<usize> {
         let (mut control, mut moved, mut flows) = (FlowControl::new(flows_max), Moved::default(), 1);
         let mut seen = Vec::new();

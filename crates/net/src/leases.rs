@@ -1,7 +1,7 @@
-//! Leases that this agent grants to peers: under one, a peer may read spans of memory that is offered
-//! under leases only. This is the one place where such a lease ends: when its time is over
-//! ([`LeaseTable::expire`], which the agent's timer calls), when it is given back or revoked, or when
-//! its holder's last connection ends. What is asked for under it afterwards is refused by
+//! Leases that this agent grants to peers: under one, a peer may read spans of memory that is
+//! offered under leases only. This is the one place where such a lease ends: when its time is over
+//! ([`LeaseTable::expire`], which the agent's timer calls), when it is given back or revoked, or
+//! when its holder's last connection ends. What is asked for under it afterwards is refused by
 //! `tcp/exports.rs`, which asks [`Leases::permits`] before each DATA. Leases of a store, which keep
 //! chunks from being evicted, are `forebay-store`'s.
 
@@ -97,8 +97,9 @@ struct Shared {
 type OnLook = Box<dyn Fn(&LeaseTable, u64, u64) + Send + Sync>;
 
 impl LeaseTable {
-    /// An empty table. `look_in` is to have [`look`](LeaseTable::look) called after so many microseconds, with its last
-    /// argument. A lease whose time is over is dead also before that; only its end is not told yet.
+    /// An empty table. `look_in` is to have [`look`](LeaseTable::look) called after so many
+    /// microseconds, with its last argument. A lease whose time is over is dead also before that;
+    /// only its end is not told yet.
     pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64, u64) + Send + Sync + 'static) -> LeaseTable {
         let (live, numbers, epoch) = (RwLock::default(), RandomState::new(), Instant::now());
         let (look_at_us, look_in) = (AtomicU64::new(u64::MAX), Box::new(look_in));
@@ -115,7 +116,8 @@ impl LeaseTable {
         }
     }
 
-    /// Does what is due at `at_us`, unless an earlier look has seen to what comes later: each that did would ask for one more.
+    /// Does what is due at `at_us`, unless an earlier look has seen to what comes later: each that
+    /// did would ask for one more.
     pub(crate) fn look(&self, at_us: u64) {
         let due = &self.shared.look_at_us;
         if due.compare_exchange(at_us, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -123,8 +125,9 @@ impl LeaseTable {
         }
     }
 
-    /// Grants a lease to the peer with this instance and says its number. `on_end` is called once, when the lease has
-    /// ended and nothing more is begun under it, on any thread; it must be quick and must not use this table.
+    /// Grants a lease to the peer with this instance and says its number. `on_end` is called once,
+    /// when the lease has ended and nothing more is begun under it, on any thread; it must be quick
+    /// and must not use this table.
     pub fn grant(
         &self,
         holder: [u8; 16],

@@ -1,6 +1,6 @@
-//! One end in one process: memory that is offered to peers, peers that are reached when they are needed,
-//! and requests that read and write their memory. An [`Agent`] is what a program has one of. The bytes
-//! are moved by a [`forebay_transfer`] mover over flows, and never touched here.
+//! One end in one process: memory that is offered to peers, peers that are reached when they are
+//! needed, and requests that read and write their memory. An [`Agent`] is what a program has one
+//! of. The bytes are moved by a [`forebay_transfer`] mover over flows, and never touched here.
 //!
 //! | file | what |
 //! |---|---|

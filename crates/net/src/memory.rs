@@ -1,5 +1,5 @@
-//! Memory of this end that is registered: for its own requests a region of the mover, for peers an offer
-//! by address.
+//! Memory of this end that is registered: for its own requests a region of the mover, for peers an
+//! offer by address.
 
 use crate::addresses::{Addresses, BadRange};
 use crate::descriptors::Descriptors;
@@ -96,7 +96,8 @@ impl OwnMemory {
             requests.cancel_with_region(registration.region);
             match self.mover.unregister(registration.region)? {
                 Ok(()) => return Ok(()),
-                // One more may have been posted meanwhile; what is not a request of this agent's is not waited for.
+                // One more may have been posted meanwhile; what is not a request of this agent's is
+                // not waited for.
                 Err(_) if requests.use_region(registration.region) => {}
                 Err(refused) => return Err(refused.into()),
             }

@@ -1,5 +1,5 @@
-//! What an agent tells others about itself, as bytes that travel by any way: a socket, a file, another program. Those who
-//! read them trust nothing: every field is checked.
+//! What an agent tells others about itself, as bytes that travel by any way: a socket, a file,
+//! another program. Those who read them trust nothing: every field is checked.
 //!
 //! ```text
 //!  0  magic      8 bytes   "FBYAGENT"

@@ -1,5 +1,5 @@
-//! Notifications: small messages between agents, each taken in exactly once. This file knows their bytes, which were seen
-//! before, and how many wait.
+//! Notifications: small messages between agents, each taken in exactly once. This file knows their
+//! bytes, which were seen before, and how many wait.
 //!
 //! ```text
 //!  0  number  u64   of the notification, by its sender for this peer
@@ -7,8 +7,8 @@
 //! 16  name    u16, and as many bytes of UTF-8: the sender
 //!     text    the rest
 //! ```
-//! A sender whose connection broke before the answer came sends a notification again, under its number. The receiver knows
-//! it by the sender's instance and that number.
+//! A sender whose connection broke before the answer came sends a notification again, under its
+//! number. The receiver knows it by the sender's instance and that number.
 
 use crate::bytes::Reader;
 use crate::metadata::{NAME_BYTES_MAX, is_name};
@@ -31,7 +31,8 @@ pub const NOTIFICATIONS_OPEN_BYTES_MAX: usize = 64 << 20;
 const UNDER_WAY_MAX: usize = 512;
 /// Numbers of one sender that are remembered above its floor.
 const SEEN_MAX: usize = 65_536;
-/// Senders that are remembered after they went: they may come back with what they do not know to have arrived.
+/// Senders that are remembered after they went: they may come back with what they do not know to
+/// have arrived.
 const GONE_MAX: usize = 1_024;
 
 /// A notification as it travels.
@@ -135,7 +136,8 @@ struct Seen {
 }
 
 impl Inbox {
-    /// Takes a notification of this instance in, once. Says whether it was new; an error is why it may not come in.
+    /// Takes a notification of this instance in, once. Says whether it was new; an error is why it
+    /// may not come in.
     pub fn take_in(&mut self, instance: [u8; 16], notification: &Notification<'_>) -> Result<bool, String> {
         let bytes = self.waiting_bytes + notification.text.len();
         let full = self.waiting.len() >= NOTIFICATIONS_MAX || bytes > WAITING_BYTES_MAX;

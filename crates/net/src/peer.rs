@@ -1,8 +1,9 @@
-//! One peer as this agent knows it: the way to it, the flows there, what waits for them, and its memory. This file keeps
-//! state; `connect.rs` brings flows about and takes them down.
+//! One peer as this agent knows it: the way to it, the flows there, what waits for them, and its
+//! memory. This file keeps state; `connect.rs` brings flows about and takes them down.
 //!
-//! Two locks, because callers on the mover's thread must never wait for somebody who waits for the mover: `state` is held
-//! for moments and never across a word with the mover; `site` is for those words, and never taken on the mover's thread.
+//! Two locks, because callers on the mover's thread must never wait for somebody who waits for the
+//! mover: `state` is held for moments and never across a word with the mover; `site` is for those
+//! words, and never taken on the mover's thread.
 
 use crate::addresses::Addresses;
 use crate::capabilities::WhyIdle;
@@ -36,7 +37,8 @@ pub(crate) struct Peer {
     pub name: String,
     /// `None`: it does not listen.
     pub address: Option<SocketAddr>,
-    /// As its metadata say. `None`: it is known by address only, and whoever answers there is meant.
+    /// As its metadata say. `None`: it is known by address only, and whoever answers there is
+    /// meant.
     pub instance: Option<[u8; 16]>,
     pub metrics: Arc<PeerMetrics>,
     pub log: Arc<PeerLog>,
@@ -112,8 +114,8 @@ impl Via {
         }
     }
 
-    /// Whether silence means that the peer itself is frozen. A network of its own may fail alone: then
-    /// TCP goes on, or finds within its own limit that the peer is frozen.
+    /// Whether silence means that the peer itself is frozen. A network of its own may fail alone:
+    /// then TCP goes on, or finds within its own limit that the peer is frozen.
     pub fn shows_a_frozen_peer(&self) -> bool {
         match self {
             Via::Tcp => true,
@@ -244,7 +246,8 @@ impl Peer {
         site.old.extend(before.iter().filter_map(|old| old.what.id.get()));
     }
 
-    /// Resolves a list of the peer's memory. Ranges become regions of the mover when they are first asked for.
+    /// Resolves a list of the peer's memory. Ranges become regions of the mover when they are first
+    /// asked for.
     pub fn resolve(&self, shared: &Shared, list: &Descriptors) -> Result<Blocks, AgentError> {
         let mut site = self.site();
         let place = site.endpoint(&shared.pool).place;
@@ -257,13 +260,15 @@ impl Peer {
         })
     }
 
-    /// Forgets the regions of the peer's memory. Says whether all are forgotten: those that are in use are not.
+    /// Forgets the regions of the peer's memory. Says whether all are forgotten: those that are in
+    /// use are not.
     pub fn forget_memory(&self, shared: &Shared) -> bool {
         self.set_memory(&Addresses::default());
         self.forget_old(shared)
     }
 
-    /// Forgets the regions of memory that the peer has said no more of. Says whether all are forgotten.
+    /// Forgets the regions of memory that the peer has said no more of. Says whether all are
+    /// forgotten.
     pub fn forget_old(&self, shared: &Shared) -> bool {
         let mut site = self.site();
         let ids = std::mem::take(&mut site.old);
@@ -304,7 +309,8 @@ impl State {
         self.next_flow
     }
 
-    /// Has `then` called when the peer can be spoken to, and says its number; refused where too many wait.
+    /// Has `then` called when the peer can be spoken to, and says its number; refused where too
+    /// many wait.
     pub fn wait(&mut self, then: OnUp) -> Result<u64, OnUp> {
         if self.waiting.len() >= WAITING_MAX {
             return Err(then);

@@ -1,5 +1,6 @@
-//! What has gone to and come from one peer: bytes, times by stage, faults by kind. This file counts; what it decides is only
-//! when the number of flows is worth a thought, which is [`FlowControl`]'s to have.
+//! What has gone to and come from one peer: bytes, times by stage, faults by kind. This file
+//! counts; what it decides is only when the number of flows is worth a thought, which is
+//! [`FlowControl`]'s to have.
 
 use crate::flow_control::{Advice, FlowControl, Moved};
 use crate::tcp::Unreached;
@@ -11,7 +12,8 @@ use std::time::Instant;
 /// Times in microseconds, counted by powers of two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// How many were below 2^n us and not below 2^(n-1), for n from 0; the last also has those above.
+    /// How many were below 2^n us and not below 2^(n-1), for n from 0; the last also has those
+    /// above.
     pub counts: [u64; 32],
     /// The sum of all, in microseconds.
     pub sum_us: u64,
@@ -34,7 +36,8 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// An upper bound of the time that this part of them, from 0 to 1, did not exceed. `None` without any.
+    /// An upper bound of the time that this part of them, from 0 to 1, did not exceed. `None`
+    /// without any.
     pub fn quantile_us(&self, part: f64) -> Option<u64> {
         let wanted = (self.count() as f64 * part).ceil().max(1.0) as u64;
         let mut seen = 0;

@@ -1,5 +1,5 @@
-//! Lists of memory made ready: each block resolved to a region of the mover, checked once, so that a request is only a walk
-//! along two lists.
+//! Lists of memory made ready: each block resolved to a region of the mover, checked once, so that
+//! a request is only a walk along two lists.
 
 use crate::addresses::Addresses;
 use crate::descriptors::{BLOCKS_MAX, Descriptors, Run, Select};
@@ -79,7 +79,8 @@ impl Piece {
 }
 
 impl Blocks {
-    /// Resolves a list. Each block has to lie in one of the ranges; `region` says which region of the mover a range is.
+    /// Resolves a list. Each block has to lie in one of the ranges; `region` says which region of
+    /// the mover a range is.
     pub fn resolve<T, E: From<BadBlocks>>(
         list: &Descriptors,
         addresses: &Addresses<T>,
@@ -98,7 +99,8 @@ impl Blocks {
                 blocks.pieces.push(Piece { region, offset, len, count, stride: rest.stride, before });
                 blocks.count += count;
                 rest.count -= count;
-                // The next block starts inside of the run, so this cannot overflow while there is one.
+                // The next block starts inside of the run, so this cannot overflow while there is
+                // one.
                 rest.address = address.wrapping_add(rest.stride.wrapping_mul(count));
             }
         }

@@ -1,5 +1,5 @@
-//! The rails of this agent: transports that are opened when they are first needed, and the answers to
-//! peers who ask for them.
+//! The rails of this agent: transports that are opened when they are first needed, and the answers
+//! to peers who ask for them.
 
 use crate::capabilities::{Capabilities, Host, Question};
 use crate::tcp::{Acceptor, Reply};
@@ -67,7 +67,8 @@ impl Rails {
         self.rails.iter().filter_map(move |rail| rail.open().ok().map(|opened| (code(rail), opened)))
     }
 
-    /// Answers what a peer says, on a thread of its own if a transport is needed: that takes its time.
+    /// Answers what a peer says, on a thread of its own if a transport is needed: that takes its
+    /// time.
     pub fn call(self: &Arc<Rails>, body: Vec<u8>, reply: Reply) {
         if self.is_empty() {
             // Nothing that takes time.

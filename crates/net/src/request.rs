@@ -1,6 +1,6 @@
-//! Requests: a transfer to or from a peer that can be posted, watched, cancelled and posted again. Each post ends exactly
-//! once, and only when nothing of it touches memory at either end any more. This file joins the way to the peer, the mover
-//! and the notification.
+//! Requests: a transfer to or from a peer that can be posted, watched, cancelled and posted again.
+//! Each post ends exactly once, and only when nothing of it touches memory at either end any more.
+//! This file joins the way to the peer, the mover and the notification.
 
 use crate::connect;
 use crate::error::{AgentError, PeerError};
@@ -149,15 +149,16 @@ impl Request {
         Request { run: Arc::new(run) }
     }
 
-    /// Begins. `on_end` is called exactly once, on any thread, also on this one; it must be short, and must not wait for
-    /// this agent. An error means that nothing was begun.
+    /// Begins. `on_end` is called exactly once, on any thread, also on this one; it must be short,
+    /// and must not wait for this agent. An error means that nothing was begun.
     pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
         let shared = self.run.shared.upgrade().ok_or(PeerError::Ended)?;
         shared.process.check()?;
         self.run.post(&shared, None, Box::new(on_end))
     }
 
-    /// As [`post`](Request::post), with this notification in the place of the request's own, for this time.
+    /// As [`post`](Request::post), with this notification in the place of the request's own, for
+    /// this time.
     pub fn post_with(
         &self,
         notification: Vec<u8>,
@@ -188,9 +189,9 @@ impl Request {
         }
     }
 
-    /// Asks for an early end and waits for it: then nothing touches the memory at either end any more. What had already
-    /// happened stays so. A peer that does not answer is waited for until it counts as frozen. Not to be called where
-    /// `on_end` is.
+    /// Asks for an early end and waits for it: then nothing touches the memory at either end any
+    /// more. What had already happened stays so. A peer that does not answer is waited for until it
+    /// counts as frozen. Not to be called where `on_end` is.
     pub fn cancel(&self) {
         if self.here().is_err() {
             return;
@@ -229,7 +230,8 @@ impl std::fmt::Debug for Request {
     }
 }
 
-/// Every region that the pairs name. Neighbours mostly name the same ones, which are looked at once.
+/// Every region that the pairs name. Neighbours mostly name the same ones, which are looked at
+/// once.
 fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
     let named = |pair: &SpanPair| [pair.from.region, pair.to.region];
     pairs.chunk_by(|one, next| named(one) == named(next)).flat_map(|run| named(&run[0])).collect()

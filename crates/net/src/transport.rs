@@ -1,9 +1,10 @@
-//! A transport carries the bytes of a connection in place of a socket: shared memory, RDMA, and so on.
-//! This file is the contract between transports and everything else.
+//! A transport carries the bytes of a connection in place of a socket: shared memory, RDMA, and so
+//! on. This file is the contract between transports and everything else.
 //!
-//! TCP is no transport in this sense. Every peer is reached over TCP first, and that connection carries
-//! control; what two agents have in common beside it is found out there, and bytes move to the best of
-//! it. Where a transport fails, bytes go over TCP, with the reason kept, counted and logged.
+//! TCP is no transport in this sense. Every peer is reached over TCP first, and that connection
+//! carries control; what two agents have in common beside it is found out there, and bytes move to
+//! the best of it. Where a transport fails, bytes go over TCP, with the reason kept, counted and
+//! logged.
 //!
 //! # How to add a transport
 //!
@@ -12,12 +13,13 @@
 //! 2. Name the transport in `transports.rs`, which is one line. A program may also give an agent a
 //!    transport of its own: [`RailOptions`](crate::RailOptions) takes any.
 //!
-//! Nothing else names a transport. Configuration, the command line, Python, metrics and stats take the
-//! names from its [`TransportInfo`]. The protocol of `docs/reference/wire.md` runs on every carrier, so checks of
-//! identity, leases, bounds and checksums, limits, TLS and accounting are not a transport's business.
+//! Nothing else names a transport. Configuration, the command line, Python, metrics and stats take
+//! the names from its [`TransportInfo`]. The protocol of `docs/reference/wire.md` runs on every
+//! carrier, so checks of identity, leases, bounds and checksums, limits, TLS and accounting are not
+//! a transport's business.
 //!
-//! A carrier is handed the addresses of each send and receive. One that needs registered memory keeps
-//! it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
+//! A carrier is handed the addresses of each send and receive. One that needs registered memory
+//! keeps it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
 //! (`docs/decisions/020-transports-behind-one-trait.md`).
 
 use crate::tcp::{Acceptor, Broken, Carrier, Flow, FlowOptions, Identity, Peer, PeerRegions};
@@ -59,12 +61,14 @@ pub trait Transport: Send + Sync {
 
 /// A transport that is open. Connections are made on it, from any thread.
 pub trait Rail: Send + Sync {
-    /// Makes an endpoint, has `exchange` bring its description to the peer's [`accept`](Rail::accept)
-    /// and the answer back, and joins the two. Descriptions mean something to the transport only.
-    /// Both travel over a connection on which the two agents know each other.
+    /// Makes an endpoint, has `exchange` bring its description to the peer's
+    /// [`accept`](Rail::accept) and the answer back, and joins the two. Descriptions mean something
+    /// to the transport only. Both travel over a connection on which the two agents know each
+    /// other.
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError>;
 
-    /// Makes an endpoint that is joined to the offered one: its carrier, and the answer to the offer.
+    /// Makes an endpoint that is joined to the offered one: its carrier, and the answer to the
+    /// offer.
     fn accept(&self, offer: &[u8]) -> Result<(Box<dyn Carrier>, Vec<u8>), TransportError>;
 }
 
@@ -93,8 +97,8 @@ pub enum TransportError {
     NoServer,
 }
 
-/// Connects over a rail and greets the peer: the connection as a link of a mover, who is at the other
-/// end, and which hardware carries it.
+/// Connects over a rail and greets the peer: the connection as a link of a mover, who is at the
+/// other end, and which hardware carries it.
 pub fn connect(
     rail: &dyn Rail,
     me: Identity,
@@ -107,8 +111,9 @@ pub fn connect(
     Ok((flow, peer, report))
 }
 
-/// Takes up a peer's offer: what comes over the new connection is served as if it had come through the
-/// server's port. The offer must come from a peer that was let in: transports believe what it says.
+/// Takes up a peer's offer: what comes over the new connection is served as if it had come through
+/// the server's port. The offer must come from a peer that was let in: transports believe what it
+/// says.
 pub fn accept(rail: &dyn Rail, acceptor: &Acceptor, offer: &[u8]) -> Result<Vec<u8>, TransportError> {
     let (carrier, answer) = rail.accept(offer)?;
     if acceptor.adopt(carrier) { Ok(answer) } else { Err(TransportError::NoServer) }

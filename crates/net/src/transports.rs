@@ -1,4 +1,5 @@
-//! Which transports there are: the one place that names them all. `transport.rs` says how to add one.
+//! Which transports there are: the one place that names them all. `transport.rs` says how to add
+//! one.
 
 use crate::transport::Transport;
 use crate::ucx::Fabric;

@@ -1,6 +1,6 @@
-//! Takes a peer that was reached over TCP to the best rails that both ends have. What goes wrong with a
-//! rail leaves the bytes on TCP, with the reason kept and counted. This file says which rails are tried
-//! and when.
+//! Takes a peer that was reached over TCP to the best rails that both ends have. What goes wrong
+//! with a rail leaves the bytes on TCP, with the reason kept and counted. This file says which
+//! rails are tried and when.
 
 use crate::call_handler;
 use crate::capabilities::{Capabilities, Question, WhyIdle};
@@ -12,14 +12,16 @@ use forebay_transfer::Backoff;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::Duration;
 
-/// After the last rail was lost, rails are tried again in so long; twice as long after each further time.
+/// After the last rail was lost, rails are tried again in so long; twice as long after each further
+/// time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
 /// Takes in a flow that came about over a rail, to the peer's instance.
 type Arrive = fn(&Arc<Shared>, &Arc<Peer>, Arrival, [u8; 16]);
 
-/// Tries the rails that both ends have, on a thread of its own. Without rails here nothing is begun.
+/// Tries the rails that both ends have, on a thread of its own. Without rails here nothing is
+/// begun.
 pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>, arrive: Arrive) {
     if shared.rails.is_empty() {
         return;

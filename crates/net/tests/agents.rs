@@ -1,4 +1,5 @@
-//! Two agents in one process, over real sockets: memory moves both ways, requests end once, notifications come once.
+//! Two agents in one process, over real sockets: memory moves both ways, requests end once,
+//! notifications come once.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -187,8 +188,8 @@ fn what_a_peer_denies_holds_nobody_else_up() {
         assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
         began.elapsed()
     };
-    // Were each denial a failure of the connection, it would rest for a second by now. The shortest of a few: on a busy
-    // machine this process may have to wait for its turn.
+    // Were each denial a failure of the connection, it would rest for a second by now. The shortest
+    // of a few: on a busy machine this process may have to wait for its turn.
     let took: Vec<_> = (0..5).map(|_| deny_and_time()).collect();
     assert!(took.iter().any(|took| *took < Duration::from_millis(700)), "{took:?}");
 }

@@ -50,8 +50,9 @@ fn kill_and_time(op: Op) -> Duration {
 #[test]
 fn a_stopped_peer_is_reported_within_the_limit_and_writes_nothing_when_it_goes_on() {
     for op in [Op::Write, Op::Read] {
-        // The peer's system takes a little more at first, and the machine may be busy. But what is left in this system's
-        // buffers when the limit is over must not buy the peer another one: the shortest of a few says so.
+        // The peer's system takes a little more at first, and the machine may be busy. But what is
+        // left in this system's buffers when the limit is over must not buy the peer another one:
+        // the shortest of a few says so.
         let took = (0..3).map(|_| stop_and_time(op)).find(|took| *took < LIMIT * 19 / 10);
         assert!(took.is_some(), "{op:?}: never within one limit of {LIMIT:?}");
     }

@@ -1,4 +1,5 @@
-//! Agents with nothing to do cost next to nothing. A process of its own, since CPU time is counted for the whole process.
+//! Agents with nothing to do cost next to nothing. A process of its own, since CPU time is counted
+//! for the whole process.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,8 +33,8 @@ fn idle(rails: &[&str]) {
         eventually("the rail is taken", taken);
     }
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
-    // 0.5 % of a core, for both ends together, while they are connected. One window of a few has to be quiet: in the first
-    // one the work before may still end.
+    // 0.5 % of a core, for both ends together, while they are connected. One window of a few has to
+    // be quiet: in the first one the work before may still end.
     let mut used = Vec::new();
     while used.last().is_none_or(|last| *last > Duration::from_millis(10)) {
         assert!(used.len() < 5, "CPU time of two seconds: {used:?}");

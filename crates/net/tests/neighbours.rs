@@ -1,4 +1,5 @@
-//! An agent that is well treated by one peer and badly by others: who floods, stalls or lies to it costs the good one nothing.
+//! An agent that is well treated by one peer and badly by others: who floods, stalls or lies to it
+//! costs the good one nothing.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,8 +15,8 @@ const BLOCK: u64 = 16 << 10;
 const BLOCKS: u64 = 1_024;
 const BYTES: usize = (BLOCK * BLOCKS) as usize;
 
-/// Speaks to an agent in one way after the other, until told to stop: nothing, noise, half a frame, HTTP, a header that
-/// promises more than there may be.
+/// Speaks to an agent in one way after the other, until told to stop: nothing, noise, half a frame,
+/// HTTP, a header that promises more than there may be.
 fn pester(agent: SocketAddr, stop: &AtomicBool) -> u64 {
     let half_a_greeting = [&[1, 0, 1, 0, 82, 0, 0, 0][..], &[0; 8]].concat();
     let words: [&[u8]; 5] = [b"", &[0xa5; 70_000], &half_a_greeting, b"GET / HTTP/1.1\r\n\r\n", &[0xff; 24]];

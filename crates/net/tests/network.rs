@@ -1,5 +1,5 @@
-//! A real network between two agents: two network namespaces and a cable between them that is pulled out and put back.
-//! Needs root and `ip`; says so loudly where it is skipped.
+//! A real network between two agents: two network namespaces and a cable between them that is
+//! pulled out and put back. Needs root and `ip`; says so loudly where it is skipped.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -138,8 +138,8 @@ fn the_near_end() {
     a_loose_contact(&net, &near, other.base);
 }
 
-/// The cable loses what is on it again and again. Whether that lasts longer than the limit is up to the system's patience;
-/// what is said to have arrived has.
+/// The cable loses what is on it again and again. Whether that lasts longer than the limit is up to
+/// the system's patience; what is said to have arrived has.
 fn a_loose_contact(net: &Net, near: &common::End, base: u64) {
     let until = Instant::now() + Duration::from_secs(3);
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Agents with rails: bytes take the best one that both ends have, and TCP wherever there is none. Over UCX's shared memory
-//! and its `tcp`; tests say so and pass where the library is missing.
+//! Agents with rails: bytes take the best one that both ends have, and TCP wherever there is none.
+//! Over UCX's shared memory and its `tcp`; tests say so and pass where the library is missing.
 #![allow(clippy::unwrap_used)]
 
 mod common;

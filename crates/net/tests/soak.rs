@@ -1,6 +1,7 @@
-//! A peer that is killed in the middle of transfers in both directions and comes back as another instance, again and again.
-//! After each death: no wrong byte, no request without an end; after all of them: no descriptor, thread or memory more than
-//! at the beginning. A process of its own, since those are counted for the whole process.
+//! A peer that is killed in the middle of transfers in both directions and comes back as another
+//! instance, again and again. After each death: no wrong byte, no request without an end; after all
+//! of them: no descriptor, thread or memory more than at the beginning. A process of its own, since
+//! those are counted for the whole process.
 //!
 //! `FOREBAY_SOAK_ROUNDS` says how many deaths, `FOREBAY_SOAK_JSON` where the results object goes.
 #![allow(clippy::unwrap_used)]
@@ -31,8 +32,8 @@ const BLOCKS: u64 = 256;
 const REGION: usize = (BLOCK * BLOCKS) as usize;
 /// A peer lives so long at most.
 const LIFE_US: u64 = 80_000;
-/// More of the heap after many deaths than after few is a leak, but for this much: tables grow in steps, and the last
-/// peer's timers may be there still.
+/// More of the heap after many deaths than after few is a leak, but for this much: tables grow in
+/// steps, and the last peer's timers may be there still.
 const HEAP_SLACK_KIB: i64 = 1 << 10;
 /// The same of what the system counts. The allocator keeps an arena for each of several threads.
 const RESIDENT_SLACK_KIB: i64 = 16 << 10;
@@ -98,7 +99,8 @@ fn put(memory: &HostBuffer, region: u64, bytes: &[u8]) {
 /// What a peer says that has read wrong bytes; how many follows.
 const WRONG: &str = "wrong ";
 
-/// Not a test: a peer that reads and writes the memory of whoever has started it until it is killed.
+/// Not a test: a peer that reads and writes the memory of whoever has started it until it is
+/// killed.
 #[test]
 #[ignore = "started by other tests"]
 fn a_short_lived_peer() {

@@ -84,7 +84,8 @@ const BLOCK: u64 = 64 << 10;
 
 /// Patience with a busy machine.
 const LONG: Duration = Duration::from_secs(60);
-/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the flow.
+/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the
+/// flow.
 const BELOW_OPERATIONS: Duration = Duration::from_secs(15);
 
 /// Waits until the first operation is done.
@@ -141,7 +142,8 @@ fn a_stopped_peer_is_reported_within_the_limit() {
         let end = end.recv_timeout(LONG).unwrap();
         let took = stopped.elapsed();
         assert!(matches!(&end, End::Failed(_)), "{end:?}");
-        // The peer's system goes on taking bytes until its buffers are full; the rest is for busy machines.
+        // The peer's system goes on taking bytes until its buffers are full; the rest is for busy
+        // machines.
         assert!(took < BELOW_OPERATIONS, "{took:?}");
         assert_eq!(asking.flows[0].stats().broken, Some(Broken::Frozen { limit_us }));
     }

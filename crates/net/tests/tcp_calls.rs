@@ -1,4 +1,5 @@
-//! Calls between two real ends: answered from any thread, ended once whatever happens, and the owner hears who is gone.
+//! Calls between two real ends: answered from any thread, ended once whatever happens, and the
+//! owner hears who is gone.
 #![allow(clippy::unwrap_used)]
 
 use forebay_net::tcp::*;

@@ -1,5 +1,5 @@
-//! Flows and servers with nothing to do cost next to nothing, and leave nothing behind. A process of its own, since CPU
-//! time and descriptors are counted for the whole process.
+//! Flows and servers with nothing to do cost next to nothing, and leave nothing behind. A process
+//! of its own, since CPU time and descriptors are counted for the whole process.
 #![allow(clippy::unwrap_used)]
 
 use forebay_net::tcp::*;

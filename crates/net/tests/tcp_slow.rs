@@ -1,5 +1,5 @@
-//! Peers that ask and do not take what they asked for, and a node that has no descriptors left. A process of its own, since
-//! descriptors are limited for the whole process.
+//! Peers that ask and do not take what they asked for, and a node that has no descriptors left. A
+//! process of its own, since descriptors are limited for the whole process.
 #![allow(clippy::unwrap_used)]
 
 mod ends;

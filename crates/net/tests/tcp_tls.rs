@@ -1,4 +1,5 @@
-//! TLS between two real ends: every byte is right, and who is not trusted, too late, silent or in plain text is kept out.
+//! TLS between two real ends: every byte is right, and who is not trusted, too late, silent or in
+//! plain text is kept out.
 #![allow(clippy::unwrap_used)]
 
 mod ends;
@@ -24,7 +25,8 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A node's TLS that trusts this authority and has a certificate of `signer`, changed as the test likes.
+    /// A node's TLS that trusts this authority and has a certificate of `signer`, changed as the
+    /// test likes.
     fn node(&self, signer: &Authority, change: impl FnOnce(&mut CertificateParams)) -> Arc<TlsConfig> {
         let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
         change(&mut params);
@@ -55,8 +57,8 @@ fn named(node: u8) -> impl FnOnce(&mut CertificateParams) {
     }
 }
 
-/// Why a connection did not come about. The flow may break only at its first use: with TLS 1.3 the asking end is done
-/// before the owner has looked at its certificate.
+/// Why a connection did not come about. The flow may break only at its first use: with TLS 1.3 the
+/// asking end is done before the owner has looked at its certificate.
 fn refused(server: &TcpServer, options: FlowOptions) -> Broken {
     match Flow::connect(server.address(), identity(2), PeerRegions::default(), options) {
         Err(FlowError::Greeting { broken, .. }) => broken,

@@ -1,4 +1,5 @@
-//! Two agents that speak TLS: every byte and word arrives, whoever is not trusted is told so soon, and what breaks comes back.
+//! Two agents that speak TLS: every byte and word arrives, whoever is not trusted is told so soon,
+//! and what breaks comes back.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -42,7 +43,8 @@ fn bytes_and_words_arrive_over_tls() {
 #[test]
 fn a_connection_that_is_cut_in_the_middle_fails_what_is_under_way_and_the_next_one_works() {
     let authority = Authority::new();
-    // The relay has to know the address before the agent listens there: one of this machine's that nobody else asks for.
+    // The relay has to know the address before the agent listens there: one of this machine's that
+    // nobody else asks for.
     let listen = std::net::TcpListener::bind("127.83.7.1:0").unwrap().local_addr().unwrap();
     let relay = Relay::before(listen);
     let (listen, advertise) = (Some(listen), Some(relay.address));

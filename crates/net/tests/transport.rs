@@ -1,5 +1,5 @@
-//! A transport that this program brings itself: agents use it as they use their own, over the public
-//! interface alone. Its carrier is two queues in memory.
+//! A transport that this program brings itself: agents use it as they use their own, over the
+//! public interface alone. Its carrier is two queues in memory.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! The UCX link with two real ends, over UCX's `tcp` and over shared memory: what the TCP link promises holds here as well.
-//! Every test says so and passes where the library is missing.
+//! The UCX link with two real ends, over UCX's `tcp` and over shared memory: what the TCP link
+//! promises holds here as well. Every test says so and passes where the library is missing.
 #![allow(clippy::unwrap_used)]
 
 use forebay_net::tcp::*;
@@ -24,7 +24,8 @@ const PEER: &str = "FOREBAY_TEST_UCX_PEER";
 
 /// Patience with a busy machine.
 const LONG: Duration = Duration::from_secs(60);
-/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the flow.
+/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the
+/// flow.
 const BELOW_OPERATIONS: Duration = Duration::from_secs(15);
 const FABRICS: [Fabric; 2] = [Fabric::Memory, Fabric::Tcp];
 
@@ -71,7 +72,8 @@ fn open_owner(bytes: usize) -> Owner {
     owner(bytes, Arc::new(NoLeases), Access::OPEN)
 }
 
-/// The asking end: a mover with one flow, and a buffer as large as the peer's. The mover, with it the flow, ends first.
+/// The asking end: a mover with one flow, and a buffer as large as the peer's. The mover, with it
+/// the flow, ends first.
 struct Asking {
     thread: Option<MoverThread>,
     mover: MoverHandle,

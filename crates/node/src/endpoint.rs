@@ -53,7 +53,8 @@ impl Poster {
         Poster(Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector))
     }
 
-    /// Sends a body and waits for the answer's head, without a limit of its own. An error is in words.
+    /// Sends a body and waits for the answer's head, without a limit of its own. An error is in
+    /// words.
     pub async fn post(
         &self,
         endpoint: &Uri,

@@ -1,5 +1,5 @@
-//! The node: the process of each host that holds KV for the engines of that host and for other nodes.
-//! Engines of the host use it by way of `forebay-client`.
+//! The node: the process of each host that holds KV for the engines of that host and for other
+//! nodes. Engines of the host use it by way of `forebay-client`.
 
 mod config;
 pub mod directory;

@@ -1,5 +1,5 @@
-//! The node: the store, its mover, the clients of this host and other nodes, joined. This file starts and
-//! stops them; `ending` ends them in order.
+//! The node: the store, its mover, the clients of this host and other nodes, joined. This file
+//! starts and stops them; `ending` ends them in order.
 
 mod ending;
 mod error;
@@ -37,7 +37,8 @@ const COPY_WINDOW: (u32, u64) = (4, 64 << 20);
 /// How long a node that stops waits for its clients' threads.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A node at work. Dropping it ends it at once, as a crash would: leases die, and what was not durable is lost.
+/// A node at work. Dropping it ends it at once, as a crash would: leases die, and what was not
+/// durable is lost.
 pub struct Node {
     clients: Arc<Clients>,
     peering: Option<Arc<Peering>>,
@@ -53,7 +54,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Whether a node can be told so on this machine: what the start asks first, and the check of a configuration too.
+    /// Whether a node can be told so on this machine: what the start asks first, and the check of a
+    /// configuration too.
     pub fn check(config: &NodeConfig) -> Result<(), NodeError> {
         config.check().map_err(NodeError::Config)?;
         config.check_machine().map_err(NodeError::Config)?;

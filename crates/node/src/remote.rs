@@ -1,4 +1,5 @@
-//! What clients of this node may have from other nodes: questions that sessions ask, and `peering` answers.
+//! What clients of this node may have from other nodes: questions that sessions ask, and `peering`
+//! answers.
 
 use forebay_kv::ChunkId;
 use forebay_store::{ReadGuard, TenantId};
@@ -27,14 +28,15 @@ pub type OnPulled = Box<dyn FnOnce(Result<ReadGuard, String>) + Send>;
 
 /// Other nodes.
 pub trait RemoteNodes: Send + Sync {
-    /// How many of `ids`, which follow what this node has, other nodes have. `on_found` is called exactly once, soon, on any
-    /// thread.
+    /// How many of `ids`, which follow what this node has, other nodes have. `on_found` is called
+    /// exactly once, soon, on any thread.
     fn lookup(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound);
 
     /// The same as far as it is known without asking.
     fn lookup_known(&self, tenant: TenantId, ids: &[ChunkId]) -> usize;
 
-    /// Fetches the first chunk that is wanted into this node's memory, verified. `on_end` is called exactly once, on any thread.
+    /// Fetches the first chunk that is wanted into this node's memory, verified. `on_end` is called
+    /// exactly once, on any thread.
     fn pull(&self, wanted: PullRequest, on_end: OnPulled);
 
     /// Chunks that were fetched, and that were to be.
@@ -43,6 +45,7 @@ pub trait RemoteNodes: Send + Sync {
     /// Lends other nodes nothing more. What they have from this one stays lent.
     fn stop(&self);
 
-    /// Waits until other nodes have nothing from this one, and says how many leases they have when the time is over.
+    /// Waits until other nodes have nothing from this one, and says how many leases they have when
+    /// the time is over.
     fn wait_until_back(&self, until: Instant) -> usize;
 }

@@ -1,5 +1,6 @@
-//! Directories in a real etcd: members see each other, the dead disappear, and nothing that etcd does to its history or
-//! to itself leaves a wrong picture. Skipped, loudly, where etcd is not installed.
+//! Directories in a real etcd: members see each other, the dead disappear, and nothing that etcd
+//! does to its history or to itself leaves a wrong picture. Skipped, loudly, where etcd is not
+//! installed.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,6 @@
-//! A node whose GPUs relay for engines, on the fake driver: it starts them if told to, and says why if it cannot. The driver
-//! is chosen by a variable, so each test runs this binary again with the one that it needs.
+//! A node whose GPUs relay for engines, on the fake driver: it starts them if told to, and says why
+//! if it cannot. The driver is chosen by a variable, so each test runs this binary again with the
+//! one that it needs.
 
 #![allow(clippy::unwrap_used)]
 

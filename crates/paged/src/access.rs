@@ -1,5 +1,5 @@
-//! Who touches the cache's pages: everything that reads or writes them holds an [`Accessing`], and closing the cache
-//! waits until there is none.
+//! Who touches the cache's pages: everything that reads or writes them holds an [`Accessing`], and
+//! closing the cache waits until there is none.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;

@@ -89,7 +89,8 @@ impl CacheShape {
         self.groups[layer.group]
     }
 
-    /// Bytes of each layer of a chunk of `tokens` tokens: whole pages, also if the last one is not full.
+    /// Bytes of each layer of a chunk of `tokens` tokens: whole pages, also if the last one is not
+    /// full.
     pub fn layer_bytes(&self, tokens: u32) -> impl Iterator<Item = u64> + '_ {
         self.layers.iter().map(move |layer| self.group_of(layer).pages_of(tokens) * layer.page_bytes)
     }

@@ -1,7 +1,7 @@
 //! Who copies between the node's arena and an engine's pages. This file is the contract.
 //!
-//! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in streams: then nobody on the
-//! host waits for a layer, the engine's own stream does.
+//! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in
+//! streams: then nobody on the host waits for a layer, the engine's own stream does.
 
 use forebay_client::NodeArena;
 use forebay_transfer::RegionId;
@@ -31,12 +31,14 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// Pieces that are copied together: of a load what of one layer is there, of a store all layers of one chunk.
+/// Pieces that are copied together: of a load what of one layer is there, of a store all layers of
+/// one chunk.
 #[derive(Debug)]
 pub struct Batch {
     /// The arena that the offsets are in. It stays mapped as long as this is held.
     pub arena: Arc<NodeArena>,
-    /// What is copied. Inside of the arena and of the cache, both were looked at; no two write the same byte.
+    /// What is copied. Inside of the arena and of the cache, both were looked at; no two write the
+    /// same byte.
     pub pieces: Vec<Piece>,
 }
 
@@ -45,20 +47,21 @@ pub struct Batch {
 #[error("the copy failed: {0}")]
 pub struct NotCopied(pub String);
 
-/// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also after an error. It is short,
-/// and does not wait for anything.
+/// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also
+/// after an error. It is short, and does not wait for anything.
 pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
 
 /// Copies between arenas and one cache. For any number of threads.
 pub trait Copies: Send + Sync + Debug {
-    /// Begins a job, on the engine's thread. What is in the engine's `stream` now comes before any copy of the job: kernels
-    /// that were queued may still read or write the pages. `is_awaited`: it computes nothing until the job is over but what waits
-    /// for it layer by layer.
+    /// Begins a job, on the engine's thread. What is in the engine's `stream` now comes before any
+    /// copy of the job: kernels that were queued may still read or write the pages. `is_awaited`:
+    /// it computes nothing until the job is over but what waits for it layer by layer.
     fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied>;
 
-    /// The cache's layer as a region of the client's mover, if the host can read it: then loaded layers are verified where
-    /// they arrived, and stored ones summed where they came from. Otherwise stored ones are summed in the arena, and loaded
-    /// ones are what was compared or summed when it came there.
+    /// The cache's layer as a region of the client's mover, if the host can read it: then loaded
+    /// layers are verified where they arrived, and stored ones summed where they came from.
+    /// Otherwise stored ones are summed in the arena, and loaded ones are what was compared or
+    /// summed when it came there.
     fn region(&self, layer: u32) -> Option<RegionId>;
 
     /// How many batches of one load may be on their way at a time, 1 at least.
@@ -73,22 +76,26 @@ pub trait Copies: Send + Sync + Debug {
 
 /// One load or store.
 pub trait Job: Send + Sync + Debug {
-    /// Copies a batch of layer `layer`, of a store of all layers (`layer` is 0). Batches of a load come layer by layer, more
-    /// than one for a layer if chunks come late. May take a while, to queue thousands of pieces say, but does not wait for the
-    /// copy itself. When this has returned, [`follow`](Job::follow) covers the batch.
+    /// Copies a batch of layer `layer`, of a store of all layers (`layer` is 0). Batches of a load
+    /// come layer by layer, more than one for a layer if chunks come late. May take a while, to
+    /// queue thousands of pieces say, but does not wait for the copy itself. When this has
+    /// returned, [`follow`](Job::follow) covers the batch.
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied);
 
-    /// `stream` has come to where it needs a layer; said before each [`follow`](Job::follow). What it waits from here on, until that lets it
-    /// pass, is told by [`stalls`](Job::stalls), whatever holds it up. `false`: it is the host that waits here, and knows how long.
+    /// `stream` has come to where it needs a layer; said before each [`follow`](Job::follow). What
+    /// it waits from here on, until that lets it pass, is told by [`stalls`](Job::stalls), whatever
+    /// holds it up. `false`: it is the host that waits here, and knows how long.
     fn come(&self, _layer: u32, _stream: u64) -> Result<bool, NotCopied> {
         Ok(false)
     }
 
-    /// Has `stream` wait for all batches of a layer that were given to [`copy`](Job::copy), however long ago they ended.
-    /// `false`: there is no such waiting here, wait for the batches' ends instead.
+    /// Has `stream` wait for all batches of a layer that were given to [`copy`](Job::copy), however
+    /// long ago they ended. `false`: there is no such waiting here, wait for the batches' ends
+    /// instead.
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied>;
 
-    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have ended and nobody is in
+    /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have
+    /// ended and nobody is in
     /// [`follow`](Job::follow) any more.
     fn stalls(&self) -> Vec<(u32, Duration)> {
         Vec::new()

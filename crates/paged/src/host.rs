@@ -14,17 +14,19 @@ use std::sync::Arc;
 pub const HOST: Place = Place::Host(0);
 /// Lots that are copied at a time, and their bytes.
 const WINDOW: (u32, u64) = (4, 64 << 20);
-/// Batches of a load that are on their way at a time: while one is verified the next ones are copied.
+/// Batches of a load that are on their way at a time: while one is verified the next ones are
+/// copied.
 const BATCHES: usize = 4;
-/// The copying threads are this process's own and end what they began, so no copy is given up as lost; this is the mover's
-/// limit for it all the same.
+/// The copying threads are this process's own and end what they began, so no copy is given up as
+/// lost; this is the mover's limit for it all the same.
 const OP_TIMEOUT_US: u64 = 24 * 3_600 * 1_000_000;
 
 /// The pages of a layer, as the engine has them.
 struct LayerMemory(Layer);
 
-// SAFETY: whoever made the `HostCopies` has promised that the memory is mapped, readable and writable, and stays so until it is
-// dropped; an engine and the connector agree by blocks on who touches which page when.
+// SAFETY: whoever made the `HostCopies` has promised that the memory is mapped, readable and
+// writable, and stays so until it is dropped; an engine and the connector agree by blocks on who
+// touches which page when.
 unsafe impl Backing for LayerMemory {
     fn as_ptr(&self) -> *mut u8 {
         self.0.address as *mut u8

@@ -1,5 +1,5 @@
-//! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads have taken. The
-//! engine's threads wait here for ends.
+//! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads
+//! have taken. The engine's threads wait here for ends.
 
 use crate::cost_model::Tier;
 use crate::load::{LoadEnd, LoadStall, Loaded, TierBytes};
@@ -15,8 +15,8 @@ pub struct JobStored {
     pub missing: Vec<u32>,
 }
 
-/// What was loaded from one place, and how long it came. Loads beside each other share a link: only together do they say what it
-/// moves.
+/// What was loaded from one place, and how long it came. Loads beside each other share a link: only
+/// together do they say what it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
     /// From where.
@@ -88,8 +88,9 @@ impl Busy {
         self.loaded.all &= loaded.all;
     }
 
-    /// What it says of the farthest place, from which something was on its way for so long. That is the slowest: if half of all came
-    /// from there, at least half of the time was its; else what was on its way says how long. Of nearer places the time says nothing.
+    /// What it says of the farthest place, from which something was on its way for so long. That is
+    /// the slowest: if half of all came from there, at least half of the time was its; else what
+    /// was on its way says how long. Of nearer places the time says nothing.
     fn measured(&self, on_its_way: impl Fn(Tier) -> Duration) -> Option<Measured> {
         let Loaded { bytes: loaded, all } = &self.loaded;
         let (tier, bytes) = loaded.farthest()?;

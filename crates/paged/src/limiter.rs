@@ -1,5 +1,6 @@
-//! A limit of chunks that the node is asked for at a time: a node refuses what is beyond its own limits. Whoever wants a
-//! permit is called back when there is one, in the order of coming; no thread waits.
+//! A limit of chunks that the node is asked for at a time: a node refuses what is beyond its own
+//! limits. Whoever wants a permit is called back when there is one, in the order of coming; no
+//! thread waits.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -23,8 +24,8 @@ struct State {
     released: Instant,
     /// Each with the permits that it needs.
     waiting: VecDeque<(usize, Begin)>,
-    /// A thread begins what waits. Permits that are free meanwhile are given by that thread: what ends while it is begun would
-    /// otherwise begin the next from within, without end.
+    /// A thread begins what waits. Permits that are free meanwhile are given by that thread: what
+    /// ends while it is begun would otherwise begin the next from within, without end.
     is_beginning: bool,
 }
 
@@ -39,18 +40,21 @@ impl Limiter {
         Arc::new(Limiter { permits: permits.max(1), state: Mutex::new(state) })
     }
 
-    /// When a permit was last given back; before that, when none was taken yet. As long as this moves, what waits comes nearer.
+    /// When a permit was last given back; before that, when none was taken yet. As long as this
+    /// moves, what waits comes nearer.
     pub fn last_released(&self) -> Instant {
         self.state.lock().released
     }
 
-    /// Calls `begin` as soon as there is a permit: on this thread, or on one that gives a permit back or comes later.
+    /// Calls `begin` as soon as there is a permit: on this thread, or on one that gives a permit
+    /// back or comes later.
     #[cfg(test)]
     pub fn acquire(self: &Arc<Self>, begin: impl FnOnce(Permit) + Send + 'static) {
         self.acquire_many(1, move |mut permits| permits.pop().map_or((), begin));
     }
 
-    /// The same for what begins together: as soon as there are so many permits, of all permits at most.
+    /// The same for what begins together: as soon as there are so many permits, of all permits at
+    /// most.
     pub fn acquire_many(self: &Arc<Self>, permits: usize, begin: impl FnOnce(Vec<Permit>) + Send + 'static) {
         self.state.lock().waiting.push_back((permits.min(self.permits), Box::new(begin)));
         self.go_on();

@@ -27,8 +27,8 @@ pub const LOADS_MAX: usize = 1024;
 pub const CHUNKS_MAX: usize = 65_536;
 /// Bytes of stores on their way at most, unless said otherwise. What is beyond is not stored.
 pub const STORING_BYTES_MAX: u64 = 4 << 30;
-/// Chunks that the node is asked to bring, and as many that it has slots for, at a time, unless said otherwise: half of what a
-/// node allows a client unless it is told otherwise.
+/// Chunks that the node is asked to bring, and as many that it has slots for, at a time, unless
+/// said otherwise: half of what a node allows a client unless it is told otherwise.
 pub const CHUNKS_AT_A_TIME: usize = 512;
 
 /// How a cache reaches its node, and with how much.
@@ -40,11 +40,11 @@ pub struct PagedOptions {
     pub threads: usize,
     /// Bytes of stores on their way at most.
     pub storing_bytes_max: u64,
-    /// Chunks that the node is asked to bring, and as many that it has slots for, at a time. Others wait; a node would refuse
-    /// what is beyond its `loads_per_client` and `slots_per_client`.
+    /// Chunks that the node is asked to bring, and as many that it has slots for, at a time. Others
+    /// wait; a node would refuse what is beyond its `loads_per_client` and `slots_per_client`.
     pub chunks_at_a_time: usize,
-    /// GPUs on which the same engine has other caches. Each copies for itself when the others do, so their links carry nothing for this
-    /// one; a process cannot see that of another.
+    /// GPUs on which the same engine has other caches. Each copies for itself when the others do,
+    /// so their links carry nothing for this one; a process cannot see that of another.
     pub sibling_devices: Vec<u16>,
 }
 
@@ -60,7 +60,8 @@ impl PagedOptions {
 /// Why there is no cache.
 #[derive(Debug, Error)]
 pub enum NotOpened {
-    /// A node that is not there is no reason: it is looked for. One that does not want this client is.
+    /// A node that is not there is no reason: it is looked for. One that does not want this client
+    /// is.
     #[error(transparent)]
     Client(#[from] ConnectError),
     /// The way to the cache's memory.
@@ -115,8 +116,8 @@ impl PagedCache {
     /// A cache in host memory.
     ///
     /// # Safety
-    /// The pages must be mapped, readable and writable until [`close`](PagedCache::close) has returned. A page that is being
-    /// loaded or stored belongs to this until the job has ended.
+    /// The pages must be mapped, readable and writable until [`close`](PagedCache::close) has
+    /// returned. A page that is being loaded or stored belongs to this until the job has ended.
     pub unsafe fn on_host(cache: CacheShape, options: PagedOptions) -> Result<PagedCache, NotOpened> {
         let threads = options.threads;
         PagedCache::open(cache, options, |mover, cache| {
@@ -126,11 +127,12 @@ impl PagedCache {
         })
     }
 
-    /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees carry it, but for its siblings'.
+    /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees
+    /// carry it, but for its siblings'.
     ///
     /// # Safety
-    /// The pages must be memory of that GPU until [`close`](PagedCache::close) has returned. A page that is being loaded or stored
-    /// belongs to this until the job has ended.
+    /// The pages must be memory of that GPU until [`close`](PagedCache::close) has returned. A page
+    /// that is being loaded or stored belongs to this until the job has ended.
     pub unsafe fn on_device(
         cache: CacheShape,
         device: u16,
@@ -191,7 +193,8 @@ impl PagedCache {
         self.process.check()
     }
 
-    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    /// Whether the node is there, as far as is known. It is looked for in the background while it
+    /// is not.
     pub fn is_connected(&self) -> bool {
         self.shared.client().is_some_and(|client| client.is_connected())
     }
@@ -201,9 +204,10 @@ impl PagedCache {
         &self.shared.cache
     }
 
-    /// Begins a load. `tables` say where the pages of its blocks are, from the first chunk's first token on; -1 for a block
-    /// that is not wanted. It ends with what may be used, see [`take_ended`](PagedCache::take_ended); with fewer tokens if the
-    /// node is gone or late, if bytes are not those that were stored, or if too many loads are under way.
+    /// Begins a load. `tables` say where the pages of its blocks are, from the first chunk's first
+    /// token on; -1 for a block that is not wanted. It ends with what may be used, see
+    /// [`take_ended`](PagedCache::take_ended); with fewer tokens if the node is gone or late, if
+    /// bytes are not those that were stored, or if too many loads are under way.
     pub fn load(&self, request: LoadRequest, stream: u64) -> Result<(), NotBegun> {
         self.here()?;
         let shared = &self.shared;
@@ -263,8 +267,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Waits until a layer of all layerwise loads is in its pages; on a GPU `stream` waits, and the host only until the copies
-    /// are in their stream.
+    /// Waits until a layer of all layerwise loads is in its pages; on a GPU `stream` waits, and the
+    /// host only until the copies are in their stream.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotBegun> {
         self.here()?;
         let layers = self.shared.cache.layers().len();
@@ -289,8 +293,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for all of them together: every
-    /// token has one, and only the last chunk may be short.
+    /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for
+    /// all of them together: every token has one, and only the last chunk may be short.
     pub fn store(
         &self,
         job: u64,
@@ -313,7 +317,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Tokens of chunks that are to be stored together, if they may be: only the last one may be short.
+    /// Tokens of chunks that are to be stored together, if they may be: only the last one may be
+    /// short.
     pub fn tokens_of(&self, chunks: &[NewChunk]) -> Result<u64, NotBegun> {
         let whole = self.shared.cache.chunk_tokens();
         for (number, chunk) in chunks.iter().enumerate() {
@@ -330,7 +335,8 @@ impl PagedCache {
         Ok(chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum())
     }
 
-    /// Loads and stores that have ended since this was asked last. Nothing of them touches a page any more.
+    /// Loads and stores that have ended since this was asked last. Nothing of them touches a page
+    /// any more.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
         self.loads.lock().retain(|_, load| !load.is_over());
         self.shared.jobs.take_ended()
@@ -341,7 +347,8 @@ impl PagedCache {
         self.shared.jobs.take_measured()
     }
 
-    /// How long steps waited for layerwise loads that ended since this was asked last: the host, and on a GPU the engine's stream.
+    /// How long steps waited for layerwise loads that ended since this was asked last: the host,
+    /// and on a GPU the engine's stream.
     pub fn take_stalls(&self) -> Vec<LoadStall> {
         self.shared.jobs.take_stalls()
     }
@@ -366,7 +373,8 @@ impl PagedCache {
         self.shared.counters.read()
     }
 
-    /// Ends everything. When this returns nothing touches the cache any more, and the node's memory is let go of.
+    /// Ends everything. When this returns nothing touches the cache any more, and the node's memory
+    /// is let go of.
     pub fn close(&self) {
         if self.here().is_err() {
             return;

@@ -7,11 +7,12 @@
 //! head of a page   = token 0 | token 1 | ...              cells of equal size
 //! ```
 //!
-//! A storer of the same shape has the same pages, and whole pages are copied. Others may have had other heads (another tensor
-//! parallel size) or other pages (another block size): then the cells are found one run of tokens of one head at a time.
-//! Where pages have as many tokens, a head's part of a page is copied whole, also of a chunk's last page with fewer tokens:
-//! vLLM on CPUs keeps keys transposed there, so no part of it is the first tokens. Pieces that are adjacent on both sides
-//! become one.
+//! A storer of the same shape has the same pages, and whole pages are copied. Others may have had
+//! other heads (another tensor parallel size) or other pages (another block size): then the cells
+//! are found one run of tokens of one head at a time. Where pages have as many tokens, a head's
+//! part of a page is copied whole, also of a chunk's last page with fewer tokens: vLLM on CPUs
+//! keeps keys transposed there, so no part of it is the first tokens. Pieces that are adjacent on
+//! both sides become one.
 
 use crate::cache::{CacheShape, Group, Layer};
 use crate::copies::Piece;
@@ -82,7 +83,8 @@ pub struct Source {
 /// A chunk's place in the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkAt {
-    /// Its first token, counted from the first chunk's first one: a multiple of the tokens of a chunk.
+    /// Its first token, counted from the first chunk's first one: a multiple of the tokens of a
+    /// chunk.
     pub first_token: u64,
     pub tokens: u32,
 }
@@ -106,7 +108,8 @@ pub enum Misfit {
 }
 
 impl PageTables {
-    /// Tables for a sequence of `tokens` tokens. Blocks that are not wanted may be only where `holes`.
+    /// Tables for a sequence of `tokens` tokens. Blocks that are not wanted may be only where
+    /// `holes`.
     pub fn new(
         cache: &CacheShape,
         tables: Vec<Vec<i64>>,
@@ -118,7 +121,8 @@ impl PageTables {
         Ok(tables)
     }
 
-    /// Looks whether they fit a cache and a sequence of `tokens` tokens, as in [`new`](PageTables::new).
+    /// Looks whether they fit a cache and a sequence of `tokens` tokens, as in
+    /// [`new`](PageTables::new).
     pub fn check(&self, cache: &CacheShape, tokens: u64, holes: bool) -> Result<(), BadPages> {
         let (tables, groups) = (&self.0, cache.groups().len());
         if tables.len() != groups {
@@ -179,7 +183,8 @@ impl Source {
         Ok(())
     }
 
-    /// Whether a chunk of it is page for page what a chunk of this cache is, as far as the length of a layer tells.
+    /// Whether a chunk of it is page for page what a chunk of this cache is, as far as the length
+    /// of a layer tells.
     pub fn is_same(&self, cache: &CacheShape, layer: &Layer, tokens: u32, bytes: u64) -> bool {
         let group = cache.group_of(layer);
         let HeadRange { first_there, first_here, .. } = self.heads;
@@ -191,7 +196,8 @@ impl Source {
     }
 }
 
-/// Adds the pieces of layer `number` of a chunk, of which `bytes` bytes lie at `arena_offset`. In the order of the arena.
+/// Adds the pieces of layer `number` of a chunk, of which `bytes` bytes lie at `arena_offset`. In
+/// the order of the arena.
 pub fn pieces(
     cache: &CacheShape,
     tables: &PageTables,
@@ -296,7 +302,8 @@ impl Foreign {
         }
     }
 
-    /// One head of one of the storer's pages: the tokens from `start` to `end` of the chunk, whose cells begin at `row`.
+    /// One head of one of the storer's pages: the tokens from `start` to `end` of the chunk, whose
+    /// cells begin at `row`.
     #[expect(clippy::too_many_arguments, reason = "a run of cells and the two places that it is in")]
     fn row(
         &self,
@@ -360,8 +367,8 @@ mod tests {
         CacheShape::new(vec![layer], vec![Group { page_tokens, heads }], chunk_tokens).unwrap()
     }
 
-    /// Every byte by itself: where in the arena each byte of the layer of the cache comes from. Of pages with as many tokens
-    /// also what is behind the last one.
+    /// Every byte by itself: where in the arena each byte of the layer of the cache comes from. Of
+    /// pages with as many tokens also what is behind the last one.
     fn by_hand(
         cache: &CacheShape,
         table: &[i64],

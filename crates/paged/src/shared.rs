@@ -57,8 +57,8 @@ impl Shared {
         self.mover.now_us()
     }
 
-    /// A node is there: tells whoever copies of its arena, unless the cache is closed. What is to be closed waits until
-    /// that is said.
+    /// A node is there: tells whoever copies of its arena, unless the cache is closed. What is to
+    /// be closed waits until that is said.
     pub fn meet(self: &Arc<Self>, arena: &Arc<NodeArena>) {
         let client = self.client.read();
         if client.is_none() {

@@ -1,5 +1,6 @@
-//! A store under way: its chunks get slots in the node's arena, are copied there from the engine's pages, and become
-//! visible to others. It ends with its last chunk, when nothing of it touches a page any more.
+//! A store under way: its chunks get slots in the node's arena, are copied there from the engine's
+//! pages, and become visible to others. It ends with its last chunk, when nothing of it touches a
+//! page any more.
 
 use crate::access::Accessing;
 use crate::copies::{Batch, Job, NotCopied};
@@ -88,7 +89,8 @@ impl Storing {
         store.ended();
     }
 
-    /// A chunk that begins as soon as the node has room for its slot, if so many bytes may be on their way.
+    /// A chunk that begins as soon as the node has room for its slot, if so many bytes may be on
+    /// their way.
     fn admit(&self, chunk: &NewChunk, number: u32, at: ChunkAt) -> Option<Admitted> {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
@@ -161,8 +163,8 @@ impl Storing {
 }
 
 impl Chunk {
-    /// Goes on, on a worker: whoever has the permit next sends, which may wait for the node, and the client's own thread takes its
-    /// answers.
+    /// Goes on, on a worker: whoever has the permit next sends, which may wait for the node, and
+    /// the client's own thread takes its answers.
     fn soon(self, then: impl FnOnce(Chunk) + Send + 'static) {
         let tasks = Arc::clone(&self.store.shared.tasks);
         tasks.post(Urgency::Store, move || then(self));

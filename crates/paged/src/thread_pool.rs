@@ -1,5 +1,6 @@
-//! The cache's own threads: they take checksums and act on answers of the node, neither of which may hold up a mover's
-//! or a connection's thread. Loads go before stores. With nothing to do the threads sleep.
+//! The cache's own threads: they take checksums and act on answers of the node, neither of which
+//! may hold up a mover's or a connection's thread. Loads go before stores. With nothing to do the
+//! threads sleep.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
@@ -71,7 +72,8 @@ impl Drop for ThreadPool {
 }
 
 impl TaskQueue {
-    /// Does something soon. Afterwards if the threads have ended, on this one, so that nothing that was begun is forgotten.
+    /// Does something soon. Afterwards if the threads have ended, on this one, so that nothing that
+    /// was begun is forgotten.
     pub fn post(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock();
         if state.closed {

@@ -1,5 +1,6 @@
-//! How many copies, of how many bytes, came by which entry point and what became of them. Counted only when asked for: a
-//! count that threads share costs more than all else here. Knows numbers, and prints them at exit.
+//! How many copies, of how many bytes, came by which entry point and what became of them. Counted
+//! only when asked for: a count that threads share costs more than all else here. Knows numbers,
+//! and prints them at exit.
 
 use crate::mode::{Mode, mode};
 use crate::names::{COPIES, Function, NAMES};

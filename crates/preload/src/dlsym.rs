@@ -1,8 +1,10 @@
-//! The hook of `dlsym`: programs that load the driver themselves (Python's ctypes, cuda-bindings, the CUDA runtime, static or not)
-//! get our functions for the entry points that we know. All else goes to the next `dlsym` by a jump.
+//! The hook of `dlsym`: programs that load the driver themselves (Python's ctypes, cuda-bindings,
+//! the CUDA runtime, static or not) get our functions for the entry points that we know. All else
+//! goes to the next `dlsym` by a jump.
 //!
-//! A jump, since the C library takes the address that a call returns to for its caller, and answers `RTLD_NEXT` by it. A call from here
-//! would send another interposer's `dlsym(RTLD_NEXT, ...)` back to that interposer, for ever.
+//! A jump, since the C library takes the address that a call returns to for its caller, and answers
+//! `RTLD_NEXT` by it. A call from here would send another interposer's `dlsym(RTLD_NEXT, ...)` back
+//! to that interposer, for ever.
 
 use crate::entries::entry;
 use crate::mode::{Mode, mode};
@@ -72,13 +74,15 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// Whether we are switched off, as far as it matters for a name. Programs without CUDA do not read the mode.
+/// Whether we are switched off, as far as it matters for a name. Programs without CUDA do not read
+/// the mode.
 fn mode_is_off(name: &CStr) -> bool {
     let is_ours = name == c"dlsym" || name.to_bytes().starts_with(b"cu");
     is_ours && mode() == Mode::Off
 }
 
-/// What is found under a name as if we were not there: we are the first in the program, and the next after us would be found.
+/// What is found under a name as if we were not there: we are the first in the program, and the
+/// next after us would be found.
 fn behind(handle: *mut c_void, name: &CStr) -> Answer {
     let found = look_up(handle, name);
     let is_own = found == dlsym as *mut c_void
@@ -104,8 +108,8 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
     let Some(function) = by_symbol(name) else { return NOT_OURS };
     let found = look_up(handle, name);
     if found == entry(LINKED, function) {
-        // The whole program was asked, and we are the first in it. Without a driver the right answer is the next: there is
-        // none, with the text for dlerror.
+        // The whole program was asked, and we are the first in it. Without a driver the right
+        // answer is the next: there is none, with the text for dlerror.
         let there = find_linked(function).is_some();
         return Answer { address: if there { found } else { look_up(RTLD_NEXT, name) }, decided: 1 };
     }

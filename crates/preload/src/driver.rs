@@ -1,5 +1,6 @@
-//! The few questions that are asked of the driver before the copying library may start: is there a context, and would its
-//! start end somebody's capture of a graph? Knows their signatures; keeps nothing.
+//! The few questions that are asked of the driver before the copying library may start: is there a
+//! context, and would its start end somebody's capture of a graph? Knows their signatures; keeps
+//! nothing.
 
 use crate::names::PER_THREAD;
 use crate::real::{driver_handle, look_up};
@@ -25,7 +26,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// The driver, on a thread that has a context and whose stream is not captured: a moment at which others may call it too.
+    /// The driver, on a thread that has a context and whose stream is not captured: a moment at
+    /// which others may call it too.
     pub(crate) fn at_rest(stream: *mut c_void, flags: u32) -> Result<Driver, Reason> {
         let driver = Driver { handle: driver_handle().ok_or(Reason::NO_CONTEXT)? };
         if !driver.has_context() {
@@ -53,7 +55,8 @@ impl Driver {
         done
     }
 
-    /// Whether the driver is initialised and this thread has a context: before, there is nothing to copy.
+    /// Whether the driver is initialised and this thread has a context: before, there is nothing to
+    /// copy.
     fn has_context(self) -> bool {
         let Some(at) = self.find(c"cuCtxGetCurrent") else { return false };
         // SAFETY: the signature of cuda.h.
@@ -64,8 +67,8 @@ impl Driver {
         result == SUCCESS && !context.is_null()
     }
 
-    /// Asks whether the stream is part of a capture. It may not be asked where another one is, and a
-    /// stream of a context that is lost has nothing to say.
+    /// Asks whether the stream is part of a capture. It may not be asked where another one is, and
+    /// a stream of a context that is lost has nothing to say.
     fn ask(self, stream: *mut c_void) -> Result<(), Reason> {
         let Some(at) = self.find(c"cuStreamIsCapturing") else { return Ok(()) };
         // SAFETY: the signature of cuda.h.

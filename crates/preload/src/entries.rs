@@ -1,5 +1,6 @@
-//! The functions that programs call instead of the driver's: one for each entry point and way to find it. They turn calling
-//! conventions into an offer, and an offer that was declined into the call that the program made.
+//! The functions that programs call instead of the driver's: one for each entry point and way to
+//! find it. They turn calling conventions into an offer, and an offer that was declined into the
+//! call that the program made.
 
 #![allow(non_snake_case)]
 

@@ -16,7 +16,8 @@ const ABI: u32 = 2;
 const FILE: &[u8] = b"libforebay_cuda.so";
 const FILE_VARIABLE: &CStr = c"FOREBAY_CUDA_LIBRARY";
 
-/// Copies below this size do not start the library. It then says itself from where on copies are its.
+/// Copies below this size do not start the library. It then says itself from where on copies are
+/// its.
 const STARTS_FROM_BYTES: u64 = 2 << 20;
 
 /// `bytes` from one address to another.
@@ -64,7 +65,8 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 /// The library, if a copy of `bytes` is for it.
 #[inline]
 pub(crate) fn wanted(bytes: u64, stream: *mut c_void, flags: u32) -> Result<&'static CopyApi, Reason> {
-    // SAFETY: null, or the library's own object, which is there until the process ends: it is never unloaded.
+    // SAFETY: null, or the library's own object, which is there until the process ends: it is never
+    // unloaded.
     let api = unsafe { API.load(Acquire).as_ref() };
     let min_bytes = api.map_or(STARTS_FROM_BYTES, |api| api.min_bytes.load(Relaxed));
     if bytes < min_bytes || bytes == 0 {
@@ -96,14 +98,16 @@ impl CopyApi {
     ) -> Result<i32, Reason> {
         let copy = self.copy.ok_or(Reason::FAULT)?;
         let mut result = 0;
-        // SAFETY: the library's function, by its interface; `pairs` and `result` are valid until it returns.
+        // SAFETY: the library's function, by its interface; `pairs` and `result` are valid until it
+        // returns.
         let declined =
             unsafe { copy(pairs.as_ptr(), pairs.len() as u64, direction, stream, flags, &mut result) };
         if declined == 0 { Ok(result) } else { Err(Reason::of_library(declined)) }
     }
 }
 
-/// In a process that was forked. If the library had started, its threads and the driver are the parent's: stay out for good.
+/// In a process that was forked. If the library had started, its threads and the driver are the
+/// parent's: stay out for good.
 pub(crate) fn forked() {
     if STATE.load(Acquire) != NOT_TRIED {
         STATE.store(FORKED, Release);
@@ -161,7 +165,8 @@ fn open(driver: Driver) -> Result<&'static CopyApi, u32> {
     }
     // SAFETY: the symbol's signature, by the library's interface.
     let opener = unsafe { std::mem::transmute::<*mut c_void, Open>(found) };
-    // SAFETY: a context is current, and nobody's capture is disturbed. What comes back lives as long as the process.
+    // SAFETY: a context is current, and nobody's capture is disturbed. What comes back lives as
+    // long as the process.
     let api = driver
         .relaxed(|| unsafe { opener(real_dlsym(), driver.handle, line_file()).as_ref() })
         .ok_or(STAYS_OUT)?;

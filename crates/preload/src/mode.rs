@@ -1,5 +1,6 @@
-//! What the user wants, `FOREBAY_PRELOAD`: unset or `on`, `off`, or `stats`. Read once, by the first thread that asks for
-//! or calls something of CUDA's: programs without CUDA read nothing. Knows nothing else.
+//! What the user wants, `FOREBAY_PRELOAD`: unset or `on`, `off`, or `stats`. Read once, by the
+//! first thread that asks for or calls something of CUDA's: programs without CUDA read nothing.
+//! Knows nothing else.
 
 use crate::system::{Line, environment, keep_stderr};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};

@@ -1,6 +1,7 @@
-//! The entry points of the driver that are ours to answer, and by which questions programs get them: the symbol of the
-//! shared library, or a name, a version and flags for `cuGetProcAddress`. A question that is not in the table is
-//! the driver's to answer: the next major version may give the same name another signature. Knows no addresses.
+//! The entry points of the driver that are ours to answer, and by which questions programs get
+//! them: the symbol of the shared library, or a name, a version and flags for `cuGetProcAddress`. A
+//! question that is not in the table is the driver's to answer: the next major version may give the
+//! same name another signature. Knows no addresses.
 
 use std::ffi::CStr;
 
@@ -98,7 +99,8 @@ pub(crate) fn by_query(base: &CStr, version: i32, flags: u64) -> Option<Function
         _ => return None,
     };
     let function = NAMES.iter().enumerate().position(|(index, name)| {
-        // What copies nothing has no twin for threads. For those that look up, flags are of what they find.
+        // What copies nothing has no twin for threads. For those that look up, flags are of what
+        // they find.
         let twin_fits = index >= COPIES || (name.flags & PER_THREAD != 0) == per_thread;
         twin_fits && (name.since..name.before).contains(&version) && name.base == base
     })?;

@@ -16,7 +16,8 @@ use std::ffi::c_void;
 const STREAM_LEGACY: usize = 1;
 
 thread_local! {
-    /// Whether this thread is in one of our functions. It has no destructor, so it may be used at any time.
+    /// Whether this thread is in one of our functions. It has no destructor, so it may be used at
+    /// any time.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -108,7 +109,8 @@ impl Batch {
         sizes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes as u64))
     }
 
-    /// The copies, unless the driver may find something wrong with the call, or sources must be read before it returns.
+    /// The copies, unless the driver may find something wrong with the call, or sources must be
+    /// read before it returns.
     unsafe fn pairs(&self, entry: Entry) -> Option<Vec<Pair>> {
         let legacy = self.stream.is_null() && entry.flags() & PER_THREAD == 0;
         // SAFETY: as above.

@@ -1,6 +1,7 @@
-//! The functions that ours stand for. A program finds an entry point in one of three ways, and the function that it gets from us
-//! calls exactly the one that it would have got without us. So other interposers, before or behind us, keep their place,
-//! and no two can send a call back and forth. Knows addresses, not what they do.
+//! The functions that ours stand for. A program finds an entry point in one of three ways, and the
+//! function that it gets from us calls exactly the one that it would have got without us. So other
+//! interposers, before or behind us, keep their place, and no two can send a call back and forth.
+//! Knows addresses, not what they do.
 
 use crate::entries::entry;
 use crate::names::{FUNCTIONS, Function, NAMES};
@@ -21,8 +22,8 @@ pub(crate) const WAY_NAMES: [&str; WAYS] = ["link", "dlsym", "cuGetProcAddress"]
 
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The `dlsym` behind ours, of another interposer or of the C library: where the assembly of `dlsym` jumps to. Never null:
-/// before it is found, nothing is.
+/// The `dlsym` behind ours, of another interposer or of the C library: where the assembly of
+/// `dlsym` jumps to. Never null: before it is found, nothing is.
 pub(crate) static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(find_nothing as *mut c_void);
 
 /// The C library's, which alone answers `RTLD_NEXT` for whoever calls it.
@@ -34,8 +35,9 @@ static REAL: [[AtomicPtr<c_void>; FUNCTIONS]; WAYS] =
 /// The driver's own, for calls that come back to us.
 static DRIVERS: [AtomicPtr<c_void>; FUNCTIONS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; _];
 
-/// The first version of `dlsym` of each architecture, which all later C libraries have too, and the one since it moved into libc.
-/// Only by a version can it be found without calling it, and interposers have none.
+/// The first version of `dlsym` of each architecture, which all later C libraries have too, and the
+/// one since it moved into libc. Only by a version can it be found without calling it, and
+/// interposers have none.
 #[cfg(target_arch = "x86_64")]
 const DLSYM_VERSIONS: [&CStr; 2] = [c"GLIBC_2.2.5", c"GLIBC_2.34"];
 #[cfg(target_arch = "aarch64")]
@@ -45,7 +47,8 @@ unsafe extern "C" fn find_nothing(_handle: *mut c_void, _name: *const c_char) ->
     std::ptr::null_mut()
 }
 
-/// The `dlsym` behind ours. It is looked for by the first call; several may do so at once, and find the same.
+/// The `dlsym` behind ours. It is looked for by the first call; several may do so at once, and find
+/// the same.
 pub(crate) fn real_dlsym() -> Dlsym {
     if REAL_DLSYM.load(Acquire) == find_nothing as *mut c_void {
         let mut versions = DLSYM_VERSIONS.iter().map(|version| next_of_version(c"dlsym", version));
@@ -63,8 +66,9 @@ fn as_dlsym(place: &AtomicPtr<c_void>) -> Dlsym {
     unsafe { std::mem::transmute::<*mut c_void, Dlsym>(place.load(Acquire)) }
 }
 
-/// What comes after this library under a name. The loader looks at where its call returns to, and that is in here: the result
-/// is looked at, so that the call is not the last thing done and does not become a jump.
+/// What comes after this library under a name. The loader looks at where its call returns to, and
+/// that is in here: the result is looked at, so that the call is not the last thing done and does
+/// not become a jump.
 pub(crate) fn look_up_next(name: &CStr) -> *mut c_void {
     // SAFETY: the name ends in NUL.
     let found = unsafe { as_dlsym(&LIBC_DLSYM)(RTLD_NEXT, name.as_ptr()) };
@@ -73,7 +77,8 @@ pub(crate) fn look_up_next(name: &CStr) -> *mut c_void {
 
 /// What the `dlsym` behind ours finds.
 pub(crate) fn look_up(handle: *mut c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: the name ends in NUL; a bad handle is the program's, which would have passed it on itself.
+    // SAFETY: the name ends in NUL; a bad handle is the program's, which would have passed it on
+    // itself.
     unsafe { real_dlsym()(handle, name.as_ptr()) }
 }
 
@@ -87,8 +92,8 @@ pub(crate) fn real(way: Way, function: Function) -> Option<*mut c_void> {
     if way == LINKED { find_linked(function) } else { None }
 }
 
-/// What a program bound to our symbol was meant to be bound to: the next in the program's own list or, if the
-/// driver was loaded later, the driver's.
+/// What a program bound to our symbol was meant to be bound to: the next in the program's own list
+/// or, if the driver was loaded later, the driver's.
 #[cold]
 pub(crate) fn find_linked(function: Function) -> Option<*mut c_void> {
     let symbol = NAMES.get(function)?.symbol;
@@ -104,8 +109,9 @@ pub(crate) fn find_linked(function: Function) -> Option<*mut c_void> {
     Some(found)
 }
 
-/// The driver's function, for a call by our symbol out of what ours had called: an interposer behind us that looks at the
-/// whole program for the next function finds us, the first, and would have the call go round for ever.
+/// The driver's function, for a call by our symbol out of what ours had called: an interposer
+/// behind us that looks at the whole program for the next function finds us, the first, and would
+/// have the call go round for ever.
 #[cold]
 pub(crate) fn drivers(function: Function) -> Option<*mut c_void> {
     let slot = DRIVERS.get(function)?;
@@ -118,8 +124,9 @@ pub(crate) fn drivers(function: Function) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// What to give a program that found `found`: our function, which stands for it from now on. If ours stands for another one
-/// already, a second driver or wrapper is in the program, and it gets what it found.
+/// What to give a program that found `found`: our function, which stands for it from now on. If
+/// ours stands for another one already, a second driver or wrapper is in the program, and it gets
+/// what it found.
 pub(crate) fn hand_out(way: Way, function: Function, found: *mut c_void) -> *mut c_void {
     let ours = entry(way, function);
     let Some(slot) = REAL.get(way).and_then(|slots| slots.get(function)) else { return found };
@@ -129,7 +136,8 @@ pub(crate) fn hand_out(way: Way, function: Function, found: *mut c_void) -> *mut
     match slot.compare_exchange(std::ptr::null_mut(), found, AcqRel, Acquire) {
         Ok(_) => ours,
         Err(earlier) if earlier == found => ours,
-        // Unloaded since, as by those that only ask whether there is a driver: whoever still calls it would crash anyway.
+        // Unloaded since, as by those that only ask whether there is a driver: whoever still calls
+        // it would crash anyway.
         Err(earlier) if file_of(earlier).is_none() => {
             slot.store(found, Release);
             ours
@@ -138,7 +146,8 @@ pub(crate) fn hand_out(way: Way, function: Function, found: *mut c_void) -> *mut
     }
 }
 
-/// A handle of the driver, if it is loaded: by its name, or else by the file of a function that somebody found.
+/// A handle of the driver, if it is loaded: by its name, or else by the file of a function that
+/// somebody found.
 pub(crate) fn driver_handle() -> Option<*mut c_void> {
     loaded(c"libcuda.so.1").or_else(|| {
         let mut known = REAL.iter().flatten().map(|slot| slot.load(Acquire));

@@ -1,5 +1,5 @@
-//! What became of a copy: taken by the copying library, or why it was passed on. Numbers up to [`LIBRARY_LAST`] are the
-//! copying library's, the others are ours. Knows names only.
+//! What became of a copy: taken by the copying library, or why it was passed on. Numbers up to
+//! [`LIBRARY_LAST`] are the copying library's, the others are ours. Knows names only.
 
 /// One of [`REASONS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

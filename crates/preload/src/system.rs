@@ -1,4 +1,5 @@
-//! What of the C library is used, and lines for stderr that are put together without allocating. Knows no CUDA.
+//! What of the C library is used, and lines for stderr that are put together without allocating.
+//! Knows no CUDA.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -57,7 +58,8 @@ pub(crate) fn next_of_version(name: &CStr, version: &CStr) -> *mut c_void {
 
 /// Loads a library with all that it needs, or says why not. It stays loaded.
 pub(crate) fn load(path: &CStr) -> Result<*mut c_void, &'static CStr> {
-    // SAFETY: the path ends in NUL. What the library does while it is loaded is as trusted as this one: it lies beside it.
+    // SAFETY: the path ends in NUL. What the library does while it is loaded is as trusted as this
+    // one: it lies beside it.
     let handle = unsafe { c::dlopen(path.as_ptr(), RTLD_NOW) };
     if !handle.is_null() {
         return Ok(handle);
@@ -82,7 +84,8 @@ pub(crate) fn file_of(address: *const c_void) -> Option<&'static CStr> {
         DlInfo { file: std::ptr::null(), base: nothing, symbol: std::ptr::null(), address: nothing };
     // SAFETY: any address may be asked for; `info` is ours.
     let found = unsafe { c::dladdr(address, &mut info) } != 0 && !info.file.is_null();
-    // SAFETY: the loader's text for a loaded file. Our own file and the driver's, which are asked for, are not unloaded.
+    // SAFETY: the loader's text for a loaded file. Our own file and the driver's, which are asked
+    // for, are not unloaded.
     found.then(|| unsafe { CStr::from_ptr(info.file) })
 }
 
@@ -90,7 +93,8 @@ pub(crate) fn file_of(address: *const c_void) -> Option<&'static CStr> {
 pub(crate) fn environment(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: the name ends in NUL.
     let value = unsafe { c::secure_getenv(name.as_ptr()) };
-    // SAFETY: the environment's text, read at once; a program that changes it meanwhile breaks C's rules for getenv.
+    // SAFETY: the environment's text, read at once; a program that changes it meanwhile breaks C's
+    // rules for getenv.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
@@ -140,7 +144,8 @@ impl Line {
         (self.used < LINE_BYTES).then(|| unsafe { CStr::from_ptr(self.bytes.as_ptr().cast()) })
     }
 
-    /// Writes it to what stderr was when the descriptor was kept. Nothing is to be done if that fails.
+    /// Writes it to what stderr was when the descriptor was kept. Nothing is to be done if that
+    /// fails.
     pub(crate) fn print(&self) {
         let file = line_file();
         if file >= 0 {
@@ -153,7 +158,8 @@ impl Line {
 const NOT_KEPT: c_int = -2;
 const NO_FILE: c_int = -1;
 
-/// A descriptor of our own for lines, and which file it is: a program may close all descriptors and open others.
+/// A descriptor of our own for lines, and which file it is: a program may close all descriptors and
+/// open others.
 static LINES: AtomicI32 = AtomicI32::new(NOT_KEPT);
 static LINES_ARE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
@@ -185,7 +191,8 @@ pub(crate) fn line_file() -> c_int {
 
 /// Device and inode of an open file.
 fn identity(file: c_int) -> Option<[u64; 2]> {
-    // `struct stat` of the kernel, which begins with these two. Old C libraries have no `fstat` to link to.
+    // `struct stat` of the kernel, which begins with these two. Old C libraries have no `fstat` to
+    // link to.
     let mut status = [0_u64; 32];
     // SAFETY: the kernel writes 144 bytes at most; any number may be asked about.
     let result = unsafe { c::syscall(SYS_FSTAT, file as c_long, status.as_mut_ptr()) };

@@ -1,5 +1,5 @@
-//! The agent as Python has it. This file turns Python's objects into the agent's and back, and keeps registered buffers
-//! until nothing touches them; how bytes move is the agent's.
+//! The agent as Python has it. This file turns Python's objects into the agent's and back, and
+//! keeps registered buffers until nothing touches them; how bytes move is the agent's.
 
 use crate::descriptors::Descriptors;
 use crate::errors::{InvalidError, PeerLostError, of_agent, of_run, of_trouble};
@@ -38,7 +38,8 @@ impl Registration {
     }
 }
 
-/// One end of transfers: offers memory of this process, reads and writes memory of others. For any number of threads.
+/// One end of transfers: offers memory of this process, reads and writes memory of others. For any
+/// number of threads.
 #[pyclass(frozen, module = "forebay")]
 pub struct Agent {
     name: String,
@@ -46,7 +47,8 @@ pub struct Agent {
 }
 
 struct Ours {
-    /// `None` after `close`. Taken before `buffers` are released: then nothing touches them any more.
+    /// `None` after `close`. Taken before `buffers` are released: then nothing touches them any
+    /// more.
     inner: RwLock<Option<forebay_net::Agent>>,
     buffers: Mutex<HashMap<u64, PyUntypedBuffer>>,
 }
@@ -142,8 +144,8 @@ impl Agent {
         self.with(py, |agent| Ok(agent.address().map(|address| address.to_string())))
     }
 
-    /// Offers memory: a contiguous buffer, or a tuple (address, bytes) that the caller keeps valid. Peers may read it, and
-    /// write it if `writable`.
+    /// Offers memory: a contiguous buffer, or a tuple (address, bytes) that the caller keeps valid.
+    /// Peers may read it, and write it if `writable`.
     #[pyo3(signature = (memory, *, writable = true))]
     fn register_memory(&self, memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Registration> {
         let borrowed = borrow(memory, writable)?;
@@ -202,7 +204,8 @@ impl Agent {
         Ok(Prepared(Own::new(prepared)))
     }
 
-    /// Makes a transfer of chosen blocks of two lists, all of them without a choice. It begins with `post`.
+    /// Makes a transfer of chosen blocks of two lists, all of them without a choice. It begins with
+    /// `post`.
     #[pyo3(signature = (
         operation,
         local,
@@ -290,7 +293,8 @@ impl Agent {
         Ok(all)
     }
 
-    /// Ends the agent: what is under way is cancelled, and nothing touches memory any more when this returns.
+    /// Ends the agent: what is under way is cancelled, and nothing touches memory any more when
+    /// this returns.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.end(py)?;
         let buffers = std::mem::take(&mut *self.buffers()?);
@@ -306,7 +310,8 @@ fn address(field: &str, text: &str) -> PyResult<SocketAddr> {
     text.parse().map_err(bad)
 }
 
-/// The contents of three PEM files: this end's certificates, its key, and the authorities whose peers are let in.
+/// The contents of three PEM files: this end's certificates, its key, and the authorities whose
+/// peers are let in.
 fn certificates((own, key, authorities): &(Vec<u8>, Vec<u8>, Vec<u8>)) -> PyResult<Arc<TlsConfig>> {
     let config = TlsConfig::from_pem(own, key, authorities);
     config.map(Arc::new).map_err(|error| InvalidError::new_err(format!("tls: {error}")))

@@ -45,7 +45,8 @@ impl<T: Clone> Ending<T> {
     }
 }
 
-/// A chunk that is being loaded into this process. The memory belongs to it until `wait` has returned.
+/// A chunk that is being loaded into this process. The memory belongs to it until `wait` has
+/// returned.
 #[pyclass(frozen, module = "forebay")]
 pub struct Loading(Own<Load>);
 
@@ -89,8 +90,8 @@ impl Load {
             }
             let pieces: Vec<&[u8]> = layer
                 .iter()
-                // SAFETY: the piece lies in memory that its place keeps there; the transfer has ended, and Python may not
-                // write it before `wait` has returned.
+                // SAFETY: the piece lies in memory that its place keeps there; the transfer has
+                // ended, and Python may not write it before `wait` has returned.
                 .map(|piece| unsafe { std::slice::from_raw_parts(piece.start(), piece.len as usize) })
                 .collect();
             let verified = client.verify(lease, self.chunk, number, &pieces);
@@ -109,7 +110,8 @@ fn are_there(pieces: &[Piece]) -> bool {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // With the last of a lease the node is told, and one that takes nothing in is waited for: never with the interpreter's lock.
+        // With the last of a lease the node is told, and one that takes nothing in is waited for:
+        // never with the interpreter's lock.
         let under = self.under.take();
         Python::attach(|py| py.detach(|| drop(under)));
     }
@@ -123,7 +125,8 @@ impl Loading {
         Ok(self.0.get()?.ending.has_come())
     }
 
-    /// Waits for the end and compares the bytes with their checksums. False is a miss: nothing there may be used.
+    /// Waits for the end and compares the bytes with their checksums. False is a miss: nothing
+    /// there may be used.
     fn wait(&self, py: Python<'_>) -> PyResult<bool> {
         let load = self.0.get()?;
         Ok(py.detach(|| load.verdict().is_ok()))
@@ -160,7 +163,8 @@ impl Storing {
         Ok(self.0.get()?.ending.has_come())
     }
 
-    /// Waits until the node has the chunk. False: it does not; that is a miss later, and nothing else.
+    /// Waits until the node has the chunk. False: it does not; that is a miss later, and nothing
+    /// else.
     fn wait(&self, py: Python<'_>) -> PyResult<bool> {
         let store = self.0.get()?;
         let end = py.detach(|| store.ending.wait());

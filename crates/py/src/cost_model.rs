@@ -1,4 +1,5 @@
-//! `forebay.Slack`: the cost model of [`forebay_paged::cost_model`], as Python sees it. This file only converts arguments.
+//! `forebay.Slack`: the cost model of [`forebay_paged::cost_model`], as Python sees it. This file
+//! only converts arguments.
 
 use crate::errors::InvalidError;
 use forebay_paged::cost_model::{self, Question, Tier};
@@ -72,8 +73,8 @@ impl CostModel {
         self.0.lock().worth(&question)
     }
 
-    /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that are queued there; None if that
-    /// is not known.
+    /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that
+    /// are queued there; None if that is not known.
     fn load_s(&self, sizes: (u64, u64, u64), queued: (u64, u64, u64)) -> Option<f64> {
         Some(self.0.lock().load_us(sizes.into(), queued.into())? / 1e6)
     }

@@ -68,8 +68,8 @@ impl Finding {
 
 #[pymethods]
 impl Finding {
-    /// How many chunks, from the first on, are in the node's memory, how many behind those on its disk, and how many behind
-    /// those on peers. None if the node has not said it within `limit_s`.
+    /// How many chunks, from the first on, are in the node's memory, how many behind those on its
+    /// disk, and how many behind those on peers. None if the node has not said it within `limit_s`.
     #[pyo3(signature = (limit_s = 0.0))]
     fn wait(&self, py: Python<'_>, limit_s: f64) -> PyResult<Option<(u32, u32, u32)>> {
         let limit = Duration::try_from_secs_f64(limit_s.max(0.0)).unwrap_or(Duration::MAX);
@@ -90,7 +90,8 @@ enum Held {
 }
 
 impl Hold {
-    /// Asks for the longest prefix that is there, and with `bring` has it come into the node's memory.
+    /// Asks for the longest prefix that is there, and with `bring` has it come into the node's
+    /// memory.
     pub fn ask(client: &Client, ids: &[ChunkId], ttl_us: u64, bring: bool) -> Hold {
         let held = Arc::new(Mutex::new(Held::Asked));
         let granted = Arc::clone(&held);
@@ -112,7 +113,8 @@ impl Hold {
 }
 
 impl Hold {
-    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
+    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's
+    /// lock.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.0.get()?;
         py.detach(|| {

@@ -36,8 +36,9 @@ pub fn ids(values: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkId>> {
     values.try_iter()?.map(|value| id(&value?)).collect()
 }
 
-/// The ids of the whole chunks of a sequence of tokens, under the key of a namespace of 32 bytes. With `parent` the tokens go
-/// on behind that chunk; with `tail` what is left at the end has an id too.
+/// The ids of the whole chunks of a sequence of tokens, under the key of a namespace of 32 bytes.
+/// With `parent` the tokens go on behind that chunk; with `tail` what is left at the end has an id
+/// too.
 #[pyfunction]
 #[pyo3(signature = (namespace, tokens, chunk_tokens, *, parent = None, tail = false))]
 pub fn chunk_ids<'py>(

@@ -1,4 +1,5 @@
-//! Python's view of Forebay: the extension module `forebay._forebay`, wrapped by the package in `python/forebay`.
+//! Python's view of Forebay: the extension module `forebay._forebay`, wrapped by the package in
+//! `python/forebay`.
 //!
 //! Knows Python's objects: buffers, arrays, exceptions, who holds the interpreter's lock. Whatever
 //! waits lets go of the interpreter's lock first.

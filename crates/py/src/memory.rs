@@ -9,20 +9,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::sync::Arc;
 
-/// Where a region lies. The owner of the memory keeps it: for a buffer that is [`Borrowed::buffer`].
+/// Where a region lies. The owner of the memory keeps it: for a buffer that is
+/// [`Borrowed::buffer`].
 struct Address {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: what is at the address may be used from any thread: buffers are pinned by their export, see `Borrowed`, and for
-// plain addresses the caller says so.
+// SAFETY: what is at the address may be used from any thread: buffers are pinned by their export,
+// see `Borrowed`, and for plain addresses the caller says so.
 unsafe impl Send for Address {}
 // SAFETY: as above; the address and the length never change.
 unsafe impl Sync for Address {}
 
-// SAFETY: a buffer's export keeps its memory in place until it is released, which `Agent` does after the region has been
-// deregistered or the agent has ended. For a plain address the caller of `register_memory` promises the same.
+// SAFETY: a buffer's export keeps its memory in place until it is released, which `Agent` does
+// after the region has been deregistered or the agent has ended. For a plain address the caller of
+// `register_memory` promises the same.
 unsafe impl Backing for Address {
     fn as_ptr(&self) -> *mut u8 {
         self.start
@@ -46,7 +48,8 @@ pub struct Borrowed {
     pub buffer: Option<PyUntypedBuffer>,
 }
 
-/// Takes a buffer that is contiguous and, if `writable`, can be written; or a tuple (address, bytes).
+/// Takes a buffer that is contiguous and, if `writable`, can be written; or a tuple (address,
+/// bytes).
 pub fn borrow(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Borrowed> {
     if let Ok(tuple) = memory.cast::<PyTuple>() {
         let (start, len): (usize, usize) = tuple.extract().map_err(|_| {

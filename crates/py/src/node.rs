@@ -1,5 +1,5 @@
-//! A node's client as Python has it: chunks of KV found, loaded and stored by id. This file turns Python's objects into the
-//! client's and back; where the node keeps chunks is the node's.
+//! A node's client as Python has it: chunks of KV found, loaded and stored by id. This file turns
+//! Python's objects into the client's and back; where the node keeps chunks is the node's.
 
 use crate::chunk::{Ending, Loading, Storing};
 use crate::errors::{ForebayError, InvalidError, NotFoundError, PeerLostError, TransferError, of_absent};
@@ -29,8 +29,8 @@ const HOST: At = At::Host(0);
 /// Lots that are copied at a time.
 const WINDOW_LOTS: u32 = 4;
 const WINDOW_BYTES: u64 = 64 << 20;
-/// The copying threads are this process's own and end what they began, so no copy is given up as lost: `wait` would return while
-/// its memory is written.
+/// The copying threads are this process's own and end what they began, so no copy is given up as
+/// lost: `wait` would return while its memory is written.
 const OP_TIMEOUT_US: u64 = 24 * 3_600 * 1_000_000;
 
 /// Memory that chunks are loaded into and stored from.
@@ -72,7 +72,8 @@ impl Lease {
         Ok(self.lock()?.as_ref().map_or(0, |lease| of(lease)))
     }
 
-    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's lock.
+    /// Tells the node, and so waits for one that takes nothing in: never with the interpreter's
+    /// lock.
     fn end(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.lock()?.take();
         py.detach(|| drop(held));
@@ -128,13 +129,15 @@ impl Lease {
 pub struct Node(Own<State>);
 
 struct State {
-    /// `None` after `close`. Taken before `places` are let go of: then nothing touches them any more.
+    /// `None` after `close`. Taken before `places` are let go of: then nothing touches them any
+    /// more.
     inner: RwLock<Option<Inner>>,
     places: Mutex<Places>,
     watching: Watching,
 }
 
-/// The number of a question, and the chunks that are not there; without a number those that have gone since; without chunks all.
+/// The number of a question, and the chunks that are not there; without a number those that have
+/// gone since; without chunks all.
 type SaidOfChunks<'py> = (Option<u64>, Option<Vec<Bound<'py, PyBytes>>>);
 
 struct Inner {
@@ -167,8 +170,8 @@ impl Inner {
         Ok(Inner { client, mover, copy_threads, copies: Mutex::new(false) })
     }
 
-    /// Starts the threads that copy, once. A client without memory, such as that of an engine's scheduler, moves no byte and
-    /// needs none.
+    /// Starts the threads that copy, once. A client without memory, such as that of an engine's
+    /// scheduler, moves no byte and needs none.
     fn start_copies(&self) -> PyResult<()> {
         let mut started = self.copies.lock();
         if *started {
@@ -234,7 +237,8 @@ impl Drop for Node {
 
 #[pymethods]
 impl Node {
-    /// A client. With `wait` a node that is not there yet is looked for in the background; without it that is an error.
+    /// A client. With `wait` a node that is not there yet is looked for in the background; without
+    /// it that is an error.
     #[new]
     #[pyo3(signature = (socket, *, token = Vec::new(), name = None, tenant = Tenant(TenantId(0)), copy_threads = 2, wait = false))]
     fn new(
@@ -255,13 +259,15 @@ impl Node {
         Ok(Node(Own::new(State { inner: RwLock::new(Some(inner)), places, watching })))
     }
 
-    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    /// Whether the node is there, as far as is known. It is looked for in the background while it
+    /// is not.
     #[getter]
     fn is_connected(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |client, _| client.is_connected())
     }
 
-    /// Makes memory known that chunks are loaded into and stored from: a buffer, or a tuple (address, bytes).
+    /// Makes memory known that chunks are loaded into and stored from: a buffer, or a tuple
+    /// (address, bytes).
     fn register_memory(&self, memory: &Bound<'_, PyAny>) -> PyResult<NodeMemory> {
         let py = memory.py();
         let borrowed = borrow(memory, true)?;
@@ -304,20 +310,23 @@ impl Node {
         Ok(())
     }
 
-    /// How many of these chunks, from the first on, can be had: from memory, disk or peers. Looking keeps nothing.
+    /// How many of these chunks, from the first on, can be had: from memory, disk or peers. Looking
+    /// keeps nothing.
     fn lookup(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<usize> {
         let ids = ids::ids(ids)?;
         self.with(py, |client, _| client.lookup(&ids))
     }
 
-    /// As `lookup`, without waiting, for a sequence whose chunks are kept in parts: the ids of each part.
+    /// As `lookup`, without waiting, for a sequence whose chunks are kept in parts: the ids of each
+    /// part.
     fn find(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Finding> {
         let parts = parts.try_iter()?.map(|part| ids::ids(&part?)).collect::<PyResult<Vec<_>>>()?;
         self.with(py, |client, _| Finding::ask(client, parts))
     }
 
-    /// As `lease`, without waiting and without access: what is there stays until it is released. With `bring`, what is on
-    /// the node's disk or on peers comes into its memory meanwhile, behind what requests wait for.
+    /// As `lease`, without waiting and without access: what is there stays until it is released.
+    /// With `bring`, what is on the node's disk or on peers comes into its memory meanwhile, behind
+    /// what requests wait for.
     #[pyo3(signature = (ids, *, ttl_us = 10_000_000, bring = false))]
     fn hold(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_us: u64, bring: bool) -> PyResult<Hold> {
         let ids = ids::ids(ids)?;
@@ -332,8 +341,8 @@ impl Node {
         Ok(Lease::new(lease))
     }
 
-    /// Has the node say when these chunks have gone, and now which of them are not there, without waiting. Gives the number of
-    /// this question.
+    /// Has the node say when these chunks have gone, and now which of them are not there, without
+    /// waiting. Gives the number of this question.
     fn watch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<u64> {
         let ids = ids::ids(ids)?;
         let watching = &self.0.get()?.watching;
@@ -351,8 +360,8 @@ impl Node {
         Ok(self.0.get()?.watching.take().into_iter().map(said).collect())
     }
 
-    /// Loads a chunk of a lease, counted from 0, into memory: for each layer the descriptors whose bytes, one after
-    /// another, become it.
+    /// Loads a chunk of a lease, counted from 0, into memory: for each layer the descriptors whose
+    /// bytes, one after another, become it.
     #[pyo3(signature = (lease, chunk, layers, *, deadline_us = None))]
     fn load(
         &self,
@@ -395,7 +404,8 @@ impl Node {
         Ok(Storing::new(layers, ending))
     }
 
-    /// Tells the node that a request uses these chunks, wherever they are: it decides by that what stays.
+    /// Tells the node that a request uses these chunks, wherever they are: it decides by that what
+    /// stays.
     fn used(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, chunk_bytes: u64) -> PyResult<()> {
         let ids = ids::ids(ids)?;
         self.with(py, |client, _| client.used(&ids, chunk_bytes))

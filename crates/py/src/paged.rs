@@ -1,4 +1,5 @@
-//! `forebay.PagedCache`: an engine's paged cache, as Python sees it. This file only converts arguments and answers.
+//! `forebay.PagedCache`: an engine's paged cache, as Python sees it. This file only converts
+//! arguments and answers.
 
 use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
 use crate::ids::{id, ids};
@@ -55,8 +56,9 @@ impl PagedCache {
             client.name = name;
         }
         let options = PagedOptions { threads: copy_threads, sibling_devices, ..PagedOptions::new(client) };
-        // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until `close` has returned; a program
-        // that gives other numbers is as wrong as one that gives them to ctypes.
+        // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until
+        // `close` has returned; a program that gives other numbers is as wrong as one that gives
+        // them to ctypes.
         let opened = py.detach(|| unsafe {
             match device {
                 Some(device) => Cache::on_device(cache, device, options),
@@ -66,14 +68,16 @@ impl PagedCache {
         opened.map(|cache| PagedCache(Own::new(cache))).map_err(not_opened)
     }
 
-    /// Whether the node is there, as far as is known. It is looked for in the background while it is not.
+    /// Whether the node is there, as far as is known. It is looked for in the background while it
+    /// is not.
     #[getter]
     fn is_connected(&self) -> PyResult<bool> {
         Ok(self.0.get()?.is_connected())
     }
 
-    /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends when nothing of it has come for so
-    /// long, or nothing of those before it while it waits for its turn.
+    /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends
+    /// when nothing of it has come for so long, or nothing of those before it while it waits for
+    /// its turn.
     #[pyo3(signature = (
         job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000
     ))]
@@ -143,13 +147,15 @@ impl PagedCache {
         Ok((loads, stores.into_iter().map(|end| (end.job, end.missing)).collect()))
     }
 
-    /// Of loads that ended since this was asked last: from which tier how many bytes came in how many seconds.
+    /// Of loads that ended since this was asked last: from which tier how many bytes came in how
+    /// many seconds.
     fn take_measured(&self) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let measured = self.0.get()?.take_measured().into_iter();
         Ok(measured.map(|one| (one.tier.name(), one.bytes, one.time.as_secs_f64())).collect())
     }
 
-    /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for each, and for how many layers.
+    /// Of layerwise loads that ended since this was asked last: how many seconds a step waited for
+    /// each, and for how many layers.
     fn take_bubbles(&self) -> PyResult<Vec<(u64, f64, u64)>> {
         let stalls = self.0.get()?.take_stalls().into_iter();
         Ok(stalls.map(|one| (one.job, one.time.as_secs_f64(), one.layers_late)).collect())
@@ -274,8 +280,8 @@ fn not_begun(error: NotBegun) -> PyErr {
     }
 }
 
-/// What a rank of one tensor parallel size reads from the ranks of another: source rank, first head there, first head here,
-/// heads.
+/// What a rank of one tensor parallel size reads from the ranks of another: source rank, first head
+/// there, first head here, heads.
 #[pyfunction]
 pub fn head_reads(heads: u32, size: u32, rank: u32, source_size: u32) -> PyResult<Vec<(u32, u32, u32, u32)>> {
     let split = |size| forebay_kv::HeadSplit::new(heads, size).map_err(invalid);

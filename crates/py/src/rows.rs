@@ -46,7 +46,8 @@ pub fn read_plain(value: &Bound<'_, PyAny>) -> PyResult<Vec<Row>> {
     }
 }
 
-/// Reads copies, from, to and bytes of each: an N x 3 array of 64-bit integers or a list of 3-tuples.
+/// Reads copies, from, to and bytes of each: an N x 3 array of 64-bit integers or a list of
+/// 3-tuples.
 pub fn read_copies(value: &Bound<'_, PyAny>) -> PyResult<Vec<[u64; 3]>> {
     match columns_of(value)? {
         None => read_tuples(value),

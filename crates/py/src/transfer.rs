@@ -1,5 +1,5 @@
-//! A transfer as Python has it: posted, watched, waited for, posted again. This file knows when it was posted and when it
-//! ended; how it is carried out is the agent's.
+//! A transfer as Python has it: posted, watched, waited for, posted again. This file knows when it
+//! was posted and when it ended; how it is carried out is the agent's.
 
 use crate::errors::{of_agent, of_end};
 use crate::process::Own;
@@ -168,8 +168,8 @@ impl Transfer {
         Ok(self.0.get()?.blocks)
     }
 
-    /// When the latest post was made, in ns since 1970; how long the call took, in ns; how long until its end, in ns. None
-    /// before its end.
+    /// When the latest post was made, in ns since 1970; how long the call took, in ns; how long
+    /// until its end, in ns. None before its end.
     #[getter]
     fn times(&self) -> PyResult<Option<(u64, u64, u64)>> {
         Ok(self.0.get()?.times())
@@ -198,7 +198,8 @@ impl Transfer {
         }
     }
 
-    /// Ends it early, if it is under way. When this returns, nothing touches the memory any more, at both ends.
+    /// Ends it early, if it is under way. When this returns, nothing touches the memory any more,
+    /// at both ends.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         let moving = self.0.get()?;
         py.detach(|| {

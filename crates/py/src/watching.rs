@@ -30,7 +30,8 @@ fn push(said: &Mutex<Vec<Said>>, one: Said) {
 }
 
 impl Watching {
-    /// Has the node watch chunks. Gives the number of the question, to which there will be one answer.
+    /// Has the node watch chunks. Gives the number of the question, to which there will be one
+    /// answer.
     pub fn ask(&self, client: &Client, ids: &[ChunkId]) -> u64 {
         if !self.listens.swap(true, Ordering::AcqRel) {
             let said = Arc::clone(&self.said);

@@ -1,5 +1,5 @@
-//! Having one request answered: it is sent to an engine, and to another one where its failure allows
-//! that. `proxy` calls it; engines are chosen by the dispatcher.
+//! Having one request answered: it is sent to an engine, and to another one where its failure
+//! allows that. `proxy` calls it; engines are chosen by the dispatcher.
 //!
 //! Nothing goes to the client before the first byte of an answer's body has come. Until then a
 //! request that provably never arrived is sent again, and one that may have arrived is sent again

@@ -42,10 +42,11 @@ pub struct RouterConfig {
 pub struct Limits {
     /// For connecting to a backend.
     pub connect: Duration,
-    /// From sending a request for a stream to the first byte of its answer's body. Then another backend is tried, once.
+    /// From sending a request for a stream to the first byte of its answer's body. Then another
+    /// backend is tried, once.
     pub first_byte: Duration,
-    /// The same for a request for an answer without a stream, whose first byte comes when all has been computed. Then
-    /// the client is told.
+    /// The same for a request for an answer without a stream, whose first byte comes when all has
+    /// been computed. Then the client is told.
     pub answer: Duration,
     /// Between two pieces of an answer. Then the client is told and disconnected.
     pub progress: Duration,
@@ -75,7 +76,8 @@ pub struct Limits {
     pub max_idle_connections: usize,
     /// How long an idle connection to a backend is used again: less than the backend keeps it.
     pub keep_idle: Duration,
-    /// How long a router that is shut down still takes requests, while `/health` already says 503. May be 0.
+    /// How long a router that is shut down still takes requests, while `/health` already says 503.
+    /// May be 0.
     pub shutdown_delay: Duration,
     /// For requests under way when it takes no more. Then streams end with an error.
     pub drain: Duration,
@@ -148,7 +150,8 @@ pub(crate) struct Target {
 }
 
 impl RouterConfig {
-    /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need the others.
+    /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need
+    /// the others.
     pub fn new(listen: SocketAddr, backends: Vec<Backend>, policy: Policy) -> RouterConfig {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         RouterConfig {

@@ -13,13 +13,15 @@ use crate::stats::{BackendStats, RouterStats};
 use crate::tokens::{BytesPerToken, Length};
 use crate::usage::Usage;
 
-/// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10 MiB.
+/// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
+/// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
 
-/// So many answers without cached tokens, to prompts that should have been cached, are told in the log.
+/// So many answers without cached tokens, to prompts that should have been cached, are told in the
+/// log.
 const SILENT_HITS: u32 = 8;
 
 /// A set of backends, one bit each.
@@ -130,8 +132,8 @@ impl Dispatcher {
         }
     }
 
-    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its load. `None`: there is
-    /// none.
+    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
+    /// load. `None`: there is none.
     pub fn assign(&mut self, now_us: u64, ask: &Ask, tried: BackendSet) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&ask.length);
         let candidates = self.candidates(ask, input_tokens, tried);
@@ -186,8 +188,8 @@ impl Dispatcher {
         self.backends.iter().enumerate().map(candidate).collect()
     }
 
-    /// The first byte of the answer's body has come, after this status. If it is below 400 the prompt is computed; other
-    /// answers teach nothing.
+    /// The first byte of the answer's body has come, after this status. If it is below 400 the
+    /// prompt is computed; other answers teach nothing.
     pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment, status: u16) {
         if assignment.first_byte_us.is_some() {
             return;
@@ -326,8 +328,9 @@ impl Dispatcher {
 }
 
 impl Backend {
-    /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere unless it is asked to
-    /// report it: what is left out means zero only where other answers to the same call have it.
+    /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere
+    /// unless it is asked to report it: what is left out means zero only where other answers to the
+    /// same call have it.
     fn cached_tokens(&mut self, endpoint: Endpoint, usage: Usage, expected: bool) -> Option<u64> {
         let bit = 1 << endpoint as u8;
         if usage.cached_tokens.is_some() {
@@ -352,7 +355,8 @@ impl Ask {
     }
 }
 
-/// Learns from the usage of an answered request, and returns how many bytes of the chain were cached.
+/// Learns from the usage of an answered request, and returns how many bytes of the chain were
+/// cached.
 fn learn(
     ratio: &mut BytesPerToken,
     backend: &mut Backend,
@@ -365,7 +369,8 @@ fn learn(
     let endpoint = ask.endpoint?;
     ratio.learn(&ask.length, usage.prompt_tokens);
     let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
-    // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a wrong hit.
+    // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a
+    // wrong hit.
     let bytes_per_token = ask.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
     let predicted_bytes = ask.hit_bytes(assignment.visit.predicted_chunks());
     let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;

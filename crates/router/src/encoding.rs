@@ -7,7 +7,8 @@ use flate2::write::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use http::{HeaderMap, HeaderValue, header};
 use std::io::{self, Write};
 
-/// What one piece of an answer may become. A piece has about 64 KiB; text becomes ten times as long.
+/// What one piece of an answer may become. A piece has about 64 KiB; text becomes ten times as
+/// long.
 const MAX_DECODED_BYTES: usize = 16 * 1024 * 1024;
 
 /// How a body is coded, by its `content-encoding`.

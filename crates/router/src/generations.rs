@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A bounded map in two generations. Writes go to the young one; when that is full it becomes the old one, and what
-/// was in the old one and not written since is forgotten. So the map holds at most `capacity` entries, and at least
-/// the `capacity / 2` that were written last. Unlike an LRU list it costs no memory beside the entries and no
-/// bookkeeping on reads.
+/// A bounded map in two generations. Writes go to the young one; when that is full it becomes the
+/// old one, and what was in the old one and not written since is forgotten. So the map holds at
+/// most `capacity` entries, and at least the `capacity / 2` that were written last. Unlike an LRU
+/// list it costs no memory beside the entries and no bookkeeping on reads.
 #[derive(Debug)]
 pub struct Generations<V> {
     young: HashMap<u64, V, BuildHasherDefault<KeyIsHash>>,

@@ -1,8 +1,9 @@
 //! The fields of a JSON object as positions in its bytes. It knows where values begin and end and
 //! of what type they are; it builds nothing, recurses nowhere and reads each byte once.
 //!
-//! Of valid JSON it finds exactly the fields of the outermost object. Of other bytes it either says where they stop
-//! being JSON or, for faults deep inside a value, passes them on: who really parses the value will say so.
+//! Of valid JSON it finds exactly the fields of the outermost object. Of other bytes it either says
+//! where they stop being JSON or, for faults deep inside a value, passes them on: who really parses
+//! the value will say so.
 
 use memchr::{memchr, memchr2};
 use std::borrow::Cow;
@@ -182,8 +183,8 @@ impl<'a> Fields<'a> {
         self.fail("the end of a string")
     }
 
-    /// Skips an array or object whose opening bracket is the current byte, by counting brackets outside of strings.
-    /// Returns [`Value::has_media`].
+    /// Skips an array or object whose opening bracket is the current byte, by counting brackets
+    /// outside of strings. Returns [`Value::has_media`].
     fn skip_nested(&mut self) -> Result<bool, SyntaxError> {
         let mut depth = 0_usize;
         let mut has_media = false;
@@ -251,8 +252,8 @@ impl<'a> Fields<'a> {
 fn position_of_structure(bytes: &[u8]) -> Option<usize> {
     // `[` and `{`, `]` and `}` differ in one bit only.
     let is_structure = |byte: u8| byte == b'"' || byte | 0x20 == b'{' || byte | 0x20 == b'}';
-    // Lists of token ids are long stretches without either: whole pieces are tested without branches (and so in
-    // vector registers), and only the piece that has one is searched.
+    // Lists of token ids are long stretches without either: whole pieces are tested without
+    // branches (and so in vector registers), and only the piece that has one is searched.
     const PIECE: usize = 32;
     let mut pieces = bytes.chunks_exact(PIECE);
     let clean = |piece: &[u8]| !piece.iter().fold(false, |found, &byte| found | is_structure(byte));

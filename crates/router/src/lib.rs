@@ -1,16 +1,19 @@
 //! Where requests go: the router in front of several engines.
 //!
-//! It passes OpenAI's HTTP API on as bytes, and chooses engines by their load and by what their caches
-//! presumably hold. It has no tokenizer: prompts are bytes, and what was cached is what answers say.
+//! It passes OpenAI's HTTP API on as bytes, and chooses engines by their load and by what their
+//! caches presumably hold. It has no tokenizer: prompts are bytes, and what was cached is what
+//! answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`, `health`,
+//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`,
+//!   `health`,
 //!   `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
 //!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
 //!   bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
 //!   `listing` (of models), `request_log`.
-//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer), `local`
+//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
+//!   `local`
 //!   (the router's own pages), `shared`, `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.

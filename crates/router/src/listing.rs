@@ -1,5 +1,5 @@
-//! Asks the engines for their lists of models: in the background, and once more before a model is called
-//! unknown.
+//! Asks the engines for their lists of models: in the background, and once more before a model is
+//! called unknown.
 
 use crate::dispatcher::BackendSet;
 use crate::models::{self, Said};

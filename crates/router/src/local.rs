@@ -1,4 +1,5 @@
-//! The pages that the router answers itself: health, metrics, decisions and the models of all engines.
+//! The pages that the router answers itself: health, metrics, decisions and the models of all
+//! engines.
 
 use crate::listing;
 use crate::models::{self, Said};

@@ -5,7 +5,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How an engine is chosen. Every policy is an argmin over a score; ties go to fewer requests in flight, then in turn.
+/// How an engine is chosen. Every policy is an argmin over a score; ties go to fewer requests in
+/// flight, then in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// One after the other. Score: places from the engine whose turn it is.
@@ -229,7 +230,8 @@ mod tests {
 
     #[test]
     fn each_policy_follows_its_formula() {
-        // One view, worked by hand for a prompt of 10,000 tokens. New tokens: 10000, 2000, 1 (all is there).
+        // One view, worked by hand for a prompt of 10,000 tokens. New tokens: 10000, 2000, 1 (all
+        // is there).
         let view = [(true, 0, 0, 0, 0), (true, 3, 1_000, 24_000, 8_000), (true, 9, 4_000, 90_000, 10_000)];
         let table: [(Policy, [f64; 3], usize); 5] = [
             (Policy::LeastLoaded, [0.0, 3.0, 9.0], 0),
@@ -265,7 +267,8 @@ mod tests {
 
     #[test]
     fn a_fully_cached_but_crowded_engine_is_not_free() {
-        // As published P = 0 makes the crowd invisible; with the last token counted two full owners differ.
+        // As published P = 0 makes the crowd invisible; with the last token counted two full owners
+        // differ.
         let rows = [(true, 40, 0, 0, 10_000), (true, 2, 0, 0, 10_000)];
         let decision = decide(Policy::Lmetric, &rows, 0, None).unwrap();
         assert_eq!((decision.chosen, decision.scores), (1, vec![Some(41.0), Some(3.0)]));

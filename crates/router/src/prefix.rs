@@ -2,10 +2,11 @@
 //! of prompt bytes as chained hashes, what was sent where, and what the answers said was cached. It
 //! is a belief: a wrong entry costs a detour, never a wrong answer.
 //!
-//! Each engine has a clock that counts the chunks it had to compute. An engine evicts only as it computes, and drops
-//! what was used longest ago, the end of a prompt before its beginning (as vLLM's block pool does). So a chunk is
-//! believed resident while its age on that clock is below the engine's *reach*, and the reach is learned from answers:
-//! a chunk that was lost bounds it from above, one that was found although believed lost raises it again.
+//! Each engine has a clock that counts the chunks it had to compute. An engine evicts only as it
+//! computes, and drops what was used longest ago, the end of a prompt before its beginning (as
+//! vLLM's block pool does). So a chunk is believed resident while its age on that clock is below
+//! the engine's *reach*, and the reach is learned from answers: a chunk that was lost bounds it
+//! from above, one that was found although believed lost raises it again.
 
 use crate::generations::Generations;
 use std::collections::VecDeque;
@@ -15,9 +16,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes of a prompt's JSON form per chunk: about 128 tokens of text, 85 token ids.
 pub const CHUNK_BYTES: usize = 512;
 
-/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store chunks (64 to 256 tokens, up
-/// to 1.8 KB), and tokens are not spread evenly over the bytes. A difference below this many chunks, or below an eighth
-/// of the prediction, is no evidence of an eviction.
+/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store
+/// chunks (64 to 256 tokens, up to 1.8 KB), and tokens are not spread evenly over the bytes. A
+/// difference below this many chunks, or below an eighth of the prediction, is no evidence of an
+/// eviction.
 const SLACK_CHUNKS: usize = 4;
 
 /// One computed chunk on an engine's clock.
@@ -30,7 +32,8 @@ const TICK: i64 = 1;
 /// Abandoned visits that are remembered per engine.
 const MAX_ABANDONED: usize = 64;
 
-/// The chained hashes of a prompt's whole chunks: entry `i` identifies bytes `0..(i + 1) * CHUNK_BYTES`.
+/// The chained hashes of a prompt's whole chunks: entry `i` identifies bytes
+/// `0..(i + 1) * CHUNK_BYTES`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
     keys: Vec<u64>,
@@ -68,8 +71,8 @@ pub struct PrefixIndex {
 /// What is believed of one engine.
 #[derive(Debug)]
 struct Shadow {
-    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by [`CHUNK`] per chunk: ends go
-    /// first.
+    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by [`CHUNK`]
+    /// per chunk: ends go first.
     used: Generations<i64>,
     /// Chunks computed so far, in [`CHUNK`]s, and a [`TICK`] for each visit.
     clock: i64,
@@ -86,7 +89,8 @@ struct Shadow {
     abandoned: VecDeque<Visit>,
 }
 
-/// An open visit: from `position` on its chunks were still to be computed, the first of them is `key`.
+/// An open visit: from `position` on its chunks were still to be computed, the first of them is
+/// `key`.
 #[derive(Debug)]
 struct Open {
     visit: u64,
@@ -94,7 +98,8 @@ struct Open {
     key: u64,
 }
 
-/// A prompt on its way through an engine, from [`PrefixIndex::visit`] until [`PrefixIndex::settle`].
+/// A prompt on its way through an engine, from [`PrefixIndex::visit`] until
+/// [`PrefixIndex::settle`].
 #[derive(Debug)]
 #[must_use = "a visit that is never settled teaches the index nothing about later ones"]
 pub struct Visit {
@@ -102,7 +107,8 @@ pub struct Visit {
     number: u64,
     chunks: usize,
     predicted: usize,
-    /// From this chunk on other visits may still be computing the prompt: missing those chunks proves nothing.
+    /// From this chunk on other visits may still be computing the prompt: missing those chunks
+    /// proves nothing.
     in_the_making_from: usize,
     /// Ages of the prompt's known chunks when it was sent, whether believed resident or not: by the
     /// engine's clock.
@@ -112,7 +118,8 @@ pub struct Visit {
 }
 
 impl PrefixIndex {
-    /// An empty index for `backends` engines that remembers at most `chunks_per_backend` chunks of each.
+    /// An empty index for `backends` engines that remembers at most `chunks_per_backend` chunks of
+    /// each.
     pub fn new(backends: usize, chunks_per_backend: usize) -> PrefixIndex {
         let shadow = || Shadow {
             used: Generations::new(chunks_per_backend),
@@ -126,8 +133,9 @@ impl PrefixIndex {
         PrefixIndex { shadows: (0..backends).map(|_| shadow()).collect() }
     }
 
-    /// How many of the first chunks of `chain` the engine is believed to hold. Costs the logarithm of the chain's
-    /// length: use of a prompt touches it from its beginning, so what is resident is always a beginning.
+    /// How many of the first chunks of `chain` the engine is believed to hold. Costs the logarithm
+    /// of the chain's length: use of a prompt touches it from its beginning, so what is resident is
+    /// always a beginning.
     pub fn hit_chunks(&self, backend: usize, chain: &Chain) -> usize {
         let shadow = &self.shadows[backend];
         chain.keys.partition_point(|&key| shadow.age(key).is_some_and(|age| age < shadow.reach))
@@ -155,8 +163,8 @@ impl PrefixIndex {
         Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages, clock }
     }
 
-    /// Ends a visit whose prompt was computed. `cached_bytes` is how much of it the engine found cached, where it said
-    /// so.
+    /// Ends a visit whose prompt was computed. `cached_bytes` is how much of it the engine found
+    /// cached, where it said so.
     pub fn settle(&mut self, visit: Visit, cached_bytes: Option<usize>) {
         let shadow = &mut self.shadows[visit.backend];
         shadow.close(&visit);
@@ -241,8 +249,8 @@ impl Shadow {
         self.used.get(key).map(|used| (self.clock - used).div_euclid(CHUNK))
     }
 
-    /// Marks all of `chain` as used now, of which `predicted` chunks need no computing, and returns the ages that its
-    /// known beginning had.
+    /// Marks all of `chain` as used now, of which `predicted` chunks need no computing, and returns
+    /// the ages that its known beginning had.
     fn touch(&mut self, chain: &Chain, predicted: usize) -> Vec<i64> {
         let before = self.clock;
         self.clock += (chain.chunks() - predicted) as i64 * CHUNK + TICK;
@@ -296,8 +304,8 @@ mod tests {
         }
     }
 
-    /// The prediction errors, as shares of the prompt, of sessions that grow by 2 chunks a turn and take turns as
-    /// `order` says.
+    /// The prediction errors, as shares of the prompt, of sessions that grow by 2 chunks a turn and
+    /// take turns as `order` says.
     fn errors(engine: &mut Engine, order: impl Iterator<Item = u8>, corrected: bool) -> Vec<f64> {
         let mut index = PrefixIndex::new(1, 100_000);
         let mut turns = [0; 256];
@@ -352,7 +360,8 @@ mod tests {
 
     #[test]
     fn the_error_falls_once_answers_show_how_much_the_engine_keeps() {
-        // 8 sessions of 40 chunks and more cycle through a cache of 100 chunks: nearly everything is evicted.
+        // 8 sessions of 40 chunks and more cycle through a cache of 100 chunks: nearly everything
+        // is evicted.
         let errors = errors(&mut Engine::new(100), in_turn(8, 20), true);
         assert!(mean(&errors[8..16]) > 0.5, "before: {:?}", &errors[8..16]);
         assert!(mean(&errors[32..]) < 0.05, "after: {}", mean(&errors[32..]));

@@ -20,7 +20,8 @@ pub struct Small {
     pub body: Bytes,
 }
 
-/// Gets a small document from a backend within `limits.probe_timeout`, with a key where there is one.
+/// Gets a small document from a backend within `limits.probe_timeout`, with a key where there is
+/// one.
 pub async fn get(
     target: &Target,
     path: &str,
@@ -49,7 +50,8 @@ pub async fn get(
     tokio::time::timeout(limits.probe_timeout, exchange).await.unwrap_or(Err(Failure::FirstByteTimeout))
 }
 
-/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no such path is alive.
+/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no such
+/// path is alive.
 pub async fn watch(shared: Arc<Shared>, backend: usize) {
     let limits = &shared.limits;
     loop {

@@ -1,5 +1,5 @@
-//! The journey of one request: read it, have it answered, hand the answer on. It knows the steps; choosing an engine,
-//! trying another, bytes and sockets are others' business.
+//! The journey of one request: read it, have it answered, hand the answer on. It knows the steps;
+//! choosing an engine, trying another, bytes and sockets are others' business.
 
 use crate::attempts::{self, Begun, Outgoing, Worker};
 use crate::dispatcher::{Ask, BackendSet};
@@ -49,7 +49,8 @@ const NOT_FORWARDED: [HeaderName; 12] = [
     header::ACCEPT_ENCODING,
 ];
 
-/// Answers one request, whatever it is. `reset` is there where the end of the connection is the end of an answer.
+/// Answers one request, whatever it is. `reset` is there where the end of the connection is the end
+/// of an answer.
 pub async fn answer(
     worker: Arc<Worker>,
     request: Request<Incoming>,
@@ -178,7 +179,8 @@ async fn serving(shared: &Arc<Shared>, model: &str, head: &Head) -> Result<Backe
     }
 }
 
-/// The whole body. A body that is too long is read on, up to as much again, so that the client gets to see the refusal.
+/// The whole body. A body that is too long is read on, up to as much again, so that the client gets
+/// to see the refusal.
 async fn read_body(mut body: Incoming, max_bytes: usize, limit: Duration) -> Result<Bytes, Refusal> {
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     let mut first = Bytes::new();
@@ -272,7 +274,8 @@ fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing
     Outgoing { head, body, ask: Arc::new(ask), stream: false, hide_usage: false }
 }
 
-/// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are asked for.
+/// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are
+/// asked for.
 fn address_to_engines(head: &mut Head) {
     remove_connection_headers(&mut head.headers);
     head.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -284,7 +287,8 @@ fn address_to_engines(head: &mut Head) {
     }
 }
 
-/// What the hashes of a prompt's chunks start from: prompts that can share no KV have different ones.
+/// What the hashes of a prompt's chunks start from: prompts that can share no KV have different
+/// ones.
 fn separate(
     shared: &Shared,
     endpoint: Endpoint,

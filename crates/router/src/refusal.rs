@@ -62,8 +62,8 @@ impl Refusal {
         Refusal::of_client(StatusCode::METHOD_NOT_ALLOWED, message)
     }
 
-    /// The router ends. Load balancers read it from `/health`, clients as an answer or as a stream's
-    /// last event.
+    /// The router ends. Load balancers read it from `/health`, clients as an answer or as a
+    /// stream's last event.
     pub fn shutting_down() -> Refusal {
         Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "the router is shutting down".into())
     }

@@ -1,5 +1,5 @@
-//! The body of an answer on its way to the client. It watches the engine's deadlines, reads the usage
-//! that passes, and tells the flight how it ended.
+//! The body of an answer on its way to the client. It watches the engine's deadlines, reads the
+//! usage that passes, and tells the flight how it ended.
 
 use crate::dispatcher::End;
 use crate::encoding::Decoder;
@@ -126,7 +126,8 @@ pub struct Relay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Passing,
-    /// The answer broke off: what has been handed on gets one turn to reach the socket before the connection is closed.
+    /// The answer broke off: what has been handed on gets one turn to reach the socket before the
+    /// connection is closed.
     Flushing,
     Closing,
     Ended,
@@ -198,7 +199,8 @@ impl Relay {
                 Some(Err(failure)) => return self.fail(failure, context),
                 None => Bytes::new(),
             };
-            // A document of announced length is not polled again after its last byte: its end must be seen here.
+            // A document of announced length is not polled again after its last byte: its end must
+            // be seen here.
             let rest = if self.has_ended() { self.finish() } else { Bytes::new() };
             match (piece.is_empty(), rest.is_empty()) {
                 (true, true) if self.state == State::Ended => return Poll::Ready(None),

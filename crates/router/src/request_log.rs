@@ -66,7 +66,8 @@ impl RequestLog {
     pub fn flush(&self, limit: Duration) {
         let (done, written) = sync_channel(1);
         if self.queue.try_send(Message::Flush(done)).is_ok() {
-            // A writer that takes longer has a disk that hangs; its lines are lost with the process.
+            // A writer that takes longer has a disk that hangs; its lines are lost with the
+            // process.
             let _ = written.recv_timeout(limit);
         }
     }

@@ -1,6 +1,6 @@
-//! A router as threads: each accepts from the one listening socket and serves its connections on a runtime of its own,
-//! so that a request never changes threads. It knows threads, accepting and shutting down; what is done with a request
-//! is the proxy's business.
+//! A router as threads: each accepts from the one listening socket and serves its connections on a
+//! runtime of its own, so that a request never changes threads. It knows threads, accepting and
+//! shutting down; what is done with a request is the proxy's business.
 
 use crate::attempts::Worker;
 use crate::config::{ConfigError, RouterConfig};
@@ -134,9 +134,9 @@ impl RouterHandle {
     }
 
     /// Ends in four steps: `/health` says 503 while requests are still taken, for
-    /// `limits.shutdown_delay`; no more connections are accepted and requests under way may end, for
-    /// `limits.drain`; streams that remain get an error as their last event, and requests that have
-    /// no answer 503; all threads have ended, and this returns.
+    /// `limits.shutdown_delay`; no more connections are accepted and requests under way may end,
+    /// for `limits.drain`; streams that remain get an error as their last event, and requests that
+    /// have no answer 503; all threads have ended, and this returns.
     pub async fn shutdown(self) {
         self.shutdown_or_hurry(std::future::pending()).await;
     }
@@ -156,7 +156,8 @@ impl RouterHandle {
         shared.enter(if hurried { Phase::Cut } else { Phase::Draining });
         for (thread, ended) in self.threads.drain(..) {
             let mut ended = pin!(ended);
-            // Resolves, with an error, when the thread drops its end; after that joining does not wait.
+            // Resolves, with an error, when the thread drops its end; after that joining does not
+            // wait.
             tokio::select! {
                 _ = &mut ended => {}
                 () = &mut hurry, if !hurried => {
@@ -228,7 +229,8 @@ async fn run_thread(listener: StdListener, shared: Arc<Shared>, probes: bool) {
 
 /// Serves one client connection until either side has had enough.
 async fn serve(worker: Arc<Worker>, stream: TcpStream) {
-    // Without it the end of a small answer waits for the client's delayed acknowledgement, 40 ms and more.
+    // Without it the end of a small answer waits for the client's delayed acknowledgement, 40 ms
+    // and more.
     if stream.set_nodelay(true).is_err() {
         return;
     }
@@ -237,7 +239,8 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream) {
     let io = TokioIo::new(StallGuard::new(stream, shared.limits.client_stall, reset.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
         let worker = worker.clone();
-        // To a client of HTTP/1.0 an answer without a length ends like its connection: in order, or not.
+        // To a client of HTTP/1.0 an answer without a length ends like its connection: in order, or
+        // not.
         let reset = (request.version() == Version::HTTP_10).then(|| reset.clone());
         async move {
             let shared = worker.shared.clone();
@@ -256,8 +259,9 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream) {
             .serve_connection(io, service)
     );
     let mut phases = shared.phases();
-    // A broken client connection concerns nobody else: what it meant for its request is recorded there. When the phase
-    // changes the connection is polled, and with it whatever answer it waits for.
+    // A broken client connection concerns nobody else: what it meant for its request is recorded
+    // there. When the phase changes the connection is polled, and with it whatever answer it waits
+    // for.
     while tokio::select! {
         biased;
         _ = connection.as_mut() => false,

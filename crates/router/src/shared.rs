@@ -38,7 +38,8 @@ pub struct Shared {
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
     dispatcher: Mutex<Dispatcher>,
-    /// Wakes those who wait for a first byte of a backend when there is news of it, or another has come back.
+    /// Wakes those who wait for a first byte of a backend when there is news of it, or another has
+    /// come back.
     news: Vec<Notify>,
     log_gates: Vec<Gates>,
     phase: AtomicU8,
@@ -55,8 +56,8 @@ pub struct Shared {
     statuses: Vec<Statuses>,
 }
 
-/// Bound the log lines about one engine: one of each a minute, so that "ejected" is not left without
-/// its "used again".
+/// Bound the log lines about one engine: one of each a minute, so that "ejected" is not left
+/// without its "used again".
 #[derive(Debug, Default)]
 struct Gates {
     ejected: LogGate,
@@ -257,8 +258,8 @@ impl Shared {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// The dispatcher's methods leave it whole at every step, so a panic elsewhere while it was locked is no reason to
-    /// stop.
+    /// The dispatcher's methods leave it whole at every step, so a panic elsewhere while it was
+    /// locked is no reason to stop.
     fn dispatcher(&self) -> MutexGuard<'_, Dispatcher> {
         self.dispatcher.lock()
     }
@@ -290,7 +291,8 @@ impl Drop for Permit {
     }
 }
 
-/// A request on its way to a backend. Ends once: as it is told to, or as cancelled when it is dropped.
+/// A request on its way to a backend. Ends once: as it is told to, or as cancelled when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Flight {
     shared: Arc<Shared>,

@@ -21,8 +21,9 @@ pub const MAX_EVENT_BYTES: usize = 1024 * 1024;
 static USAGE: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"usage\""));
 static ERROR: LazyLock<Finder> = LazyLock::new(|| Finder::new(b"\"error\""));
 
-/// Watches a stream for the usage its engine reports. Bytes come out as they went in, whole events at a time; where
-/// the usage was asked for by the router and not by the client, what that added is taken out again.
+/// Watches a stream for the usage its engine reports. Bytes come out as they went in, whole events
+/// at a time; where the usage was asked for by the router and not by the client, what that added is
+/// taken out again.
 #[derive(Debug)]
 pub struct UsageTap {
     /// The client did not ask for usage: take it out.
@@ -51,8 +52,8 @@ impl UsageTap {
         self.failed
     }
 
-    /// Takes the next bytes of the stream and returns those that can go on; empty when no event has ended yet.
-    /// Copies nothing unless an event is split or mentions usage.
+    /// Takes the next bytes of the stream and returns those that can go on; empty when no event has
+    /// ended yet. Copies nothing unless an event is split or mentions usage.
     pub fn pass(&mut self, mut bytes: Bytes) -> Bytes {
         if self.drop_lf && !bytes.is_empty() {
             self.drop_lf = false;
@@ -171,8 +172,8 @@ impl<'a> Data<'a> {
         self.lines.get(line).map_or(at, |&(start, in_event)| in_event + at - start)
     }
 
-    /// Where the event has `"usage":null`, with its comma: OpenAI's API adds it to each event but the last one when
-    /// usage is asked for.
+    /// Where the event has `"usage":null`, with its comma: OpenAI's API adds it to each event but
+    /// the last one when usage is asked for.
     fn null_usage(&self) -> Option<Range<usize>> {
         let json = &self.json[..];
         let fields = json::fields(json).filter_map(Result::ok);
@@ -192,7 +193,8 @@ impl<'a> Data<'a> {
 
 /// The position after the last event that is whole: after its empty line.
 fn end_of_last_event(bytes: &[u8]) -> Option<usize> {
-    // Streams mostly arrive in whole events, so the search from the end finds the empty line at once.
+    // Streams mostly arrive in whole events, so the search from the end finds the empty line at
+    // once.
     memrchr2_iter(b'\n', b'\r', bytes).map(|at| at + 1).find(|&end| ends_event(&bytes[..end]))
 }
 
@@ -220,7 +222,8 @@ fn ends_event(bytes: &[u8]) -> bool {
     matches!(bytes[..bytes.len() - line_end].last(), Some(b'\n' | b'\r'))
 }
 
-/// Splits whole events apart; each keeps its empty line. Bytes after the last empty line are one more item.
+/// Splits whole events apart; each keeps its empty line. Bytes after the last empty line are one
+/// more item.
 struct Events<'a>(&'a [u8]);
 
 impl<'a> Iterator for Events<'a> {

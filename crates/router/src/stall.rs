@@ -11,8 +11,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// Fails writes once one has waited for the client longer than a limit. Reads pass through: waiting for a client's
-/// next request is bounded elsewhere. As long as writes do not wait it costs a test of an `Option`.
+/// Fails writes once one has waited for the client longer than a limit. Reads pass through: waiting
+/// for a client's next request is bounded elsewhere. As long as writes do not wait it costs a test
+/// of an `Option`.
 #[derive(Debug)]
 pub struct StallGuard {
     stream: TcpStream,

@@ -14,8 +14,8 @@ pub struct RouterStats {
     pub backends: Vec<BackendStats>,
 }
 
-/// One backend at one moment, and its totals since the start. Tokens in flight are estimates, totals of tokens are as
-/// the engines counted them.
+/// One backend at one moment, and its totals since the start. Tokens in flight are estimates,
+/// totals of tokens are as the engines counted them.
 #[derive(Debug, Clone)]
 pub struct BackendStats {
     /// Its name.
@@ -48,7 +48,8 @@ pub struct BackendStats {
     pub over_predicted_tokens: u64,
     /// Cached and not predicted, summed over requests.
     pub under_predicted_tokens: u64,
-    /// Answers that reported the prompt's length and not what of it was cached: nothing is learned from them.
+    /// Answers that reported the prompt's length and not what of it was cached: nothing is learned
+    /// from them.
     pub without_cached_tokens: u64,
     /// From the decision to the first byte of the answer.
     pub first_byte_seconds: Histogram,
@@ -84,5 +85,6 @@ impl BackendStats {
     }
 }
 
-/// Upper bounds of the histogram's buckets: from a warm hit on an idle engine to a cold 100 k prompt behind a queue.
+/// Upper bounds of the histogram's buckets: from a warm hit on an idle engine to a cold 100 k
+/// prompt behind a queue.
 const BOUNDS_SECONDS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];

@@ -1,9 +1,10 @@
-//! How many tokens a prompt has, guessed from its bytes and from the sums of bytes and tokens of answered
-//! requests. A tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
+//! How many tokens a prompt has, guessed from its bytes and from the sums of bytes and tokens of
+//! answered requests. A tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
 
 use crate::request::PromptKind;
 
-/// Bytes and tokens are halved when this many tokens have been summed, so that the ratio follows the traffic.
+/// Bytes and tokens are halved when this many tokens have been summed, so that the ratio follows
+/// the traffic.
 const WINDOW_TOKENS: f64 = 4_000_000.0;
 
 /// The weight of the starting ratio, in tokens: a few real answers outweigh it.
@@ -37,7 +38,8 @@ impl Length {
     }
 }
 
-/// The ratio of prompt bytes (of its JSON form) to tokens, learned per kind of prompt from `usage.prompt_tokens`.
+/// The ratio of prompt bytes (of its JSON form) to tokens, learned per kind of prompt from
+/// `usage.prompt_tokens`.
 #[derive(Debug)]
 pub struct BytesPerToken {
     text: Sums,
@@ -54,8 +56,8 @@ struct Sums {
 }
 
 impl Default for BytesPerToken {
-    /// Starts at 4 bytes a token for text and chat (the usual rule of thumb for English) and 6 for lists of token ids
-    /// (five digits and a comma).
+    /// Starts at 4 bytes a token for text and chat (the usual rule of thumb for English) and 6 for
+    /// lists of token ids (five digits and a comma).
     fn default() -> BytesPerToken {
         let start = |ratio: f64| Sums { bytes: ratio * PRIOR_TOKENS, tokens: PRIOR_TOKENS };
         let media = Sums { bytes: PRIOR_MEDIA, tokens: PRIOR_MEDIA * MEDIA_TOKENS };
@@ -81,8 +83,8 @@ impl BytesPerToken {
         ((text + media).round() as u64).max(1)
     }
 
-    /// Learns from an answered request. Prompts without bytes or tokens teach nothing, and those with media nothing
-    /// about text: what their text does not explain is what media take.
+    /// Learns from an answered request. Prompts without bytes or tokens teach nothing, and those
+    /// with media nothing about text: what their text does not explain is what media take.
     pub fn learn(&mut self, length: &Length, tokens: u64) {
         if length.bytes == 0 || tokens == 0 {
             return;

@@ -1,7 +1,7 @@
 //! Connections to backends: one HTTP/1.1 exchange at a time, reused when it ended well.
 //!
-//! A connection is driven by whoever waits for its answer, not by a task of its own: an answer's bytes reach the client
-//! with one wake-up instead of two.
+//! A connection is driven by whoever waits for its answer, not by a task of its own: an answer's
+//! bytes reach the client with one wake-up instead of two.
 
 use crate::config::{Limits, Target};
 use crate::health::Failure;
@@ -103,7 +103,8 @@ impl Upstream {
         Ok(Upstream { sender, connection, ended: false })
     }
 
-    /// Sends a request and waits for the head of its answer. Dropping the future leaves the connection unusable.
+    /// Sends a request and waits for the head of its answer. Dropping the future leaves the
+    /// connection unusable.
     pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, Lost> {
         let sent = self.sender.try_send_request(request);
         let mut sent = pin!(sent);
@@ -188,7 +189,8 @@ impl Answer {
         }
     }
 
-    /// Has everything been handed out? Known before [`Answer::poll_bytes`] says so where the length was announced.
+    /// Has everything been handed out? Known before [`Answer::poll_bytes`] says so where the length
+    /// was announced.
     pub fn has_ended(&self) -> bool {
         self.ended || (self.body.is_end_stream() && self.broken.is_none())
     }
@@ -240,12 +242,14 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each, and each at most for `keep`.
+    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each, and each
+    /// at most for `keep`.
     pub fn new(backends: usize, max_idle: usize, keep: Duration) -> Pool {
         Pool { idle: Mutex::new((0..backends).map(|_| Vec::new()).collect()), max_idle, keep }
     }
 
-    /// The connection that was used last, if the backend has not closed it and will not close it at this moment.
+    /// The connection that was used last, if the backend has not closed it and will not close it at
+    /// this moment.
     pub fn take(&self, backend: usize) -> Option<Upstream> {
         loop {
             let (since, mut upstream) = self.with(|idle| idle[backend].pop())?;

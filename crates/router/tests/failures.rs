@@ -1,4 +1,5 @@
-//! What clients and engines see when something fails: real sockets, engines that misbehave by script.
+//! What clients and engines see when something fails: real sockets, engines that misbehave by
+//! script.
 
 mod common;
 
@@ -12,7 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Has so many more requests wait at engines at the same time, each asked again while there is no place for it.
+/// Has so many more requests wait at engines at the same time, each asked again while there is no
+/// place for it.
 async fn take_places(router: &RouterHandle, engines: &[&Engine], count: usize) -> JoinSet<u16> {
     let at_engines = || engines.iter().map(|engine| engine.requests_of(HELD)).sum::<usize>();
     let before = at_engines();

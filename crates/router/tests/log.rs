@@ -1,5 +1,5 @@
-//! What goes wrong with requests is told in the log, in one line that names the engine. The router's
-//! threads write to the log of the whole process, so there is one test.
+//! What goes wrong with requests is told in the log, in one line that names the engine. The
+//! router's threads write to the log of the whole process, so there is one test.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -88,7 +88,8 @@ async fn keep_alive_streams_do_not_stall() {
         assert!(!client.complete(STREAM).await.broken);
         slow += usize::from(start.elapsed() >= 30 * MS);
     }
-    // Without TCP_NODELAY on the accepted socket a quarter to a half of them wait 40 ms; a busy machine delays some.
+    // Without TCP_NODELAY on the accepted socket a quarter to a half of them wait 40 ms; a busy
+    // machine delays some.
     assert!(slow <= 30, "{slow} of 300 took 30 ms and more");
     assert_eq!(engine.seen.lock().unwrap().connections, 1, "the connection to the engine is kept as well");
 }

@@ -1,13 +1,13 @@
-//! Fills a log with chunks whose bytes anyone can compute, and says which are durable. `tests/test_format.py` reads such
-//! logs with a reader of its own. It must never know how a log is laid out.
+//! Fills a log with chunks whose bytes anyone can compute, and says which are durable.
+//! `tests/test_format.py` reads such logs with a reader of its own.
 //!
 //! ```text
 //! write_log FILE CHUNKS [SEED]
 //! ```
 //!
-//! makes FILE a log of 24 MiB, stores chunks 0, 1, .. and prints `NUMBER ID TENANT PARENT LENGTHS` for each as soon as it
-//! would survive a crash. Old chunks give way to new ones when the log is full. With a CHUNKS of 0 it goes on until it is
-//! killed; otherwise it closes the log.
+//! makes FILE a log of 24 MiB, stores chunks 0, 1, .. and prints `NUMBER ID TENANT PARENT LENGTHS`
+//! for each as soon as it would survive a crash. Old chunks give way to new ones when the log is
+//! full. With a CHUNKS of 0 it goes on until it is killed; otherwise it closes the log.
 
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
@@ -66,7 +66,8 @@ fn id(number: u64, seed: u8) -> ChunkId {
     ChunkId::from_bytes(bytes)
 }
 
-/// Chunk `number`: one of five shapes, every third chunk with a parent. Byte i of layer l is n + 7 l + i * (2 s + 1), mod 251.
+/// Chunk `number`: one of five shapes, every third chunk with a parent. Byte i of layer l is n + 7
+/// l + i * (2 s + 1), mod 251.
 fn chunk(number: u64, seed: u8) -> Chunk {
     let lengths: &[u64] = match (number % 4, number % 32) {
         (0, _) => &[20_000],

@@ -1,10 +1,10 @@
-//! Checksums of bytes in registered memory. This file knows CRC-32C and how to reach bytes; it must never know whose they
-//! are or what a mismatch means.
+//! Checksums of bytes in registered memory. This file knows CRC-32C and how to reach bytes.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use forebay_transfer::{Memory, Span};
 
-/// CRC-32C (Castagnoli) of the bytes of all spans, one after another, or `None` if one of them is not host memory.
+/// CRC-32C (Castagnoli) of the bytes of all spans, one after another, or `None` if one of them is
+/// not host memory.
 ///
 /// The caller keeps the spans registered and unwritten meanwhile.
 pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {

@@ -1,6 +1,6 @@
-//! What an engine needs of whatever keeps its chunks, in this process or in another: to ask what is there, to
-//! lease it, to load it, to check what arrived, and to hand over what was computed. [`TenantStore`] is a store of this
-//! process; `forebay_client::Client` is a node.
+//! What an engine needs of whatever keeps its chunks, in this process or in another: to ask what is
+//! there, to lease it, to load it, to check what arrived, and to hand over what was computed.
+//! [`TenantStore`] is a store of this process; `forebay_client::Client` is a node.
 
 use crate::{Lease, NotLoaded, NotVerified, Store, StoreEnd, TenantId, Unreadable};
 use forebay_kv::ChunkId;
@@ -8,7 +8,8 @@ use forebay_transfer::{Class, End, Span};
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// How many chunks of a prefix lie where: first those in memory, then those on disk, then those that other nodes have.
+/// How many chunks of a prefix lie where: first those in memory, then those on disk, then those
+/// that other nodes have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residence {
     /// In the memory of the store.
@@ -46,7 +47,8 @@ pub type OnStored = Box<dyn FnOnce(StoreEnd) + Send>;
 
 /// Something that keeps chunks for an engine. Ids are always a sequence from its first chunk on.
 pub trait ChunkStore: Debug + Send + Sync {
-    /// Whether it answers at all. One that does not has nothing and takes nothing, and may come back.
+    /// Whether it answers at all. One that does not has nothing and takes nothing, and may come
+    /// back.
     fn is_reachable(&self) -> bool;
 
     /// How many of `ids`, from the first on, are there.
@@ -58,8 +60,9 @@ pub trait ChunkStore: Debug + Send + Sync {
     /// Leases the longest prefix of `ids` that is there, for `ttl_us` at most.
     fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease>;
 
-    /// Takes a chunk in: for each layer the spans whose bytes, one after another, are the layer. They stay unchanged until
-    /// `on_end`, which is called once, from any thread, unless the chunk is refused.
+    /// Takes a chunk in: for each layer the spans whose bytes, one after another, are the layer.
+    /// They stay unchanged until `on_end`, which is called once, from any thread, unless the chunk
+    /// is refused.
     fn store_chunk(
         &self,
         id: ChunkId,
@@ -75,8 +78,8 @@ pub trait ChunkLease: Debug + Send {
     /// Where its chunks are.
     fn residence(&self) -> Residence;
 
-    /// Loads a chunk into `targets`, a list of spans for each layer. `on_end` is called once, from any thread, unless this
-    /// is a miss. What arrived must be verified before it is used.
+    /// Loads a chunk into `targets`, a list of spans for each layer. `on_end` is called once, from
+    /// any thread, unless this is a miss. What arrived must be verified before it is used.
     fn load_chunk(
         &self,
         chunk: usize,

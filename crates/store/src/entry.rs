@@ -1,11 +1,11 @@
-//! Entries: the rows of the tier's tables. This file knows how a row is named and what state it is in; it must never know
-//! where a chunk's bytes lie or who its relatives are.
+//! Entries: the rows of the tier's tables. This file knows how a row is named and what state it is
+//! in.
 
 use crate::tenant::TenantId;
 use std::num::NonZeroU32;
 
-/// Names a row that all tables of the tier share: ids, relatives, recency and state. Rows are reused; a [`ChunkRef`] is
-/// not.
+/// Names a row that all tables of the tier share: ids, relatives, recency and state. Rows are
+/// reused; a [`ChunkRef`] is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryIx(NonZeroU32);
 
@@ -34,7 +34,8 @@ impl EntryIx {
     }
 }
 
-/// A row and what was in it at the time. Dead as soon as the row's bytes go, whatever the row holds later.
+/// A row and what was in it at the time. Dead as soon as the row's bytes go, whatever the row holds
+/// later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkRef {
     pub entry: EntryIx,
@@ -44,7 +45,8 @@ pub(crate) struct ChunkRef {
 /// What is known of one row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry<Slot> {
-    /// Raised whenever the bytes in this row go. A row whose generations are used up is never used again.
+    /// Raised whenever the bytes in this row go. A row whose generations are used up is never used
+    /// again.
     pub generation: u32,
     /// Leases and reads that need the bytes.
     pub holds: u32,
@@ -58,7 +60,8 @@ pub(crate) struct Entry<Slot> {
 /// What a row stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// The id is known, the bytes are not here: they went while descendants stayed. A hole has at least one child.
+    /// The id is known, the bytes are not here: they went while descendants stayed. A hole has at
+    /// least one child.
     Hole,
     /// Bytes are being written. Nobody sees the chunk.
     Writing,

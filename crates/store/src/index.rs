@@ -1,5 +1,5 @@
-//! The index: from a chunk id to its row. An open-addressing table of row numbers and short tags beside the ids
-//! themselves; about 43 bytes a chunk. This file knows ids and rows; it must never know whether a chunk's bytes are here.
+//! The index: from a chunk id to its row. An open-addressing table of row numbers and short tags
+//! beside the ids themselves; about 43 bytes a chunk. This file knows ids and rows.
 
 use crate::entry::EntryIx;
 use forebay_kv::ChunkId;
@@ -12,8 +12,9 @@ const CELLS_PER_ROWS: (u64, u64) = (4, 3);
 
 /// Row numbers of ids.
 ///
-/// Ids are digests, so their bits serve as hash bits as they are. A cell holds a row number and 32 further bits of its
-/// id; the whole id is compared on every hit. Cells are probed one after another and closed up on removal.
+/// Ids are digests, so their bits serve as hash bits as they are. A cell holds a row number and 32
+/// further bits of its id; the whole id is compared on every hit. Cells are probed one after
+/// another and closed up on removal.
 #[derive(Debug)]
 pub(crate) struct Index {
     cells: Box<[Cell]>,
@@ -82,7 +83,8 @@ impl Index {
         self.probe(id, self.home(place), tag)
     }
 
-    /// The rows of up to [`BATCH`] ids, in their order. The loads of one stage do not depend on each other.
+    /// The rows of up to [`BATCH`] ids, in their order. The loads of one stage do not depend on
+    /// each other.
     pub fn find_batch(&self, ids: &[ChunkId]) -> [Option<EntryIx>; BATCH] {
         let mut homes = [(0, 0); BATCH];
         for (home, id) in homes.iter_mut().zip(ids) {

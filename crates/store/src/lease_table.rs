@@ -1,5 +1,6 @@
-//! The leases of a tier: who may read which chunks until when. A lease ends here and nowhere else in the store: by its
-//! time, in [`expire`](LeaseTable::expire), or earlier, in [`end`](LeaseTable::end), when its holder drops it. Users hold
+//! The leases of a tier: who may read which chunks until when. A lease ends here and nowhere else
+//! in the store: by its time, in [`expire`](LeaseTable::expire), or earlier, in
+//! [`end`](LeaseTable::end), when its holder drops it. Users hold
 //! [`Lease`](crate::Lease) and [`DiskLease`](crate::ssd::DiskLease), which name one by its [`LeaseId`].
 
 use crate::entry::ChunkRef;
@@ -49,7 +50,8 @@ impl LeaseTable {
         id
     }
 
-    /// What the lease grants, if it is alive. Dead ones were taken by [`expire`](LeaseTable::expire) before.
+    /// What the lease grants, if it is alive. Dead ones were taken by
+    /// [`expire`](LeaseTable::expire) before.
     pub fn get(&self, id: LeaseId) -> Option<&LiveLease> {
         self.live.get(&id)
     }

@@ -1,8 +1,7 @@
 //! Where KV rests: memory, and an SSD below it.
 //!
-//! Knows chunks by their ids, the bytes of memory and disk that each has, leases, pins, tenants' shares and the order of
-//! eviction. Must never know what KV means, which model it is of, or how bytes are moved: copies are transfers that the
-//! mover carries out.
+//! Knows chunks by their ids, the bytes of memory and disk that each has, leases, pins, tenants'
+//! shares and the order of eviction.
 
 pub mod admission;
 pub mod checksum;

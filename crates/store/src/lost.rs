@@ -1,5 +1,6 @@
-//! What lost operations may still touch of a stretch of a region. Spans of neighbours become one when they are moved, so a span
-//! may begin before a stretch and end behind it. This file knows spans; it must never know whose bytes they are.
+//! What lost operations may still touch of a stretch of a region. Spans of neighbours become one
+//! when they are moved, so a span may begin before a stretch and end behind it. This file knows
+//! spans.
 
 use forebay_transfer::{RegionId, Span};
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Operations on slots: which reads and writes still use the bytes of a slot, so that nobody else gets them before it is
-//! quiet. This file knows when a slot may be used again; it must never know where a slot lies or what is in it.
+//! Operations on slots: which reads and writes still use the bytes of a slot, so that nobody else
+//! gets them before it is quiet. This file knows when a slot may be used again.
 
 use crate::tenant::TenantId;
 use std::collections::HashMap;
@@ -45,12 +45,14 @@ impl<Slot: Copy + Eq + Hash> Operations<Slot> {
         Operations { owned: HashMap::new() }
     }
 
-    /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
+    /// An operation begins to read or write the slot. Until it ends the slot is not given to
+    /// anybody else.
     pub fn begin(&mut self, slot: Slot) {
         self.owned.entry(slot).or_default().operations += 1;
     }
 
-    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
+    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is
+    /// lost.
     pub fn end(&mut self, slot: Slot, lost_bytes: u64) -> Settled {
         let Some(owned) = self.owned.get_mut(&slot) else { return Settled::default() };
         debug_assert!(owned.operations > 0, "an operation ends once");

@@ -1,7 +1,8 @@
-//! Recency: in which order chunks were last used, over all and for each tenant. This file knows two linked orders of the
-//! same rows; it must never know which row may be evicted.
+//! Recency: in which order chunks were last used, over all and for each tenant. This file knows two
+//! linked orders of the same rows.
 //!
-//! Both orders are lists through one table of links. A row is in both or in neither, and every change is O(1).
+//! Both orders are lists through one table of links. A row is in both or in neither, and every
+//! change is O(1).
 
 use crate::entry::EntryIx;
 use crate::tenant::TenantId;
@@ -64,7 +65,8 @@ impl Recency {
         }
     }
 
-    /// Puts `heir`, which is in neither order, in the place of `row`, which leaves. Both belong to `tenant`.
+    /// Puts `heir`, which is in neither order, in the place of `row`, which leaves. Both belong to
+    /// `tenant`.
     pub fn replace(&mut self, row: EntryIx, heir: EntryIx, tenant: TenantId) {
         self.make_links(heir);
         for order in [ALL, OF_TENANT] {
@@ -80,7 +82,8 @@ impl Recency {
         self.all.coldest
     }
 
-    /// The row used next after this one, which is in the orders; without one, the row used longest ago.
+    /// The row used next after this one, which is in the orders; without one, the row used longest
+    /// ago.
     pub fn next_warmer(&self, row: Option<EntryIx>) -> Option<EntryIx> {
         row.map_or(self.all.coldest, |row| self.links[row.position()][ALL].warmer)
     }

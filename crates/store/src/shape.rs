@@ -1,5 +1,5 @@
-//! The shape of a chunk: how many bytes each of its layers has. This file knows lengths and offsets inside a chunk; it must
-//! never know what the bytes are or where the chunk lies.
+//! The shape of a chunk: how many bytes each of its layers has. This file knows lengths and offsets
+//! inside a chunk.
 
 use std::ops::Range;
 use thiserror::Error;
@@ -7,8 +7,8 @@ use thiserror::Error;
 /// Layers of a chunk at most.
 pub const MAX_LAYERS: usize = 4096;
 
-/// The lengths of a chunk's layers, which lie one after another: a layer is one extent, a run of layers is one extent, and
-/// so is the chunk.
+/// The lengths of a chunk's layers, which lie one after another: a layer is one extent, a run of
+/// layers is one extent, and so is the chunk.
 ///
 /// ```
 /// use forebay_store::ChunkShape;
@@ -82,7 +82,8 @@ impl ChunkShape {
         (layer < self.layers()).then(|| self.start(layer)..self.ends[layer])
     }
 
-    /// Where a run of layers lies in the chunk, or `None` if the chunk lacks some of them or the run is empty.
+    /// Where a run of layers lies in the chunk, or `None` if the chunk lacks some of them or the
+    /// run is empty.
     pub fn extent(&self, layers: Range<usize>) -> Option<Range<u64>> {
         let inside = layers.start < layers.end && layers.end <= self.layers();
         inside.then(|| self.start(layers.start)..self.start(layers.end))

@@ -1,6 +1,6 @@
-//! Slots: which bytes of the arena belong to which chunk. The arena is a line of slabs; a slab holds slots for chunks of
-//! one shape, and returns to the pool when its last slot is free. This file knows who occupies a slot and which
-//! operations still own it; it must never know why a chunk comes or goes.
+//! Slots: which bytes of the arena belong to which chunk. The arena is a line of slabs; a slab
+//! holds slots for chunks of one shape, and returns to the pool when its last slot is free. This
+//! file knows who occupies a slot and which operations still own it.
 
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled, Waits};
@@ -12,8 +12,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Slots start at multiples of this, so that a chunk can go to a disk by direct I/O. A slot is its chunk's length rounded
-/// up to it.
+/// Slots start at multiples of this, so that a chunk can go to a disk by direct I/O. A slot is its
+/// chunk's length rounded up to it.
 pub const SLOT_ALIGN_BYTES: u64 = 4096;
 
 /// Slabs of an arena, and slots of a slab, at most.
@@ -72,7 +72,8 @@ pub enum SlabError {
 pub struct ArenaUse {
     /// Slots with a chunk, or with one being written.
     pub used_bytes: u64,
-    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still pays.
+    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still
+    /// pays.
     pub draining_bytes: u64,
     /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
     pub quarantined_bytes: u64,
@@ -90,7 +91,8 @@ pub struct Slots {
     slabs: Vec<Slab>,
     /// Numbers of slabs that belong to no shape.
     pool: BTreeSet<u16>,
-    /// For each shape in use, its slabs that have a free slot. The lowest is filled first, so that others drain.
+    /// For each shape in use, its slabs that have a free slot. The lowest is filled first, so that
+    /// others drain.
     open: HashMap<Arc<ChunkShape>, BTreeSet<u16>>,
     operations: Operations<SlotId>,
     /// What a slab in the pool has for a shape: no layers.
@@ -196,12 +198,14 @@ impl Slots {
         Some(number)
     }
 
-    /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
+    /// An operation begins to read or write the slot. Until it ends the slot is not given to
+    /// anybody else.
     pub fn begin(&mut self, slot: SlotId) {
         self.operations.begin(slot);
     }
 
-    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
+    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is
+    /// lost.
     pub fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
         let settled = self.operations.end(slot, lost_bytes);
         self.settle(slot, settled)
@@ -350,7 +354,8 @@ mod tests {
         let mut slots = Slots::new(4 * 3 * PAGE + 5, 3 * PAGE).unwrap();
         let taken = [PAGE, 2 * PAGE - 1, 1, 2 * PAGE, PAGE].map(|bytes| slots.take(&shape(bytes), row(0)));
         let offsets = taken.map(|slot| slots.offset_bytes(slot.unwrap()));
-        // Every length is a shape of its own: one, two, one, two and again one page, the last beside the first.
+        // Every length is a shape of its own: one, two, one, two and again one page, the last
+        // beside the first.
         assert_eq!(offsets, [0, 3 * PAGE, 6 * PAGE, 9 * PAGE, PAGE]);
         assert!(
             taken
@@ -374,7 +379,8 @@ mod tests {
             }
             assert_eq!(slots.usage().tail_bytes, 0, "{gib} GiB");
         }
-        // A slab of the smallest slots has one less than its length would give: numbers are of 16 bits.
+        // A slab of the smallest slots has one less than its length would give: numbers are of 16
+        // bits.
         let mut slots = Slots::new(SLAB_BYTES_MAX, SLAB_BYTES_MAX).unwrap();
         assert!(slots.take(&shape(1), row(0)).is_some());
         assert_eq!(slots.usage().tail_bytes, PAGE);

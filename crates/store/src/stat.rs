@@ -1,12 +1,13 @@
-//! What the tier says about itself: refusals with their reasons, faults and a snapshot of all counters. This file names
-//! and counts; it must never decide.
+//! What the tier says about itself: refusals with their reasons, faults and a snapshot of all
+//! counters. This file names and counts.
 
 use crate::slots::ArenaUse;
 use crate::tenant::{TenantId, TenantUse};
 use std::ops::Deref;
 use thiserror::Error;
 
-/// Why a chunk is not stored. Nothing was changed for it; others may have been evicted in the attempt.
+/// Why a chunk is not stored. Nothing was changed for it; others may have been evicted in the
+/// attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refused {
     /// The chunk before this one is neither here nor being written, so nobody could find this one.
@@ -35,7 +36,8 @@ pub enum Refused {
         /// Why.
         reason: String,
     },
-    /// Everything here is leased, pinned, being written or being read; or, on disk, no segment is free yet.
+    /// Everything here is leased, pinned, being written or being read; or, on disk, no segment is
+    /// free yet.
     #[error("{needed_bytes} bytes are needed and nothing may be evicted")]
     Full {
         /// What the chunk takes.

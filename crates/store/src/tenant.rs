@@ -1,9 +1,9 @@
-//! Tenants and their shares. This file knows who may use how many bytes and who uses how many; it must never know what
-//! the bytes are or what is evicted to keep a share.
+//! Tenants and their shares. This file knows who may use how many bytes and who uses how many.
 
 use std::collections::HashMap;
 
-/// Names a tenant of a store. The node numbers them; what they may see follows from the salt in their namespaces.
+/// Names a tenant of a store. The node numbers them; what they may see follows from the salt in
+/// their namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TenantId(pub u16);
 

@@ -1,4 +1,4 @@
-//! The tree of chunks: who continues whom. This file knows parents and children; it must never know ids, bytes or use.
+//! The tree of chunks: who continues whom. This file knows parents and children.
 
 use crate::entry::EntryIx;
 use std::collections::HashSet;
@@ -61,7 +61,8 @@ impl Tree {
         self.nodes[row.position()].first_child.is_none()
     }
 
-    /// The rows and everything below them, each once, in no particular order. Nothing as soon as one of them may not be in it.
+    /// The rows and everything below them, each once, in no particular order. Nothing as soon as
+    /// one of them may not be in it.
     pub fn descend(
         &self,
         mut rows: Vec<EntryIx>,

@@ -1,4 +1,5 @@
-//! An idle disk link costs nothing. Alone in its process, because it watches all threads of disk links there.
+//! An idle disk link costs nothing. Alone in its process, because it watches all threads of disk
+//! links there.
 
 #![allow(clippy::unwrap_used)]
 

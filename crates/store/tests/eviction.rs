@@ -1,4 +1,5 @@
-//! The order in which chunks go, case by case. That nothing is lost or shared on the way is for the model test.
+//! The order in which chunks go, case by case. That nothing is lost or shared on the way is for the
+//! model test.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
@@ -135,7 +136,8 @@ fn a_sequence_that_came_in_parts_goes_from_its_end_too() {
     let leased = |tier: &mut MemoryTier| touch(tier, &whole);
     for (how, user) in [("used", &used as &dyn Fn(&mut MemoryTier)), ("leased", &leased)] {
         let mut tier = tier(1, 6);
-        // Each part was brought here by a lease that began with it, the last one after something else.
+        // Each part was brought here by a lease that began with it, the last one after something
+        // else.
         for (number, parent) in [(1, None), (2, Some(1)), (3, None), (9, None), (4, None), (5, Some(4))] {
             store(&mut tier, number, parent);
         }

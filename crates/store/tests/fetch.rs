@@ -1,4 +1,5 @@
-//! Chunks that are lent, slots that are reserved, and what others are told: what those get who use the arena by themselves.
+//! Chunks that are lent, slots that are reserved, and what others are told: what those get who use
+//! the arena by themselves.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
@@ -42,7 +43,8 @@ fn mover() -> (MoverThread, MoverHandle) {
     (mover, handle)
 }
 
-/// A log whose last owner may not have let go of it quite yet: its write-back thread ends a little later than it.
+/// A log whose last owner may not have let go of it quite yet: its write-back thread ends a little
+/// later than it.
 fn opened(log: &Path) -> Volume {
     let since = Instant::now();
     loop {

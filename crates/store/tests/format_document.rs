@@ -1,5 +1,6 @@
-//! `docs/reference/format.md` and the code say the same: its worked example and its tables of numbers. Everything else in it is
-//! checked by `tests/test_format.py`, with a reader that was written from it.
+//! `docs/reference/format.md` and the code say the same: its worked example and its tables of
+//! numbers. Everything else in it is checked by `tests/test_format.py`, with a reader that was
+//! written from it.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;

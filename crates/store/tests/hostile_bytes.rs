@@ -1,6 +1,7 @@
-//! Every parser of bytes from the disk, given pages that are whole and sound except for some fields. The CRC is right, so
-//! the fields are reached: what is tested is not that damage is noticed but that no bytes, however made, lead to a panic,
-//! to a loop, to memory reserved on their word, or to a place outside of where they may point.
+//! Every parser of bytes from the disk, given pages that are whole and sound except for some
+//! fields. The CRC is right, so the fields are reached: what is tested is not that damage is
+//! noticed but that no bytes, however made, lead to a panic, to a loop, to memory reserved on their
+//! word, or to a place outside of where they may point.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
@@ -57,7 +58,8 @@ fn frugally<T>(limit: usize, parse: impl FnOnce() -> T) -> T {
 /// Bytes to overwrite: where, and with what.
 type Changes = Vec<(usize, Vec<u8>)>;
 
-/// Changes of fields, most of them near the start, where the fields are that say how many others there are.
+/// Changes of fields, most of them near the start, where the fields are that say how many others
+/// there are.
 fn changes(len: usize) -> impl Strategy<Value = Changes> {
     let at = prop_oneof![6 => 32usize..160, 2 => 12usize..32, 1 => 0..len];
     let value = prop_oneof![

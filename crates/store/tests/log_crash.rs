@@ -1,4 +1,5 @@
-//! What a log must survive: the end of its process or of its power after any write, damage to any bit, an older image.
+//! What a log must survive: the end of its process or of its power after any write, damage to any
+//! bit, an older image.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "each test file uses a part of the simulation")]
@@ -13,7 +14,8 @@ use std::collections::BTreeSet;
 
 const TENANT: TenantId = TenantId(3);
 
-/// A load that touches everything: sequences of chunks, of several shapes, deleted, reclaimed and committed now and then.
+/// A load that touches everything: sequences of chunks, of several shapes, deleted, reclaimed and
+/// committed now and then.
 struct Load {
     random: SplitMix,
     /// Chunks that were in the tier at the last commit that is known to be durable.
@@ -78,7 +80,8 @@ impl Load {
         Ok(())
     }
 
-    /// What was durable and not dropped since can be read; what was deleted cannot; nothing is ever wrong.
+    /// What was durable and not dropped since can be read; what was deleted cannot; nothing is ever
+    /// wrong.
     fn verify(&self, before: &Host, after: &mut Host) {
         for number in 0..self.stored {
             let got = check(after, number);
@@ -170,7 +173,8 @@ fn write_commit(disk: &SimDisk, commit: &Commit, with_tail: bool) {
 
 #[test]
 fn a_checkpoint_whose_commit_failed_costs_nothing_that_was_durable_before() {
-    // What is relocated, and where from, is told in front of the end of a journal block, across it, and behind.
+    // What is relocated, and where from, is told in front of the end of a journal block, across it,
+    // and behind.
     for changes in 0..24 {
         let disk = SimDisk::with_log(4 << 20, 64 << 10, 16 << 10);
         let mut host = Host::open(&config(), std::slice::from_ref(&disk)).unwrap();

@@ -1,4 +1,5 @@
-//! What ends with a tenant: every byte of it, wherever relocations, segments and the file system have left some.
+//! What ends with a tenant: every byte of it, wherever relocations, segments and the file system
+//! have left some.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "each test file uses a part of the simulation")]

@@ -1,5 +1,5 @@
-//! What tools do with a log that no engine uses: look at it, check it, drop what is damaged, empty it of a tenant, rebuild
-//! it when its checkpoints are lost.
+//! What tools do with a log that no engine uses: look at it, check it, drop what is damaged, empty
+//! it of a tenant, rebuild it when its checkpoints are lost.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "the simulated host is for other tests")]

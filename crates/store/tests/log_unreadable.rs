@@ -1,5 +1,6 @@
-//! What a log must do on a disk of which parts cannot be read, for a moment or for good: never lose what it could read
-//! a moment later, unless it is told to give up what can never be read, and then nothing else.
+//! What a log must do on a disk of which parts cannot be read, for a moment or for good: never lose
+//! what it could read a moment later, unless it is told to give up what can never be read, and then
+//! nothing else.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, reason = "each test file uses a part of the simulation")]
@@ -21,7 +22,8 @@ fn layout() -> Layout {
     Layout::with_journal(1 << 20, 64 << 10, 16 << 10).unwrap()
 }
 
-/// A log that was not closed, with a checkpoint, journal blocks since, sealed segments and an open one.
+/// A log that was not closed, with a checkpoint, journal blocks since, sealed segments and an open
+/// one.
 fn filled() -> SimDisk {
     let disk = disks(1).remove(0);
     let mut host = Host::open(&config(), std::slice::from_ref(&disk)).unwrap();
@@ -244,7 +246,8 @@ fn a_page_of_the_journal_that_is_given_up_costs_nothing_that_the_open_segment_st
 fn a_page_that_can_be_read_after_all_is_never_given_up() {
     let disk = filled();
     let header = layout().segment_at(2);
-    // One fails while the log is read, one when the page is looked at, up to three when it is tried again.
+    // One fails while the log is read, one when the page is looked at, up to three when it is tried
+    // again.
     for failures in 1..=4 {
         let image = disk.image();
         let steps = disk.steps();

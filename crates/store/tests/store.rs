@@ -25,7 +25,8 @@ const CHUNK_BYTES: u64 = LAYERS as u64 * LAYER_BYTES;
 const CHUNKS: usize = 4;
 const MINUTE_US: u64 = 60_000_000;
 
-/// A store of `slots` chunks, and an emulated device with room for [`CHUNKS`] chunks to store from and as many to load to.
+/// A store of `slots` chunks, and an emulated device with room for [`CHUNKS`] chunks to store from
+/// and as many to load to.
 struct Rig {
     store: Store,
     faulty: Faulty,
@@ -58,7 +59,8 @@ impl Rig {
         Rig { store, faulty, device, region, handle, _mover: mover }
     }
 
-    /// Fills the source of chunk `number` and returns its layers, each as three spans in another order than they lie.
+    /// Fills the source of chunk `number` and returns its layers, each as three spans in another
+    /// order than they lie.
     fn source(&self, number: usize) -> Vec<Vec<Span>> {
         let start = number as u64 * CHUNK_BYTES;
         assert!(self.device.write(start as usize, &truth(number)));

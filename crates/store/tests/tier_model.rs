@@ -1,7 +1,9 @@
-//! The memory tier against a simple model: random stores, leases, reads, pins, deletions, corruptions, lost operations and
-//! clock steps, by two tenants with chunks of two sizes, under pressure on memory, quotas and the index.
+//! The memory tier against a simple model: random stores, leases, reads, pins, deletions,
+//! corruptions, lost operations and clock steps, by two tenants with chunks of two sizes, under
+//! pressure on memory, quotas and the index.
 //!
-//! The model keeps for every byte page of the arena who wrote it last, so that a stale or shared slot shows at once.
+//! The model keeps for every byte page of the arena who wrote it last, so that a stale or shared
+//! slot shows at once.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +20,8 @@ const SLAB_PAGES: u64 = 4;
 const SLABS: u64 = 5;
 const QUOTA_PAGES: [u64; 2] = [11, 14];
 
-/// Chunk `number` continues `number / 2 - 1` or, for the first two of each tenant, nothing: trees with forks.
+/// Chunk `number` continues `number / 2 - 1` or, for the first two of each tenant, nothing: trees
+/// with forks.
 fn parent(number: usize) -> Option<usize> {
     let (tenant, place) = (number % 2, number / 2);
     (place >= 2).then(|| (place / 2 - 1) * 2 + tenant)
@@ -287,7 +290,8 @@ impl Model {
         self.drop_childless_holes();
     }
 
-    /// No page may change while a read runs on it, and only the visible bytes of chunks that are gone may change.
+    /// No page may change while a read runs on it, and only the visible bytes of chunks that are
+    /// gone may change.
     fn overwrite(&mut self, page: u64, stamp: Stamp) {
         assert!(page < SLABS * SLAB_PAGES);
         assert!(
@@ -448,7 +452,8 @@ impl Model {
         self.holes = stays;
     }
 
-    /// What went by eviction must have been free to go, and after it nothing stays that continues it.
+    /// What went by eviction must have been free to go, and after it nothing stays that continues
+    /// it.
     fn notice_evictions(&mut self) {
         let gone: Vec<usize> =
             self.visible.keys().copied().filter(|number| self.tier.lookup(&[id(*number)]) == 0).collect();
@@ -463,7 +468,8 @@ impl Model {
         }
     }
 
-    /// Ends everything, and fills the arena with chunks of another tenant: nothing may have got stuck.
+    /// Ends everything, and fills the arena with chunks of another tenant: nothing may have got
+    /// stuck.
     fn check_that_all_memory_comes_back(mut self, max_chunks: u32) {
         (0..self.writing.len()).for_each(|_| self.commit(0));
         (0..self.reading.len()).for_each(|_| self.end_read(0, false));

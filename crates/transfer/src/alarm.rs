@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Alarm {
     epoch: Instant,
-    /// When it rings. Written under the lock; read without it by those who would set it to a later time.
+    /// When it rings. Written under the lock; read without it by those who would set it to a later
+    /// time.
     at_us: AtomicU64,
     closed: Mutex<bool>,
     set: Condvar,

@@ -22,11 +22,11 @@ pub enum Pages {
     Huge,
 }
 
-/// A file in memory, mapped, with all of its pages present: what does not fit fails when the arena is made, not when a
-/// chunk is stored.
+/// A file in memory, mapped, with all of its pages present: what does not fit fails when the arena
+/// is made, not when a chunk is stored.
 ///
-/// The file cannot be shortened, so that the mapping stays valid also in processes that it is shared with, nor lengthened
-/// by one of them, which would be memory that nobody counts.
+/// The file cannot be shortened, so that the mapping stays valid also in processes that it is
+/// shared with, nor lengthened by one of them, which would be memory that nobody counts.
 #[derive(Debug)]
 pub struct Arena {
     file: OwnedFd,
@@ -50,7 +50,8 @@ pub struct ArenaError {
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl Arena {
-    /// An arena of `bytes` bytes, zeroed, of the wished pages or the next smaller kind that there is.
+    /// An arena of `bytes` bytes, zeroed, of the wished pages or the next smaller kind that there
+    /// is.
     /// [`pages`](Arena::pages) tells which.
     pub fn new(bytes: u64, wish: Pages) -> Result<Arena, ArenaError> {
         if wish == Pages::Huge
@@ -69,8 +70,8 @@ impl Arena {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
         let file = memfd_create("forebay-arena", flags).map_err(failed("memfd_create"))?;
         ftruncate(&file, bytes).map_err(failed("ftruncate"))?;
-        // Whoever has the file can write it, and punch holes that read as zeros, which checksums find. Nobody can
-        // change its length, or seal it against those who come later.
+        // Whoever has the file can write it, and punch holes that read as zeros, which checksums
+        // find. Nobody can change its length, or seal it against those who come later.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(failed("seal"))?;
         let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -83,8 +84,9 @@ impl Arena {
         Ok(arena)
     }
 
-    /// The arena of another process, by its file: the same memory, which that process may go on using also when this one
-    /// ends. A file that could be shortened under the mapping is refused. Children of this process do not get the mapping.
+    /// The arena of another process, by its file: the same memory, which that process may go on
+    /// using also when this one ends. A file that could be shortened under the mapping is refused.
+    /// Children of this process do not get the mapping.
     pub fn attach(file: OwnedFd) -> Result<Arena, ArenaError> {
         let failed = |bytes, step| move |error| ArenaError { bytes, step, error };
         let stat = fstat(&file).map_err(failed(0, "fstat"))?;
@@ -117,7 +119,8 @@ impl Arena {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is this arena's own mapping, and no advice that is given here changes its contents.
+        // SAFETY: the range is this arena's own mapping, and no advice that is given here changes
+        // its contents.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
     }
 
@@ -139,8 +142,8 @@ unsafe impl Send for Arena {}
 // SAFETY: as above; who may touch which bytes when is the contract of `Backing`.
 unsafe impl Sync for Arena {}
 
-// SAFETY: the mapping lives as long as the value, is readable and writable, neither moves nor resizes, and the file under it
-// is sealed against shrinking.
+// SAFETY: the mapping lives as long as the value, is readable and writable, neither moves nor
+// resizes, and the file under it is sealed against shrinking.
 unsafe impl Backing for Arena {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -153,7 +156,8 @@ unsafe impl Backing for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length and unmapped only here. Failure leaves the memory mapped: a leak.
+        // SAFETY: mapped in `map` with this length and unmapped only here. Failure leaves the
+        // memory mapped: a leak.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

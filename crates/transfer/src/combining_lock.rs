@@ -65,23 +65,26 @@ impl<M, W> CombiningLock<M, W> {
         CombiningLock { queue: Mutex::new(queue), worker: Mutex::new(Some(working)), limit }
     }
 
-    /// Posts a message, unless too many wait or the worker is gone. To be followed by a [`combine`](CombiningLock::combine).
+    /// Posts a message, unless too many wait or the worker is gone. To be followed by a
+    /// [`combine`](CombiningLock::combine).
     pub fn post(&self, message: M) -> Result<(), PostError> {
         self.post_within(message, self.limit)
     }
 
-    /// Posts a message that is bounded by other means. To be followed by a [`combine`](CombiningLock::combine).
+    /// Posts a message that is bounded by other means. To be followed by a
+    /// [`combine`](CombiningLock::combine).
     pub fn post_unbounded(&self, message: M) -> Result<(), PostError> {
         self.post_within(message, usize::MAX)
     }
 
-    /// Has `work` carry out what waits, unless another thread is at it, which will see what this one has posted. Never
-    /// waits for that thread, so it may be called from inside of `work`.
+    /// Has `work` carry out what waits, unless another thread is at it, which will see what this
+    /// one has posted. Never waits for that thread, so it may be called from inside of `work`.
     pub fn combine(&self, mut work: impl FnMut(&mut W, &mut Vec<M>)) -> Left {
         for _ in 0..ROUNDS_MAX {
             let mut working = match self.worker.try_lock() {
                 Ok(working) => working,
-                // Whoever panicked did so on a broken invariant of the worker, which its own checks find again.
+                // Whoever panicked did so on a broken invariant of the worker, which its own checks
+                // find again.
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Left::Nothing,
             };
@@ -90,7 +93,8 @@ impl<M, W> CombiningLock<M, W> {
             work(worker, messages);
             messages.clear();
             drop(working);
-            // Whoever posted while this thread had the worker was turned away, and relies on this look.
+            // Whoever posted while this thread had the worker was turned away, and relies on this
+            // look.
             if self.lock().messages.is_empty() {
                 return Left::Nothing;
             }
@@ -98,15 +102,15 @@ impl<M, W> CombiningLock<M, W> {
         Left::More
     }
 
-    /// Does something with the worker between two rounds, unless it is gone. Waits for the thread that is at it. What is posted
-    /// meanwhile is for the next round.
+    /// Does something with the worker between two rounds, unless it is gone. Waits for the thread
+    /// that is at it. What is posted meanwhile is for the next round.
     pub fn with_worker<T>(&self, act: impl FnOnce(&mut W) -> T) -> Option<T> {
         let mut working = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         working.as_mut().map(|working| act(&mut working.worker))
     }
 
-    /// Lets no further message in, has `work` carry out what was posted before, and gives the worker back. Waits for the
-    /// thread that is at it.
+    /// Lets no further message in, has `work` carry out what was posted before, and gives the
+    /// worker back. Waits for the thread that is at it.
     pub fn close(&self, work: impl FnOnce(&mut W, &mut Vec<M>)) -> Option<W> {
         self.lock().closed = true;
         let taken = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -8,15 +8,15 @@ use std::sync::Arc;
 /// A physical resource that copies bytes.
 ///
 /// [`start`](Link::start) must not block, nor wait for the mover: it hands the operation to the hardware, the kernel or threads of the link's
-/// own. The operation owns its spans until `done` is finished, so a link finishes an operation only when nothing of it
-/// can read or write them any more, also after an error.
+/// own. The operation owns its spans until `done` is finished, so a link finishes an operation only
+/// when nothing of it can read or write them any more, also after an error.
 pub trait Link: Send {
-    /// Starts copying each pair's source to its target. The order of pairs is free, but `Outcome::Moved` with fewer
-    /// bytes than asked for means a prefix of the pairs in their order.
+    /// Starts copying each pair's source to its target. The order of pairs is free, but
+    /// `Outcome::Moved` with fewer bytes than asked for means a prefix of the pairs in their order.
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion);
 
-    /// Asks for an early end of an operation whose transfer was cancelled: as soon as it is quiet it may fail. Links whose
-    /// operations are short need not listen.
+    /// Asks for an early end of an operation whose transfer was cancelled: as soon as it is quiet
+    /// it may fail. Links whose operations are short need not listen.
     fn cancel(&mut self, _op: OpId) {}
 }
 
@@ -32,18 +32,20 @@ pub struct LinkOp {
 /// How an operation ended. Nothing touches its spans any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The first `bytes` bytes arrived. Fewer than asked for is a short copy: the mover continues it.
+    /// The first `bytes` bytes arrived. Fewer than asked for is a short copy: the mover continues
+    /// it.
     Moved {
         /// Bytes that arrived.
         bytes: u64,
     },
-    /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any path.
+    /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any
+    /// path.
     Failed {
         /// What happened.
         error: String,
     },
-    /// Whoever owns the other memory will not have it. That says nothing against the link, and another attempt would end
-    /// the same way. Not tried again.
+    /// Whoever owns the other memory will not have it. That says nothing against the link, and
+    /// another attempt would end the same way. Not tried again.
     Denied {
         /// What was said.
         error: String,
@@ -52,8 +54,8 @@ pub enum Outcome {
     Corrupt,
 }
 
-/// The obligation to end one operation. Dropping it without [`finish`](Completion::finish) reports a failure, so that no
-/// operation is ever forgotten.
+/// The obligation to end one operation. Dropping it without [`finish`](Completion::finish) reports
+/// a failure, so that no operation is ever forgotten.
 pub struct Completion {
     op: OpId,
     mover: Option<Arc<dyn Completed>>,
@@ -73,8 +75,8 @@ impl Completion {
         Completion { op, mover: Some(mover), inspector: None }
     }
 
-    /// Has `inspector` called with the outcome, on the finishing thread, while the operation still owns its spans. For
-    /// links that wrap others.
+    /// Has `inspector` called with the outcome, on the finishing thread, while the operation still
+    /// owns its spans. For links that wrap others.
     pub fn inspect(mut self, inspector: impl FnOnce(&Outcome) + Send + 'static) -> Completion {
         self.inspector = Some(Box::new(inspector));
         self
@@ -85,8 +87,9 @@ impl Completion {
         self.op
     }
 
-    /// Ends the operation. Callable from any thread. This thread may then do what the mover has to do next: start
-    /// operations, also of the same link, and tell callers of the ends of their transfers. So no lock may be held that
+    /// Ends the operation. Callable from any thread. This thread may then do what the mover has to
+    /// do next: start operations, also of the same link, and tell callers of the ends of their
+    /// transfers. So no lock may be held that
     /// [`Link::start`] takes too.
     pub fn finish(mut self, outcome: Outcome) {
         self.post(outcome);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Wraps a link: after each operation every byte of its targets has one bit flipped with the same small probability.
+/// Wraps a link: after each operation every byte of its targets has one bit flipped with the same
+/// small probability.
 pub struct BitFlips<L> {
     inner: L,
     chance_per_byte: f64,
@@ -22,7 +23,8 @@ pub struct BitFlips<L> {
 pub struct ChanceError(pub f64);
 
 impl<L: Link> BitFlips<L> {
-    /// Damages what `inner` moves. Equal seeds damage equal operations alike. `flipped` counts the flipped bits.
+    /// Damages what `inner` moves. Equal seeds damage equal operations alike. `flipped` counts the
+    /// flipped bits.
     pub fn new(
         inner: L,
         chance_per_byte: f64,
@@ -58,8 +60,8 @@ fn damage(pairs: &[SpanPair], memory: &Memory, chance: f64, dice: &mut SplitMix)
     for pair in pairs {
         let Some((target, len)) = memory.host(&pair.to) else { continue };
         while next < len as u64 {
-            // SAFETY: `next` lies inside the span, which was resolved from registered memory and belongs to this
-            // operation until its completion is finished, which happens after this.
+            // SAFETY: `next` lies inside the span, which was resolved from registered memory and
+            // belongs to this operation until its completion is finished, which happens after this.
             unsafe { *target.as_ptr().add(next as usize) ^= 1 << (dice.draw() % 8) };
             flipped += 1;
             next = next.saturating_add(1).saturating_add(gap(dice, chance));

@@ -1,10 +1,11 @@
-//! Messages to a thread of a disk or network link. The thread sleeps in the kernel, not here, so a post to a sleeping
-//! thread wakes it there. This file carries messages; it must never look into them.
+//! Messages to a thread of a disk or network link. The thread sleeps in the kernel, not here, so a
+//! post to a sleeping thread wakes it there. This file carries messages.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
-/// Wakes a thread that sleeps in the kernel, from any thread. A wake-up that nobody waits for is kept for the next wait.
+/// Wakes a thread that sleeps in the kernel, from any thread. A wake-up that nobody waits for is
+/// kept for the next wait.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// Messages to one thread.
@@ -72,8 +73,9 @@ impl<T> Inbox<T> {
         !state.closed
     }
 
-    /// To be called before waiting in the kernel. `false` means that there is something to take first; after `true`,
-    /// every post and the close wake the kernel up, until the next [`take`](Inbox::take).
+    /// To be called before waiting in the kernel. `false` means that there is something to take
+    /// first; after `true`, every post and the close wake the kernel up, until the next
+    /// [`take`](Inbox::take).
     pub fn may_sleep(&self, seen_closed: bool) -> bool {
         let mut state = self.state.lock();
         state.asleep = state.messages.is_empty() && state.closed == seen_closed;

@@ -1,9 +1,10 @@
 //! How bytes move: regions, transfers, lots, links, paths, and the schedule that joins them.
 //!
-//! Every movement is a [`Transfer`]. A transfer is cut into *lots*; lots are pulled by *paths*; a path is one or more
-//! hops joined by staging slots; a hop runs on a *link*; every link has a bounded window. [`Mover`] is that schedule as a
-//! sans-IO state machine: it is told the time and what completed, and says what to start next. [`MoverThread`] runs one
-//! `Mover` on a thread of its own over real [`Link`]s.
+//! Every movement is a [`Transfer`]. A transfer is cut into *lots*; lots are pulled by *paths*; a
+//! path is one or more hops joined by staging slots; a hop runs on a *link*; every link has a
+//! bounded window. [`Mover`] is that schedule as a sans-IO state machine: it is told the time and
+//! what completed, and says what to start next. [`MoverThread`] runs one `Mover` on a thread of its
+//! own over real [`Link`]s.
 //!
 //! # Example
 //!

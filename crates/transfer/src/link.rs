@@ -9,7 +9,8 @@ use std::time::Duration;
 pub struct LinkId(pub(crate) u32);
 
 impl LinkId {
-    /// Position in the order in which links were added, as in [`Telemetry::links`](crate::Telemetry::links).
+    /// Position in the order in which links were added, as in
+    /// [`Telemetry::links`](crate::Telemetry::links).
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -36,7 +37,8 @@ pub struct LinkSpec {
 const DEFAULT_OP_TIMEOUT_US: u64 = 30_000_000;
 
 impl LinkSpec {
-    /// A link without a rate hint, with lots of any size that the mover has, whose operations may take 30 s.
+    /// A link without a rate hint, with lots of any size that the mover has, whose operations may
+    /// take 30 s.
     pub fn new(name: impl Into<String>, window_lots: u32, window_bytes: u64) -> LinkSpec {
         LinkSpec {
             name: name.into(),
@@ -59,7 +61,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Whether a window has room for a lot of `bytes` beside it. Guests together get one lot's worth of bytes at most.
+    /// Whether a window has room for a lot of `bytes` beside it. Guests together get one lot's
+    /// worth of bytes at most.
     fn leaves_room(&self, window: &LinkSpec, bytes: u64, guest: bool) -> bool {
         let fits = self.lots == 0 || self.bytes.saturating_add(bytes) <= window.window_bytes;
         let welcome = !guest || self.guest_bytes.saturating_add(bytes) <= MAX_LOT_BYTES;
@@ -121,7 +124,8 @@ impl LinkState {
         !self.down && self.lost.leaves_room(&self.spec, largest, guest)
     }
 
-    /// Notes a failure. The link is left alone for a while: one that fails at once would otherwise pull every lot and fail it.
+    /// Notes a failure. The link is left alone for a while: one that fails at once would otherwise
+    /// pull every lot and fail it.
     pub fn failed(&mut self, now_us: u64) {
         self.backs_off_until_us = now_us + self.backoff.pause().as_micros() as u64;
     }
@@ -162,8 +166,8 @@ impl LinkState {
         self.rate.sample(started_us, now_us, bytes);
     }
 
-    /// Whether the rate comes from a measurement that still counts. A link that was late once would otherwise be left out for good:
-    /// it is measured only while it is used.
+    /// Whether the rate comes from a measurement that still counts. A link that was late once would
+    /// otherwise be left out for good: it is measured only while it is used.
     pub fn is_measured(&self, now_us: u64) -> bool {
         self.rate.bytes_per_s().is_some() && (self.load.lots > 0 || !self.rate.is_stale(now_us))
     }
@@ -181,8 +185,8 @@ impl LinkState {
     }
 }
 
-/// Decayed bytes over decayed busy time. A ratio of sums, because completions that arrive together would make a mean of
-/// ratios meaningless.
+/// Decayed bytes over decayed busy time. A ratio of sums, because completions that arrive together
+/// would make a mean of ratios meaningless.
 #[derive(Debug, Default)]
 struct RateMeter {
     bytes: f64,

@@ -9,15 +9,17 @@ use std::collections::VecDeque;
 pub const MIN_LOT_BYTES: u64 = 512 << 10;
 /// No lot is cut larger.
 pub const MAX_LOT_BYTES: u64 = 16 << 20;
-/// Pairs are cut at multiples of this, counted from their starts: pairs of whole pages stay so, as direct I/O needs them.
+/// Pairs are cut at multiples of this, counted from their starts: pairs of whole pages stay so, as
+/// direct I/O needs them.
 pub const PAGE_BYTES: u64 = 4096;
 /// Pairs in a lot at most, so that a lot of tiny blocks stays a bounded piece of work.
 const MAX_LOT_PAIRS: usize = 16_384;
-/// A path's share of what remains is cut into this many lots (guided self-scheduling): large lots while much remains,
-/// small ones at the end, so that all paths finish together.
+/// A path's share of what remains is cut into this many lots (guided self-scheduling): large lots
+/// while much remains, small ones at the end, so that all paths finish together.
 const ROUNDS: f64 = 4.0;
 
-/// The size of the next lot for a path that has `share` of its place pair's rate, when `remaining_bytes` are uncut.
+/// The size of the next lot for a path that has `share` of its place pair's rate, when
+/// `remaining_bytes` are uncut.
 pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, limit_bytes: u64) -> u64 {
     let guided = (remaining_bytes as f64 * share / ROUNDS) as u64;
     guided.clamp(MIN_LOT_BYTES, MAX_LOT_BYTES).min(limit_bytes).min(remaining_bytes)
@@ -32,9 +34,10 @@ pub(crate) struct Leg {
     returned: Vec<Cut>,
 }
 
-/// How much of a pair joins a lot that has `cut_bytes` of its `target_bytes`: all of it, or whole pages, or nothing. A pair
-/// that fits into a lot by itself is not cut, because a link does more work for two halves than for a whole; unless the
-/// lot would stay half empty. A lot that can never hold a page takes part of one, so that every transfer gets on.
+/// How much of a pair joins a lot that has `cut_bytes` of its `target_bytes`: all of it, or whole
+/// pages, or nothing. A pair that fits into a lot by itself is not cut, because a link does more
+/// work for two halves than for a whole; unless the lot would stay half empty. A lot that can never
+/// hold a page takes part of one, so that every transfer gets on.
 fn part_bytes(pair_bytes: u64, target_bytes: u64, cut_bytes: u64) -> u64 {
     let room_bytes = target_bytes - cut_bytes;
     match room_bytes / PAGE_BYTES * PAGE_BYTES {
@@ -80,8 +83,8 @@ impl Leg {
         self.returned.push(cut);
     }
 
-    /// Cuts up to `target_bytes`, at least one byte; failed lots go first. No page of a pair is cut in two unless the
-    /// target is less than a page. `None` when nothing is left.
+    /// Cuts up to `target_bytes`, at least one byte; failed lots go first. No page of a pair is cut
+    /// in two unless the target is less than a page. `None` when nothing is left.
     pub fn cut(&mut self, target_bytes: u64) -> Option<Cut> {
         let Some(mut again) = self.returned.pop() else { return self.cut_fresh(target_bytes) };
         if again.bytes > target_bytes {
@@ -170,7 +173,8 @@ impl Lot {
         }
     }
 
-    /// The slots that the lot still holds: the one it was read from and the one it was written to, each with its staging.
+    /// The slots that the lot still holds: the one it was read from and the one it was written to,
+    /// each with its staging.
     pub fn slots_held(&self) -> impl Iterator<Item = (usize, u32)> {
         self.slots.iter().copied().enumerate().skip(self.hop.saturating_sub(1))
     }
@@ -242,7 +246,8 @@ mod tests {
         assert_eq!(leg.cut(PAGE_BYTES).unwrap().bytes, 10, "a pair's end is where it is");
     }
 
-    /// Lengths of pairs with odd places and ends; for each cut its target and whether the lot comes back.
+    /// Lengths of pairs with odd places and ends; for each cut its target and whether the lot comes
+    /// back.
     fn any_cuts() -> impl Strategy<Value = (Vec<u64>, Vec<(u64, bool)>)> {
         let lens =
             prop::collection::vec(prop_oneof![1..200_000u64, (1..60u64).prop_map(|p| p * PAGE_BYTES)], 1..20);

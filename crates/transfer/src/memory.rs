@@ -12,9 +12,10 @@ use std::sync::Arc;
 ///
 /// # Safety
 ///
-/// For as long as the value lives, `as_ptr() .. as_ptr() + len()` must be mapped, readable and writable, and neither the
-/// address nor the length may change. Other code may read and write the memory at the same time only under the rules
-/// that it agreed with the callers of the mover: a span belongs to the mover from submission until its transfer ended.
+/// For as long as the value lives, `as_ptr() .. as_ptr() + len()` must be mapped, readable and
+/// writable, and neither the address nor the length may change. Other code may read and write the
+/// memory at the same time only under the rules that it agreed with the callers of the mover: a
+/// span belongs to the mover from submission until its transfer ended.
 pub unsafe trait Backing: Send + Sync {
     /// The first byte.
     fn as_ptr(&self) -> *mut u8;
@@ -33,8 +34,8 @@ pub unsafe trait Backing: Send + Sync {
     }
 }
 
-/// The table of registered host-addressable memory. A region stays here, and its backing alive, until it is
-/// unregistered, which the mover refuses while a transfer uses it.
+/// The table of registered host-addressable memory. A region stays here, and its backing alive,
+/// until it is unregistered, which the mover refuses while a transfer uses it.
 #[derive(Default)]
 pub struct Memory {
     regions: RwLock<HashMap<RegionId, Arc<dyn Backing>>>,
@@ -61,12 +62,14 @@ impl Memory {
         if end > backing.len() || !backing.is_there(offset, len, write) {
             return None;
         }
-        // SAFETY: offset <= end <= len, so the address lies inside the backing's allocation or one past its end.
+        // SAFETY: offset <= end <= len, so the address lies inside the backing's allocation or one
+        // past its end.
         let start = unsafe { backing.as_ptr().add(offset) };
         NonNull::new(start).map(|start| (start, len))
     }
 
-    /// Address and length of a whole region, for links that resolve many spans of it. As valid as for [`host`](Memory::host).
+    /// Address and length of a whole region, for links that resolve many spans of it. As valid as
+    /// for [`host`](Memory::host).
     pub fn whole(&self, region: RegionId) -> Option<(NonNull<u8>, usize)> {
         let regions = self.regions.read();
         let backing = regions.get(&region)?;
@@ -91,7 +94,8 @@ impl std::fmt::Debug for Memory {
 
 /// Zeroed, page-aligned host memory for staging, for emulated devices and for tests.
 ///
-/// Its bytes are shared with links on other threads, so they are read and written by copies, never borrowed.
+/// Its bytes are shared with links on other threads, so they are read and written by copies, never
+/// borrowed.
 #[derive(Debug)]
 pub struct HostBuffer {
     start: NonNull<u8>,
@@ -103,8 +107,8 @@ const PAGE_BYTES: usize = 4096;
 impl HostBuffer {
     /// `len` zeroed bytes, at least one.
     pub fn new(len: usize) -> HostBuffer {
-        // A size that overflows becomes one that no allocator can give, which ends in handle_alloc_error as any other
-        // allocation that is too large does.
+        // A size that overflows becomes one that no allocator can give, which ends in
+        // handle_alloc_error as any other allocation that is too large does.
         let layout = Layout::from_size_align(len.max(1), PAGE_BYTES)
             .unwrap_or_else(|_| handle_alloc_error(Layout::new::<u8>()));
         // SAFETY: the layout has a size above 0.
@@ -117,7 +121,8 @@ impl HostBuffer {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len());
         if fits {
-            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never lent out.
+            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never
+            // lent out.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len())
             };
@@ -125,11 +130,13 @@ impl HostBuffer {
         fits
     }
 
-    /// Copies from `offset` into `bytes`. Says whether the range exists; nothing is copied otherwise.
+    /// Copies from `offset` into `bytes`. Says whether the range exists; nothing is copied
+    /// otherwise.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len());
         if fits {
-            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never lent out.
+            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never
+            // lent out.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     self.start.as_ptr().add(offset),
@@ -147,7 +154,8 @@ unsafe impl Send for HostBuffer {}
 // SAFETY: as above; who may touch which bytes when is the contract of `Backing`.
 unsafe impl Sync for HostBuffer {}
 
-// SAFETY: the allocation lives as long as the value, is readable and writable, and neither moves nor resizes.
+// SAFETY: the allocation lives as long as the value, is readable and writable, and neither moves
+// nor resizes.
 unsafe impl Backing for HostBuffer {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()

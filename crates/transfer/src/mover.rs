@@ -69,7 +69,8 @@ pub struct Mover {
     place_pairs: Vec<PlacePair>,
     place_pair_of: HashMap<(Place, Place), usize>,
     transfers: HashMap<TransferId, Active>,
-    /// Lots between two hops, or in the middle of one after a short copy; guests last, then by class, then by age.
+    /// Lots between two hops, or in the middle of one after a short copy; guests last, then by
+    /// class, then by age.
     ready: BTreeMap<(bool, Class, u64), Lot>,
     ops: HashMap<OpId, Op>,
     expiries: BTreeSet<(u64, OpId)>,
@@ -79,7 +80,8 @@ pub struct Mover {
     next_transfer: u64,
     next_op: u64,
     next_ready: u64,
-    /// When nothing could be started. A back-off that ends after that has to be told of, however late it is asked.
+    /// When nothing could be started. A back-off that ends after that has to be told of, however
+    /// late it is asked.
     polled_us: u64,
 }
 
@@ -193,7 +195,8 @@ impl Mover {
         LinkId(self.links.len() as u32 - 1)
     }
 
-    /// Adds a path over links that exist and staging that is registered. Its staging regions stay in use for good.
+    /// Adds a path over links that exist and staging that is registered. Its staging regions stay
+    /// in use for good.
     pub fn add_path(&mut self, spec: PathSpec) -> Result<PathId, PathError> {
         self.check_path(&spec)?;
         let slots = spec.staging.iter().map(|staging| self.slots_of(staging)).collect();
@@ -240,7 +243,8 @@ impl Mover {
         Ok(())
     }
 
-    /// Accepts a transfer. It ends exactly once, with an [`Event::Ended`]. A transfer without pairs ends at once.
+    /// Accepts a transfer. It ends exactly once, with an [`Event::Ended`]. A transfer without pairs
+    /// ends at once.
     pub fn submit(&mut self, now_us: u64, transfer: Transfer) -> Result<TransferId, Refused> {
         let (legs, regions) = self.admit(transfer.pairs)?;
         let id = TransferId(self.next_transfer);
@@ -270,8 +274,8 @@ impl Mover {
         Ok(id)
     }
 
-    /// Checks a transfer's pairs and sorts them by place pair. Blocks of one transfer lie in few regions, so that is looked at once
-    /// for each run of pairs between the same two.
+    /// Checks a transfer's pairs and sorts them by place pair. Blocks of one transfer lie in few
+    /// regions, so that is looked at once for each run of pairs between the same two.
     fn admit(&self, pairs: Vec<SpanPair>) -> Result<(Legs, Vec<RegionId>), Refused> {
         let (queued, limit) = (self.transfers.len(), self.limits.transfers);
         if queued >= limit {
@@ -324,8 +328,9 @@ impl Mover {
         self.events.pop_front()
     }
 
-    /// When to call [`expire`](Mover::expire) and [`poll`](Mover::poll) again at the latest, even if nothing completes. That may
-    /// be in the past: what has changed since the last poll, changed after it.
+    /// When to call [`expire`](Mover::expire) and [`poll`](Mover::poll) again at the latest, even
+    /// if nothing completes. That may be in the past: what has changed since the last poll, changed
+    /// after it.
     pub fn next_timeout_us(&self) -> Option<u64> {
         let expiry = self.expiries.first().map(|(expires_us, _)| *expires_us);
         let work = !self.ready.is_empty() || self.place_pairs.iter().any(|place_pair| !place_pair.is_empty());

@@ -14,12 +14,13 @@ pub struct PathId(pub(crate) u32);
 pub struct Hop {
     /// The link that the hop runs on.
     pub link: LinkId,
-    /// A guest uses a link that belongs to somebody else's traffic: it yields to every lot that is not a guest, and
-    /// has at most [`MAX_LOT_BYTES`](crate::MAX_LOT_BYTES) in flight there.
+    /// A guest uses a link that belongs to somebody else's traffic: it yields to every lot that is
+    /// not a guest, and has at most [`MAX_LOT_BYTES`](crate::MAX_LOT_BYTES) in flight there.
     pub guest: bool,
 }
 
-/// Slots between two hops, side by side in one region from offset 0. Paths with the same staging share its slots.
+/// Slots between two hops, side by side in one region from offset 0. Paths with the same staging
+/// share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
     /// Registered memory that nobody else uses.
@@ -133,8 +134,8 @@ impl SlotTable {
         path.slots.get(hop).is_none_or(|slots| !self.all[*slots].free.is_empty())
     }
 
-    /// Whether every staging of a path from the one behind `hop` on has a slot at some time, if nothing that is lost ever
-    /// completes.
+    /// Whether every staging of a path from the one behind `hop` on has a slot at some time, if
+    /// nothing that is lost ever completes.
     pub fn are_live_from(&self, path: &PathState, hop: usize) -> bool {
         let mut stagings = path.slots[hop..].iter().map(|slots| &self.all[*slots]);
         stagings.all(|slots| slots.lost < slots.staging.slots)

@@ -5,8 +5,8 @@ use crate::region::Place;
 use crate::transfer::{Class, TransferId};
 use std::collections::BTreeSet;
 
-/// A class with a lot that could start on a link is passed over by at most this many lots of more urgent classes, plus
-/// one for each other class that is overdue at the same time.
+/// A class with a lot that could start on a link is passed over by at most this many lots of more
+/// urgent classes, plus one for each other class that is overdue at the same time.
 pub const STARVE_LOTS: u32 = 16;
 
 /// Orders the transfers of a class: earliest deadline first, then first come first served.
@@ -66,7 +66,8 @@ impl PlacePair {
     }
 }
 
-/// Which class goes next on a link: the most urgent class, unless another has been passed over too often.
+/// Which class goes next on a link: the most urgent class, unless another has been passed over too
+/// often.
 #[derive(Debug, Default)]
 pub(crate) struct Fairness {
     passed_over: [u32; Class::ALL.len()],

@@ -50,7 +50,8 @@ impl Span {
         Span { region, offset, len }
     }
 
-    /// The part of this span that starts `skip` bytes in and is `len` long. The caller keeps it inside the span.
+    /// The part of this span that starts `skip` bytes in and is `len` long. The caller keeps it
+    /// inside the span.
     pub(crate) fn part(&self, skip: u64, len: u64) -> Span {
         debug_assert!(skip + len <= self.len);
         Span { region: self.region, offset: self.offset + skip, len }
@@ -83,7 +84,8 @@ impl SpanPair {
         SpanPair { from: self.from.part(skip, len), to: self.to.part(skip, len) }
     }
 
-    /// Grows this pair by `next` when both sides are adjacent, so that one copy serves both. Says whether it did.
+    /// Grows this pair by `next` when both sides are adjacent, so that one copy serves both. Says
+    /// whether it did.
     pub(crate) fn merge(&mut self, next: &SpanPair) -> bool {
         let adjacent = self.from.continues_into(&next.from) && self.to.continues_into(&next.to);
         if adjacent {
@@ -94,8 +96,8 @@ impl SpanPair {
     }
 }
 
-/// What the schedule knows of each region. As long as there ever were regions at a time: programs that register and forget
-/// memory for years do not make it grow.
+/// What the schedule knows of each region. As long as there ever were regions at a time: programs
+/// that register and forget memory for years do not make it grow.
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
     slots: Vec<Slot>,

@@ -29,7 +29,8 @@ use std::collections::{BTreeMap, HashMap};
 pub struct SimLink {
     /// Bytes per second, one operation after another.
     pub rate_bytes_per_s: u64,
-    /// From the end of an operation on the link until its completion is seen; operations overlap in it.
+    /// From the end of an operation on the link until its completion is seen; operations overlap in
+    /// it.
     pub latency_us: u64,
     /// Added to the latency at random, from 0 to this: completions arrive out of order.
     pub jitter_us: u64,

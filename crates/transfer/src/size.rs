@@ -1,9 +1,9 @@
 //! Sizes in bytes as people write them, in every file and on every command line: `256M`, `256MiB`,
 //! `1.5GiB`, `200000`.
 //!
-//! All units are powers of 1024: `K` and `KiB`, `M` and `MiB`, `G` and `GiB`, `T` and `TiB`; `B` or nothing
-//! is a byte. `KB`, `MB`, `GB` and `TB` are refused, since half of those who write them mean powers of 1000.
-//! A fraction has to come out as whole bytes.
+//! All units are powers of 1024: `K` and `KiB`, `M` and `MiB`, `G` and `GiB`, `T` and `TiB`; `B` or
+//! nothing is a byte. `KB`, `MB`, `GB` and `TB` are refused, since half of those who write them
+//! mean powers of 1000. A fraction has to come out as whole bytes.
 
 use serde::{Deserializer, Serializer, de};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Telemetry: what went where, how long each stage took and what went wrong. This file counts; it must never decide.
+//! Telemetry: what went where, how long each stage took and what went wrong. This file counts.
 
 use crate::transfer::Class;
 
@@ -44,7 +44,8 @@ pub struct LinkTelemetry {
     pub rate_bytes_per_s: f64,
 }
 
-/// What the transfers of one class went through. Times are sums over lots; divide by `lots` for means.
+/// What the transfers of one class went through. Times are sums over lots; divide by `lots` for
+/// means.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClassTelemetry {
     /// Transfers that were moved in full.

@@ -1,9 +1,10 @@
-//! The mover at work: one [`Mover`] with real links and a clock. This file is glue: it carries messages between callers,
-//! the schedule and the links. It must never decide what moves when.
+//! The mover at work: one [`Mover`] with real links and a clock. This file is glue: it carries
+//! messages between callers, the schedule and the links.
 //!
-//! Whoever submits starts what can start, and whoever completes an operation starts the next one and tells callers of
-//! ends: nobody is woken up for that. Callers are never told by a thread that submits, which may hold locks of theirs; what
-//! it leaves behind, and what overruns its time, is for the mover's own thread. Idle, that sleeps.
+//! Whoever submits starts what can start, and whoever completes an operation starts the next one
+//! and tells callers of ends: nobody is woken up for that. Callers are never told by a thread that
+//! submits, which may hold locks of theirs; what it leaves behind, and what overruns its time, is
+//! for the mover's own thread. Idle, that sleeps.
 
 use crate::alarm::Alarm;
 use crate::combining_lock::{CombiningLock, Left, PostError};
@@ -41,8 +42,8 @@ enum Message {
 /// Names a submission before the schedule has seen it.
 type Ticket = u64;
 
-/// A mover at work. Dropping it ends it: what is under way goes on as far as its links see to it when they are dropped, and
-/// transfers that have not ended then fail.
+/// A mover at work. Dropping it ends it: what is under way goes on as far as its links see to it
+/// when they are dropped, and transfers that have not ended then fail.
 #[derive(Debug)]
 pub struct MoverThread {
     handle: MoverHandle,
@@ -159,7 +160,8 @@ impl MoverHandle {
         })
     }
 
-    /// Registers bytes that no address reaches, such as a file's: only a link that knows the region can move them.
+    /// Registers bytes that no address reaches, such as a file's: only a link that knows the region
+    /// can move them.
     pub fn register_opaque(&self, place: Place, len: u64) -> Result<RegionId, Closed> {
         self.control(move |worker| worker.mover.add_region(place, len))
     }
@@ -199,9 +201,9 @@ impl MoverHandle {
         self.control(|worker| worker.mover.telemetry())
     }
 
-    /// Submits a transfer. `on_end` is called exactly once, on a thread of the mover or of a link, never on this one, so it
-    /// must be short and must not wait for the mover; a refusal arrives there too, as [`Reason::Refused`]. The spans belong
-    /// to the mover until then.
+    /// Submits a transfer. `on_end` is called exactly once, on a thread of the mover or of a link,
+    /// never on this one, so it must be short and must not wait for the mover; a refusal arrives
+    /// there too, as [`Reason::Refused`]. The spans belong to the mover until then.
     pub fn submit(
         &self,
         transfer: Transfer,
@@ -221,7 +223,8 @@ impl MoverHandle {
         receiver.recv().map_err(|_| SubmitError(PostError::Closed))
     }
 
-    /// Asks for an early end. The transfer ends as cancelled once it is quiet, unless it ended before.
+    /// Asks for an early end. The transfer ends as cancelled once it is quiet, unless it ended
+    /// before.
     pub fn cancel(&self, submitted: Submitted) {
         // A mover that is gone has nothing left to cancel, and another process's is out of reach.
         if self.shared.process.is_current()
@@ -231,7 +234,8 @@ impl MoverHandle {
         }
     }
 
-    /// Has `listener` called, on a thread of the mover or of a link, with spans that leave quarantine, whoever's they are.
+    /// Has `listener` called, on a thread of the mover or of a link, with spans that leave
+    /// quarantine, whoever's they are.
     pub fn on_quiet(&self, listener: impl FnMut(&[Span]) + Send + 'static) -> Result<(), Closed> {
         self.control(move |worker| worker.on_quiet.push(Box::new(listener)))
     }
@@ -276,7 +280,8 @@ impl Shared {
         while self.alarm.wait() {
             self.work(Ends::Tell);
         }
-        // Outside of every lock: links wait for their threads when they are dropped, which still say what became of operations.
+        // Outside of every lock: links wait for their threads when they are dropped, which still
+        // say what became of operations.
         drop(self.lock.with_worker(|worker| std::mem::take(&mut worker.drivers)));
         drop(self.lock.close(Worker::end));
     }
@@ -300,7 +305,8 @@ impl Worker {
         self.epoch.elapsed().as_micros() as u64
     }
 
-    /// Does everything that can be done now. Gives the time at which there is more to do, if there is.
+    /// Does everything that can be done now. Gives the time at which there is more to do, if there
+    /// is.
     fn round(&mut self, shared: &Arc<Shared>, messages: &mut Vec<Message>, ends: Ends) -> Option<u64> {
         for message in messages.drain(..) {
             self.handle(message);
@@ -316,7 +322,8 @@ impl Worker {
         self.mover.next_timeout_us()
     }
 
-    /// Carries out what was posted before the end, and fails what has not ended. Callers are told under the worker's lock, as ever.
+    /// Carries out what was posted before the end, and fails what has not ended. Callers are told
+    /// under the worker's lock, as ever.
     fn end(&mut self, messages: &mut Vec<Message>) {
         for message in messages.drain(..) {
             self.handle(message);

@@ -7,8 +7,9 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub(crate) u64);
 
-/// How urgent a transfer is, most urgent first. Less urgent classes are served when more urgent ones leave links free,
-/// and at least once every [`STARVE_LOTS`](crate::STARVE_LOTS) lots of a link.
+/// How urgent a transfer is, most urgent first. Less urgent classes are served when more urgent
+/// ones leave links free, and at least once every [`STARVE_LOTS`](crate::STARVE_LOTS) lots of a
+/// link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A request waits for these bytes.
@@ -37,8 +38,8 @@ pub struct Transfer {
     pub pairs: Vec<SpanPair>,
     /// How urgent it is.
     pub class: Class,
-    /// When the bytes are needed, in the mover's clock. Within a class the earliest deadline goes first, those without one last. A missed
-    /// deadline does not end the transfer; it is counted.
+    /// When the bytes are needed, in the mover's clock. Within a class the earliest deadline goes
+    /// first, those without one last. A missed deadline does not end the transfer; it is counted.
     pub deadline_us: Option<u64>,
 }
 
@@ -49,8 +50,8 @@ impl Transfer {
     }
 }
 
-/// How a transfer ended. Each transfer ends exactly once, and only when nothing reads or writes its spans any more,
-/// except those listed as quarantined.
+/// How a transfer ended. Each transfer ends exactly once, and only when nothing reads or writes its
+/// spans any more, except those listed as quarantined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// Every span was moved in full; `bytes` is their exact sum.
@@ -64,8 +65,8 @@ pub enum End {
     Cancelled {
         /// Bytes that had reached their target by then.
         moved_bytes: u64,
-        /// Spans that a lost operation may still touch; an [`Event::Quiet`](crate::Event::Quiet) names them again once
-        /// it cannot.
+        /// Spans that a lost operation may still touch; an [`Event::Quiet`](crate::Event::Quiet)
+        /// names them again once it cannot.
         quarantined: Vec<Span>,
     },
 }

@@ -1,4 +1,5 @@
-//! What becomes of a transfer that is cancelled, or whose links fail, lose an operation or are late: step by step.
+//! What becomes of a transfer that is cancelled, or whose links fail, lose an operation or are
+//! late: step by step.
 
 #![allow(clippy::unwrap_used)]
 
@@ -106,7 +107,8 @@ fn a_lost_operation_quarantines_its_spans_until_it_completes() {
     assert!(mover.remove_region(target).is_ok());
 }
 
-/// Of two transfers the first one's operation never ends, within 50 us, and keeps all there is: both fail, and no other is let in.
+/// Of two transfers the first one's operation never ends, within 50 us, and keeps all there is:
+/// both fail, and no other is let in.
 fn both_fail_for_a_lost_operation(mover: &mut Mover, transfer: impl Fn(u64) -> Transfer) -> OpId {
     let ids = [0, 100].map(|at| mover.submit(0, transfer(at)).unwrap());
     let lost = mover.poll(0).unwrap();
@@ -311,7 +313,8 @@ fn a_link_that_was_late_once_is_used_again() {
         mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
         link
     });
-    // Every operation takes a millisecond, and the first one of the late link so much more. Gives the bytes of that link.
+    // Every operation takes a millisecond, and the first one of the late link so much more. Gives
+    // the bytes of that link.
     let mut copy = |begin_us: u64, mut late_us: u64| {
         let before = mover.telemetry().links[late.index()].bytes;
         let pair = SpanPair::new(Span::new(source, 0, 64 * MIB), Span::new(target, 0, 64 * MIB));

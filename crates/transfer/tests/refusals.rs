@@ -1,4 +1,5 @@
-//! Bad input to the mover is refused with the field, the value and what is allowed, and changes nothing.
+//! Bad input to the mover is refused with the field, the value and what is allowed, and changes
+//! nothing.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! How transfers and links share: whose lot is next, and which link takes it. In virtual time, with no faults.
+//! How transfers and links share: whose lot is next, and which link takes it. In virtual time, with
+//! no faults.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +12,8 @@ const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
 const MIB: u64 = 1 << 20;
 
-/// Moves `bytes` over direct links of the given rates (bytes per microsecond) and returns the rate reached.
+/// Moves `bytes` over direct links of the given rates (bytes per microsecond) and returns the rate
+/// reached.
 fn rate_over(rates: &[u64], bytes: u64) -> f64 {
     let mut sim = Sim::new(3);
     let (source, target) = (sim.add_region(HOST, bytes as usize), sim.add_region(DEVICE, bytes as usize));
@@ -50,7 +52,8 @@ fn a_link_slowed_tenfold_pulls_less_and_holds_nobody_up() {
 
 #[test]
 fn the_last_lot_is_left_to_a_faster_link() {
-    // 4 MiB over 2000 and 20 bytes/us: one minimal lot alone would keep the slow link busy for 26 ms.
+    // 4 MiB over 2000 and 20 bytes/us: one minimal lot alone would keep the slow link busy for 26
+    // ms.
     let mut sim = Sim::new(3);
     let (source, target) = (sim.add_region(HOST, 4 << 20), sim.add_region(DEVICE, 4 << 20));
     for (name, rate) in [("fast", 2_000_000_000), ("slow", 20_000_000)] {
@@ -117,7 +120,8 @@ fn within_a_class_the_earliest_deadline_goes_first() {
     assert_eq!(order, [0, 2, 3, 1]);
 }
 
-/// GPU 1's own traffic and a relay for GPU 0 share GPU 1's PCIe link. Returns, for each of GPU 1's lots, how long it took.
+/// GPU 1's own traffic and a relay for GPU 0 share GPU 1's PCIe link. Returns, for each of GPU 1's
+/// lots, how long it took.
 fn own_traffic_us(with_relay: bool) -> Vec<u64> {
     let mut sim = Sim::new(11);
     let peer = Place::Device(1);

@@ -20,7 +20,8 @@ impl Link for PlainCopy {
         for pair in &op.pairs {
             let (from, len) = memory.host(&pair.from).unwrap();
             let (to, _) = memory.host(&pair.to).unwrap();
-            // SAFETY: both ranges were resolved for this operation, which owns them, and lie in different regions.
+            // SAFETY: both ranges were resolved for this operation, which owns them, and lie in
+            // different regions.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) };
         }
         done.finish(Outcome::Moved { bytes: op.bytes });

@@ -1,4 +1,5 @@
-//! A mover with nothing to do costs nothing. Alone in its process, because it watches all movers there.
+//! A mover with nothing to do costs nothing. Alone in its process, because it watches all movers
+//! there.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! The fake driver for tests: each runs in a process of its own, so that counters, faults and misuse are the test's
-//! alone.
+//! The fake driver for tests: each runs in a process of its own, so that counters, faults and
+//! misuse are the test's alone.
 #![allow(clippy::unwrap_used, reason = "no test can go on without the driver")]
 
 use forebay_cuda::driver::Driver;
@@ -18,7 +18,8 @@ pub struct Fake {
     pub driver: &'static Driver,
 }
 
-/// Runs a test's body in a process of its own. The driver must have nothing to complain of at its end.
+/// Runs a test's body in a process of its own. The driver must have nothing to complain of at its
+/// end.
 pub fn alone(test: &str, env: &[(&str, &str)], body: impl FnOnce(&Fake)) {
     if std::env::var(ALONE).is_ok_and(|name| name == test) {
         let fake = Fake { driver: Driver::load().unwrap() };

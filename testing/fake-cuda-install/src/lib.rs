@@ -1,7 +1,7 @@
 //! Where tests find the fake driver.
 //!
-//! Tests call [`installed`] and load `libcuda.so.1` from the folder, or give a child process the folder as
-//! `LD_LIBRARY_PATH`, or the driver's path in whichever variable it reads.
+//! Tests call [`installed`] and load `libcuda.so.1` from the folder, or give a child process the
+//! folder as `LD_LIBRARY_PATH`, or the driver's path in whichever variable it reads.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,8 @@ pub struct Installed {
     pub libcudart: PathBuf,
 }
 
-/// Builds the fake libraries unless they are up to date, and gives the folder with links to them. Once per process.
+/// Builds the fake libraries unless they are up to date, and gives the folder with links to them.
+/// Once per process.
 ///
 /// # Panics
 /// If they cannot be built or linked to: no test can go on without them.
@@ -31,7 +32,8 @@ pub fn installed() -> &'static Installed {
     })
 }
 
-/// Builds both libraries where this test itself was built, so that they are never older than their source.
+/// Builds both libraries where this test itself was built, so that they are never older than their
+/// source.
 fn build() -> PathBuf {
     let profile_folder = profile_folder();
     let target = profile_folder.parent().unwrap_or(&profile_folder);
@@ -60,7 +62,8 @@ fn profile_folder() -> PathBuf {
     }
 }
 
-/// Links to the libraries in `built`. Every process does so: whoever comes second finds the same links.
+/// Links to the libraries in `built`. Every process does so: whoever comes second finds the same
+/// links.
 fn install(built: &Path) -> std::io::Result<Installed> {
     let folder = built.join("fake-cuda");
     std::fs::create_dir_all(&folder)?;

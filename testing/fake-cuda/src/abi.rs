@@ -66,7 +66,8 @@ codes! {
 /// What every call comes to.
 pub type Outcome<T = ()> = Result<T, Code>;
 
-/// `CU_STREAM_LEGACY`: the legacy default stream, also for callers that mean the per-thread one by 0.
+/// `CU_STREAM_LEGACY`: the legacy default stream, also for callers that mean the per-thread one by
+/// 0.
 pub const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 pub const STREAM_PER_THREAD: usize = 2;

@@ -7,7 +7,8 @@ use crate::queue::What;
 use crate::stream::{Sort, this_thread};
 use std::cell::Cell;
 
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`: nobody may make unsafe calls. With 1, `..._THREAD_LOCAL`, the capturing thread may not.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`: nobody may make unsafe calls. With 1, `..._THREAD_LOCAL`, the
+/// capturing thread may not.
 pub const GLOBAL: u32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 pub const RELAXED: u32 = 2;
@@ -106,7 +107,8 @@ impl State {
         Ok(None)
     }
 
-    /// The legacy stream would have to wait for streams that run nothing: that breaks their capture.
+    /// The legacy stream would have to wait for streams that run nothing: that breaks their
+    /// capture.
     fn legacy_beside_capture(&mut self, stream: usize) -> Outcome {
         let Some(legacy) = self.streams.get(&stream).filter(|stream| stream.sort == Sort::Legacy) else {
             return Ok(());
@@ -124,7 +126,8 @@ impl State {
         Err(Code::STREAM_CAPTURE_IMPLICIT)
     }
 
-    /// A call that might wait for the GPU or change what it sees is illegal while someone captures who cares.
+    /// A call that might wait for the GPU or change what it sees is illegal while someone captures
+    /// who cares.
     pub fn unsafe_in_capture(&mut self) -> Outcome {
         let (thread, mode) = (this_thread(), MODE.get());
         let forbids = |capture: &Capture| match mode {
@@ -148,7 +151,8 @@ impl State {
         Err(Code::STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// A call that waits for an event or asks after it is illegal if the event was recorded in a capture.
+    /// A call that waits for an event or asks after it is illegal if the event was recorded in a
+    /// capture.
     pub fn not_captured(&mut self, event: usize) -> Outcome {
         let Some(Some(id)) = self.events.get(&event).map(|event| event.capture) else { return Ok(()) };
         self.break_captures(|capture| capture.id == id);

@@ -166,7 +166,8 @@ impl State {
         }
     }
 
-    /// A handle that no other object has, far from every address and from the small numbers that mean default streams.
+    /// A handle that no other object has, far from every address and from the small numbers that
+    /// mean default streams.
     pub fn new_handle(&mut self) -> usize {
         self.serial += 1;
         0xfa4e_0000_0000_0000 + (self.serial as usize) * 16

@@ -1,7 +1,8 @@
 //! Engines: the threads that carry out operations.
 //!
-//! Each GPU has four: copies from the host, copies to the host, copies from GPU to GPU or inside of one, and kernels. An
-//! engine has several operations in hand and does a slice of each in turn, as streams share a link.
+//! Each GPU has four: copies from the host, copies to the host, copies from GPU to GPU or inside of
+//! one, and kernels. An engine has several operations in hand and does a slice of each in turn, as
+//! streams share a link.
 
 use crate::abi::Code;
 use crate::driver::{Locked, State, lock, signals};
@@ -97,7 +98,8 @@ impl State {
         signals().engines[engine].notify_all();
     }
 
-    /// Copies to and from the host go over the link of the GPU that has the memory, whoever posts them.
+    /// Copies to and from the host go over the link of the GPU that has the memory, whoever posts
+    /// them.
     fn copy_engine(&self, gpu: usize, first: Option<&Move>) -> (usize, usize) {
         let Some(&Move { from, to, .. }) = first else { return (gpu, PEER) };
         match (self.gpu_of(from), self.gpu_of(to)) {
@@ -233,8 +235,9 @@ impl State {
 impl Slice {
     fn carry_out(self) {
         for (from, to, bytes, fate) in self.copies {
-            // SAFETY: enqueueing or taking up has checked both ranges; areas stay while an operation uses them, and memory
-            // that the driver does not know is the caller's to keep until the copy has ended.
+            // SAFETY: enqueueing or taking up has checked both ranges; areas stay while an
+            // operation uses them, and memory that the driver does not know is the caller's to keep
+            // until the copy has ended.
             unsafe {
                 match fate {
                     Peers::Right => std::ptr::copy(from as *const u8, to as *mut u8, bytes),

@@ -19,8 +19,9 @@ pub struct Entry {
     pub address: *const (),
 }
 
-/// Declares entry points: `SYMBOL | TWIN @ ITS_VERSION = "NAME" @ VERSION (arguments) |call| { body }`. A twin does the same
-/// for the per-thread default stream.
+/// Declares entry points:
+/// `SYMBOL | TWIN @ ITS_VERSION = "NAME" @ VERSION (arguments) |call| { body }`. A twin does the
+/// same for the per-thread default stream.
 macro_rules! entries {
     ($($symbol:ident $(| $twin:ident @ $twin_since:literal)? = $name:literal @ $since:literal $args:tt |$call:ident| $body:block)*) => {
         $(
@@ -76,7 +77,8 @@ impl DerefMut for Call {
     }
 }
 
-/// Serves a call: counts it, fails it or holds it up if that is asked for, and gives it the locked state.
+/// Serves a call: counts it, fails it or holds it up if that is asked for, and gives it the locked
+/// state.
 pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call) -> Outcome) -> i32 {
     if forked() {
         return Code::NOT_INITIALIZED.0;
@@ -144,7 +146,8 @@ impl Call {
         Ok(())
     }
 
-    /// Waits for all that a stream has been given. The legacy stream stands for all that block with it.
+    /// Waits for all that a stream has been given. The legacy stream stands for all that block with
+    /// it.
     pub fn wait_for_stream(&mut self, stream: usize) -> Outcome {
         self.not_capturing(stream)?;
         for stream in self.waited_for_with(stream) {

@@ -1,12 +1,15 @@
 //! Faults on request.
 //!
-//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once), `refuse SYMBOL CODE` (each call does), `mend` (none of
-//! these any more), `stall SYMBOL` (calls do not come back), `resume SYMBOL`, `delay ENGINE US` (before each operation), `freeze ENGINE`,
-//! `release ENGINE`, `poison GPU CODE` (the context's error from now on; what waits for it on other GPUs fails as well), `abandon GPU CODE`
-//! (the same, but that others go on as if it had ended: the worst that a driver could do), `missing SYMBOL` (cuGetProcAddress does not find
-//! it), `p2p off|on`, `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and give success: `right`,
-//! `lost`: nothing, or `zero`: they write zeroes), `mode GPU N` (the compute mode), `version N`, `rates RATES`. An engine is `h2d.0`,
-//! `d2h.0`, `p2p.0` or `compute.0`.
+//! Commands: `fail SYMBOL NTH CODE` (the NTH call from now on gives CODE, once),
+//! `refuse SYMBOL CODE` (each call does), `mend` (none of these any more), `stall SYMBOL` (calls do
+//! not come back), `resume SYMBOL`, `delay ENGINE US` (before each operation), `freeze ENGINE`,
+//! `release ENGINE`, `poison GPU CODE` (the context's error from now on; what waits for it on other
+//! GPUs fails as well), `abandon GPU CODE` (the same, but that others go on as if it had ended: the
+//! worst that a driver could do), `missing SYMBOL` (cuGetProcAddress does not find it),
+//! `p2p off|on`, `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's
+//! memory, and give success: `right`, `lost`: nothing, or `zero`: they write zeroes), `mode GPU N`
+//! (the compute mode), `version N`, `rates RATES`. An engine is `h2d.0`, `d2h.0`, `p2p.0` or
+//! `compute.0`.
 
 use crate::abi::Code;
 use crate::driver::{State, signals};

@@ -1,7 +1,7 @@
 //! Device memory of other processes.
 //!
-//! A handle names the exporting process and a file descriptor there. A number that was given to another file since, or a
-//! process that is gone, is found out by the file's identity.
+//! A handle names the exporting process and a file descriptor there. A number that was given to
+//! another file since, or a process that is gone, is found out by the file's identity.
 
 use crate::abi::{Code, IpcHandle, Outcome};
 use crate::driver::State;
@@ -45,7 +45,8 @@ impl State {
         Ok(Fields([MAGIC, pid, file.as_raw_fd() as u64, inode, area.bytes, area.gpu as u64]).handle())
     }
 
-    /// Maps another process's memory for a GPU. The same allocation is mapped once, however often it is opened.
+    /// Maps another process's memory for a GPU. The same allocation is mapped once, however often
+    /// it is opened.
     pub fn import(&mut self, handle: &IpcHandle, gpu: usize) -> Outcome<u64> {
         let Some(Fields([_, pid, number, inode, bytes, owner])) = Fields::parse(handle) else {
             return Err(Code::INVALID_VALUE);

@@ -1,6 +1,7 @@
 //! Kernels by name: what each does, in Rust.
 //!
-//! A kernel is carried out as the moves it makes. Tables that a kernel reads are read when it begins.
+//! A kernel is carried out as the moves it makes. Tables that a kernel reads are read when it
+//! begins.
 
 use crate::driver::State;
 use crate::memory::Memory;
@@ -72,7 +73,8 @@ impl View<'_> {
         self.reach(at, count * 8)?;
         self.tables.push(Touch::read(at, count * 8));
         let raw = self.memory.raw(at) as *const u64;
-        // SAFETY: an area that this GPU reaches has these bytes, and stays while the state is locked.
+        // SAFETY: an area that this GPU reaches has these bytes, and stays while the state is
+        // locked.
         Ok((0..count as usize).map(|index| unsafe { raw.add(index).read_unaligned() }).collect())
     }
 

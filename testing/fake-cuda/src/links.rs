@@ -1,13 +1,14 @@
 //! Virtual links: how long bytes take.
 //!
-//! A link serves one piece after another. A piece that crosses several links (a GPU's PCIe link and the host's memory, say)
-//! ends when the slowest of them is done with it.
+//! A link serves one piece after another. A piece that crosses several links (a GPU's PCIe link and
+//! the host's memory, say) ends when the slowest of them is done with it.
 
 use crate::stats::Way;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How far a busy link may lag behind its own schedule and still catch up: sleeps last longer than asked for.
+/// How far a busy link may lag behind its own schedule and still catch up: sleeps last longer than
+/// asked for.
 const CATCH_UP: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,8 +48,8 @@ impl Links {
         Ok(())
     }
 
-    /// When a piece that starts now will have gone over `ways`. `busy`: the same engine has just moved another piece, so
-    /// the links need not be idle between the two.
+    /// When a piece that starts now will have gone over `ways`. `busy`: the same engine has just
+    /// moved another piece, so the links need not be idle between the two.
     pub fn reserve(&mut self, ways: &[Way], bytes: u64, now: Instant, busy: bool) -> Option<Instant> {
         let links: Vec<(Link, f64)> = ways.iter().flat_map(|&way| self.crossed(way)).collect();
         let earliest = if busy { now.checked_sub(CATCH_UP).unwrap_or(now) } else { now };

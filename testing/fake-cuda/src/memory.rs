@@ -1,7 +1,8 @@
 //! Memory that the driver knows: of GPUs, pinned, managed.
 //!
-//! A device address is reserved and cannot be read or written: whoever follows it on the host dies as with a GPU. Its bytes
-//! lie in a memfd, mapped a second time for the engines, and can be mapped by other processes.
+//! A device address is reserved and cannot be read or written: whoever follows it on the host dies
+//! as with a GPU. Its bytes lie in a memfd, mapped a second time for the engines, and can be mapped
+//! by other processes.
 
 use crate::abi::{Code, Outcome};
 use rustix::fd::{AsFd, OwnedFd};
@@ -11,7 +12,8 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ptr::null_mut;
 
 const PAGE_BYTES: u64 = 4096;
-/// Freed areas that are remembered, to tell who still uses them. Their addresses are nobody's meanwhile.
+/// Freed areas that are remembered, to tell who still uses them. Their addresses are nobody's
+/// meanwhile.
 const FREED_MAX: usize = 256;
 
 /// A mapping of this process, ended when dropped.
@@ -21,7 +23,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Addresses that nobody can read or write; one page more than asked for, so that areas never touch.
+    /// Addresses that nobody can read or write; one page more than asked for, so that areas never
+    /// touch.
     pub fn reserved(bytes: u64) -> Outcome<Mapping> {
         Mapping::anonymous(bytes + PAGE_BYTES, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
@@ -38,7 +41,8 @@ impl Mapping {
         at.map(|at| Mapping { at: at as u64, bytes }).map_err(|_| Code::OUT_OF_MEMORY)
     }
 
-    /// The addresses without what was there. Nobody can read or write them, and the kernel puts nothing else there.
+    /// The addresses without what was there. Nobody can read or write them, and the kernel puts
+    /// nothing else there.
     fn emptied(self) -> Mapping {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: it replaces this value's own mapping, which nobody uses any more.
@@ -58,7 +62,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this mapping is this value's own; areas are dropped when no operation uses them any more.
+        // SAFETY: this mapping is this value's own; areas are dropped when no operation uses them
+        // any more.
         let _ = unsafe { munmap(self.at as *mut _, self.bytes) };
     }
 }
@@ -196,7 +201,8 @@ impl Memory {
         self.areas.insert(area.base, area);
     }
 
-    /// Takes out the area that begins at `base`, if it is of one of the `kinds`, and gives its size.
+    /// Takes out the area that begins at `base`, if it is of one of the `kinds`, and gives its
+    /// size.
     pub fn remove(&mut self, base: u64, kinds: &[Kind]) -> Option<u64> {
         self.areas.get(&base).filter(|area| kinds.contains(&area.kind))?;
         let mut area = self.areas.remove(&base)?;
@@ -251,7 +257,8 @@ impl Memory {
         }
     }
 
-    /// Where this process reads and writes the bytes of an address. What the driver does not know is the host's own.
+    /// Where this process reads and writes the bytes of an address. What the driver does not know
+    /// is the host's own.
     pub fn raw(&self, at: u64) -> u64 {
         self.find(at).map_or(at, |area| area.backing + (at - area.base))
     }

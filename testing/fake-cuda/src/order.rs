@@ -1,9 +1,10 @@
 //! Whether operations that touch the same bytes are ordered.
 //!
-//! An operation is ordered after another if a chain of stream order, events, values and the host's own waiting leads from
-//! one to the other. Two operations that touch the same bytes, one of them to write, without such a chain, corrupt data on
-//! some day, whatever happened today. What cannot be seen is taken as an order: a value that someone else wrote, and what
-//! threads of the host tell each other. So everything that is reported is a mistake, but not every mistake is reported.
+//! An operation is ordered after another if a chain of stream order, events, values and the host's
+//! own waiting leads from one to the other. Two operations that touch the same bytes, one of them
+//! to write, without such a chain, corrupt data on some day, whatever happened today. What cannot
+//! be seen is taken as an order: a value that someone else wrote, and what threads of the host tell
+//! each other. So everything that is reported is a mistake, but not every mistake is reported.
 
 use crate::clock::Clock;
 use std::collections::{HashMap, VecDeque};
@@ -58,7 +59,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Operation `number` of `stream` begins. Says which operation it should have been ordered after and is not.
+    /// Operation `number` of `stream` begins. Says which operation it should have been ordered
+    /// after and is not.
     pub fn begin(
         &mut self,
         stream: usize,

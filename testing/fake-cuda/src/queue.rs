@@ -1,7 +1,8 @@
 //! Operations and what each waits for.
 //!
-//! An operation counts the operations that it is ordered after and that have not ended: the last one of its stream, the
-//! record of an event, what the legacy rule adds. When none is left it begins; those that need no engine end at once.
+//! An operation counts the operations that it is ordered after and that have not ended: the last
+//! one of its stream, the record of an event, what the legacy rule adds. When none is left it
+//! begins; those that need no engine end at once.
 
 use crate::abi::{Code, Outcome};
 use crate::clock::Clock;
@@ -204,13 +205,15 @@ impl State {
         free
     }
 
-    /// Whether an operation writes a few bytes of host memory: the host may look at them and go on from there.
+    /// Whether an operation writes a few bytes of host memory: the host may look at them and go on
+    /// from there.
     fn signals_host(&self, op: &Op) -> bool {
         let few = op.touches.iter().filter(|touch| touch.writes && touch.to - touch.from <= SIGNAL_BYTES);
         few.into_iter().any(|touch| self.memory.find(touch.from).is_some_and(|area| !area.kind.on_device()))
     }
 
-    /// What an operation will read and write, if its GPU may. What kernels touch shows when they run.
+    /// What an operation will read and write, if its GPU may. What kernels touch shows when they
+    /// run.
     fn touched(&mut self, gpu: usize, name: &'static str, what: &What) -> Outcome<Vec<Touch>> {
         let mut touches = Vec::new();
         match what {
@@ -247,7 +250,8 @@ impl State {
         if let Some(lost) = areas.iter().flatten().find_map(|area| self.gpus[area.gpu].poison) {
             return Err(lost);
         }
-        // A copy from or to the host takes the link of the GPU that has the memory, whoever makes it.
+        // A copy from or to the host takes the link of the GPU that has the memory, whoever makes
+        // it.
         let [Some(from), Some(to)] = areas else { return Ok(()) };
         if let Some(area) = [from, to].into_iter().find(|area| !self.memory.reaches(gpu, area)) {
             // The real driver copies by way of the host then, without a word.
@@ -257,7 +261,8 @@ impl State {
         Ok(())
     }
 
-    /// Whether an operation of `gpu` may touch these bytes. Addresses that the driver does not know are the host's own.
+    /// Whether an operation of `gpu` may touch these bytes. Addresses that the driver does not know
+    /// are the host's own.
     pub fn check(&mut self, gpu: usize, name: &str, at: u64, bytes: u64) -> Outcome {
         if at == 0 && bytes > 0 {
             return Err(Code::INVALID_VALUE);

@@ -65,7 +65,8 @@ pub fn this_thread() -> usize {
 }
 
 impl State {
-    /// The stream that a caller means, in the context of `gpu`. `per_thread`: 0 is the thread's own.
+    /// The stream that a caller means, in the context of `gpu`. `per_thread`: 0 is the thread's
+    /// own.
     pub fn resolve_stream(&mut self, given: usize, gpu: usize, per_thread: bool) -> Outcome<usize> {
         match given {
             0 if per_thread => Ok(self.default_stream(gpu, Some(this_thread()))),
@@ -106,13 +107,15 @@ impl State {
         self.order.forget_stream(handle);
     }
 
-    /// Streams that have nothing left to do when `stream` has not: the legacy stream stands for all that block with it.
+    /// Streams that have nothing left to do when `stream` has not: the legacy stream stands for all
+    /// that block with it.
     pub fn waited_for_with(&self, stream: usize) -> Vec<usize> {
         let legacy = self.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::Legacy);
         if legacy { self.streams_before(stream) } else { vec![stream] }
     }
 
-    /// Streams whose last operation the next one of `stream` comes after: itself, and what the legacy rule adds.
+    /// Streams whose last operation the next one of `stream` comes after: itself, and what the
+    /// legacy rule adds.
     pub fn streams_before(&self, stream: usize) -> Vec<usize> {
         let mut before = vec![stream];
         let Some(Stream { gpu, sort, .. }) = self.streams.get(&stream) else { return before };

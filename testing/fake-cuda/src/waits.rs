@@ -1,7 +1,7 @@
 //! Values in memory that streams write and wait for.
 //!
-//! A value may come from a stream, the host or another process, so somebody has to look: one thread, and only while a
-//! stream waits.
+//! A value may come from a stream, the host or another process, so somebody has to look: one
+//! thread, and only while a stream waits.
 
 use crate::clock::Clock;
 use crate::driver::{State, lock, signals};
@@ -44,7 +44,8 @@ impl State {
     /// A stream writes a value.
     pub fn write_value(&mut self, id: u64, at: u64, bytes: u64, value: u64) {
         let raw = self.memory.raw(at);
-        // SAFETY: enqueueing has checked that an area has these aligned bytes; it stays while an operation waits.
+        // SAFETY: enqueueing has checked that an area has these aligned bytes; it stays while an
+        // operation waits.
         unsafe {
             if bytes == 4 {
                 AtomicU32::from_ptr(raw as *mut u32).store(value as u32, Ordering::Release);
@@ -78,7 +79,8 @@ impl State {
 
     fn is_there(&mut self, id: u64, wanted: Wanted) -> bool {
         let raw = self.memory.raw(wanted.at);
-        // SAFETY: enqueueing has checked that an area has these aligned bytes; it stays while an operation waits.
+        // SAFETY: enqueueing has checked that an area has these aligned bytes; it stays while an
+        // operation waits.
         let found = unsafe {
             match wanted.bytes {
                 4 => AtomicU32::from_ptr(raw as *mut u32).load(Ordering::Acquire).into(),

@@ -39,7 +39,8 @@ fn a_poisoned_context_fails_everything_and_runs_nothing() {
     });
 }
 
-/// GPUs 0 and 1 that reach each other, with a stream and memory of each, and pinned memory. GPU 0 is current.
+/// GPUs 0 and 1 that reach each other, with a stream and memory of each, and pinned memory. GPU 0
+/// is current.
 fn two(cuda: &Cuda) -> (Vec<usize>, [usize; 2], [u64; 2], &'static mut [u8]) {
     let contexts = cuda.start(2);
     let made = [0, 1].map(|gpu| {
@@ -227,7 +228,8 @@ fn peers_that_are_switched_off_cannot_be_reached() {
     });
 }
 
-/// GB/s of copies from the host to some GPUs at once, each in two streams; another figure each time that it is asked for.
+/// GB/s of copies from the host to some GPUs at once, each in two streams; another figure each time
+/// that it is asked for.
 fn h2d_rates<'a>(cuda: &'a Cuda, contexts: &[usize], mib: usize) -> impl FnMut() -> f64 + use<'a> {
     let bytes = mib << 20;
     let host = cuda.pinned(bytes);

@@ -1,5 +1,5 @@
-//! Programs whose copies are ordered as they must be give what a machine without any streams gives, and are not reported;
-//! whoever leaves an order out is.
+//! Programs whose copies are ordered as they must be give what a machine without any streams gives,
+//! and are not reported; whoever leaves an order out is.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -45,7 +45,8 @@ impl Machine<'_> {
         stream
     }
 
-    /// Runs a program; each copy waits for the events that `waits` leaves of those it has to wait for.
+    /// Runs a program; each copy waits for the events that `waits` leaves of those it has to wait
+    /// for.
     fn run(&mut self, steps: &[Step], mut waits: impl FnMut(usize) -> bool) {
         for (fill, host) in self.host.iter_mut().enumerate() {
             host.fill(fill as u8 + 100);

@@ -17,11 +17,13 @@ type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32,
 pub struct Pair([usize; 2]);
 
 impl Pair {
-    /// The entry point, to be called as `F`, which is the type that `cuda.h` gives it. `None`: the driver lacks it.
+    /// The entry point, to be called as `F`, which is the type that `cuda.h` gives it. `None`: the
+    /// driver lacks it.
     pub fn get<F: Copy>(self, per_thread: bool) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<usize>()) };
         let address = self.0[usize::from(per_thread)];
-        // SAFETY: F is a function pointer, and the driver gave its address for the type that the caller names.
+        // SAFETY: F is a function pointer, and the driver gave its address for the type that the
+        // caller names.
         (address != 0).then(|| unsafe { std::mem::transmute_copy::<usize, F>(&address) })
     }
 }

@@ -102,7 +102,8 @@ fn copy(
         _ => driver.copy,
     };
     let entry = entry.get::<unsafe extern "C" fn(Address, Address, usize) -> i32>(per_thread)?;
-    // SAFETY: cuMemcpy, cuMemcpyHtoD, cuMemcpyDtoH and cuMemcpyDtoD take an address, an address and a length.
+    // SAFETY: cuMemcpy, cuMemcpyHtoD, cuMemcpyDtoH and cuMemcpyDtoD take an address, an address and
+    // a length.
     Some(unsafe { entry(to, from, bytes) })
 }
 
@@ -200,7 +201,8 @@ extern "C" fn cudaSetDevice(device: i32) -> i32 {
     serve(|_| Some(0))
 }
 
-/// Takes away all that the thread's device has in this process. The next call makes its context anew.
+/// Takes away all that the thread's device has in this process. The next call makes its context
+/// anew.
 #[unsafe(no_mangle)]
 extern "C" fn cudaDeviceReset() -> i32 {
     let code = serve(|driver| {

@@ -26,8 +26,9 @@ pub fn settled_descriptors() -> usize {
     seen
 }
 
-/// Takes a few windows, each of which says what was used in it: one of them has to be within what is allowed. What comes
-/// after every start is over by then, and what an idle thing does all the time is in all of them.
+/// Takes a few windows, each of which says what was used in it: one of them has to be within what
+/// is allowed. What comes after every start is over by then, and what an idle thing does all the
+/// time is in all of them.
 pub fn assert_idle<T: PartialOrd + std::fmt::Debug>(what: &str, allowed: T, mut window: impl FnMut() -> T) {
     let mut used = Vec::new();
     while used.last().is_none_or(|last| *last > allowed) {

@@ -1,14 +1,16 @@
-//! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with everything that it does for
-//! them, beside what the same file gives to nothing but io_uring; how long a log with millions of chunks takes to open;
-//! and, where a Python with it is given, LMCache's local disk backend. It knows what is compared with what; how each side
-//! does its I/O is theirs.
+//! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with
+//! everything that it does for them, beside what the same file gives to nothing but io_uring; how
+//! long a log with millions of chunks takes to open; and, where a Python with it is given,
+//! LMCache's local disk backend. It knows what is compared with what; how each side does its I/O is
+//! theirs.
 //!
-//! In every run the store and the ceiling move as many objects of the same size, at the same depth, in the same file. They
-//! take turns in slices of a run, so that a disk whose speed changes from second to second changes for both; which of them
-//! goes first alternates. Both read in random order. Both write from the same memory and in the file's order, as a log
-//! does, and what a slice wrote is durable when the slice ends. CPU time is that of the whole process; on our side it
-//! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have whole runs of their own
-//! between ours.
+//! In every run the store and the ceiling move as many objects of the same size, at the same depth,
+//! in the same file. They take turns in slices of a run, so that a disk whose speed changes from
+//! second to second changes for both; which of them goes first alternates. Both read in random
+//! order. Both write from the same memory and in the file's order, as a log does, and what a slice
+//! wrote is durable when the slice ends. CPU time is that of the whole process; on our side it
+//! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have
+//! whole runs of their own between ours.
 
 mod file;
 mod fio;
@@ -33,14 +35,16 @@ use raw::Raw;
 use sides::{Figures, Side, cpu_rows};
 use std::path::PathBuf;
 
-/// Sizes: name, bytes, and how many are under way at a time: enough to keep the disks of the study busy.
+/// Sizes: name, bytes, and how many are under way at a time: enough to keep the disks of the study
+/// busy.
 const SIZES: [(&str, u64, usize); 4] =
     [("80kib", 80 << 10, 16), ("128kib", 128 << 10, 16), ("1mib", 1 << 20, 8), ("2mib", 2 << 20, 4)];
 /// The size that is also measured after everything was overwritten several times.
 const CHURNED: &str = "128kib";
 /// How often everything is overwritten before.
 const CAPACITIES: u64 = 3;
-/// Batches of `depth` objects that our side submits ahead, so that the disk's queue stays full while one is checked.
+/// Batches of `depth` objects that our side submits ahead, so that the disk's queue stays full
+/// while one is checked.
 const BATCHES: usize = 4;
 /// Turns that each side takes in a run.
 const SLICES: usize = 4;

@@ -1,5 +1,6 @@
-//! `forebay bench`: each benchmark measures one part beside its ceiling and writes the results object. This file knows the
-//! benchmarks by name and shows what they measured; how they measure is theirs.
+//! `forebay bench`: each benchmark measures one part beside its ceiling and writes the results
+//! object. This file knows the benchmarks by name and shows what they measured; how they measure is
+//! theirs.
 
 #[macro_use]
 extern crate forebay_results;

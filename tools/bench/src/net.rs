@@ -1,9 +1,11 @@
-//! `forebay bench net`: memory of another process, written and read through an agent, beside plain sockets between the same
-//! two processes. The other process is this program again, started by it; every byte of every run is compared.
+//! `forebay bench net`: memory of another process, written and read through an agent, beside plain
+//! sockets between the same two processes. The other process is this program again, started by it;
+//! every byte of every run is compared.
 //!
-//! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in, `rail` what carries them
-//! instead of TCP; `owner` is the other process, `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the
-//! ceiling, `peers` are other systems' programs, run on the same blocks.
+//! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in,
+//! `rail` what carries them instead of TCP; `owner` is the other process, `pair` the two together;
+//! `rate`, `small` and `faults` measure; `raw` is the ceiling, `peers` are other systems' programs,
+//! run on the same blocks.
 
 mod blocks;
 mod certificates;
@@ -47,17 +49,19 @@ pub struct Args {
     /// Threads that ask, each for its part of the blocks; several numbers with commas
     #[arg(long, value_name = "THREADS", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Vec<u16>,
-    /// The memory that blocks lie in at both ends; several with commas. What this machine does not have is said and left out
+    /// The memory that blocks lie in at both ends; several with commas. What this machine does not
+    /// have is said and left out
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Segment::Heap])]
     segment: Vec<Segment>,
-    /// A UCX rail that carries the blocks instead of TCP: memory, rdma or tcp, on all of its devices or on some, as in tcp=lo;
-    /// several times for several
+    /// A UCX rail that carries the blocks instead of TCP: memory, rdma or tcp, on all of its
+    /// devices or on some, as in tcp=lo; several times for several
     #[arg(long, value_name = "FABRIC[=DEVICE,...]", value_parser = rail::rail)]
     rail: Vec<rail::Rail>,
     /// Runs of each kind
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// A program that measures another system in the same way (see bench/peers); several times for several
+    /// A program that measures another system in the same way (see bench/peers); several times for
+    /// several
     #[arg(long, value_name = "COMMAND")]
     peer: Vec<String>,
     #[command(flatten)]

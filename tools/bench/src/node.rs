@@ -1,6 +1,7 @@
-//! `forebay bench node`: what it costs to store and to load the KV of a prompt of 128k tokens by way of a node: time, CPU of
-//! node and client together, and messages. A real node and its client run in this process, and share memory as two
-//! processes do. Chunks are small, so that messages weigh more than bytes.
+//! `forebay bench node`: what it costs to store and to load the KV of a prompt of 128k tokens by
+//! way of a node: time, CPU of node and client together, and messages. A real node and its client
+//! run in this process, and share memory as two processes do. Chunks are small, so that messages
+//! weigh more than bytes.
 
 use super::copy::cpu_s;
 use crate::output::{CommandResult, Error, Output, finish};

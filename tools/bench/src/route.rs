@@ -2,11 +2,12 @@
 //! beside a direct connection and, if asked for, another router. It measures from outside, as a
 //! client and by `/proc`.
 //!
-//! Fake engines answer at once with 16 events, each in a write of its own; they and the load run on one CPU, the routers
-//! on another. Router and peer are measured in turn, and the one that is not is stopped: it may have work of its own in
-//! the background. Added time: requests arrive at random (open loop) and go directly to an engine and through the router
-//! by turns, so that both see the same disturbances. CPU: a closed loop, user and system time of the router's processes
-//! over requests; this does not depend on how busy the rest of the machine is.
+//! Fake engines answer at once with 16 events, each in a write of its own; they and the load run on
+//! one CPU, the routers on another. Router and peer are measured in turn, and the one that is not
+//! is stopped: it may have work of its own in the background. Added time: requests arrive at random
+//! (open loop) and go directly to an engine and through the router by turns, so that both see the
+//! same disturbances. CPU: a closed loop, user and system time of the router's processes over
+//! requests; this does not depend on how busy the rest of the machine is.
 
 mod engine;
 mod load;
@@ -27,8 +28,8 @@ const CLOSED_LOOP: usize = 32;
 /// Before each measurement, so that connections are open.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// Longer answers count as stalled: fake engines answer in well under a millisecond, and a router that lets Nagle's
-/// algorithm meet delayed acknowledgements adds 40 ms.
+/// Longer answers count as stalled: fake engines answer in well under a millisecond, and a router
+/// that lets Nagle's algorithm meet delayed acknowledgements adds 40 ms.
 const STALL_MS: f64 = 30.0;
 
 /// Arguments of `forebay bench route`.
@@ -46,7 +47,8 @@ pub struct Args {
     /// Policy of the router
     #[arg(long, default_value_t = forebay_router::Policy::Lpwl)]
     policy: forebay_router::Policy,
-    /// Another router to run beside it; {p0} to {p3} become the engines' ports and {rp} the port to listen on
+    /// Another router to run beside it; {p0} to {p3} become the engines' ports and {rp} the port to
+    /// listen on
     #[arg(long, value_name = "NAME@VERSION=COMMAND")]
     peer: Option<PeerCommand>,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! `forebay bench store`: lookups and leases in a memory tier that holds a million chunks. It measures the tier behind the
-//! lock that a store has around it; no bytes move.
+//! `forebay bench store`: lookups and leases in a memory tier that holds a million chunks. It
+//! measures the tier behind the lock that a store has around it; no bytes move.
 
 use crate::output::{CommandResult, Output, finish};
 use forebay_kv::{ChunkId, NamespaceKey};
@@ -105,7 +105,8 @@ fn full_tier(sequences: &[Vec<ChunkId>]) -> Result<MemoryTier, Box<dyn std::erro
     config.max_chunks = chunks as u32;
     let mut tier = MemoryTier::new(config)?;
     let shape = ChunkShape::new([SLOT_ALIGN_BYTES])?;
-    // Round by round, as sessions grow side by side: neighbours in a sequence are not neighbours in memory.
+    // Round by round, as sessions grow side by side: neighbours in a sequence are not neighbours in
+    // memory.
     for place in 0..PREFIX {
         for sequence in sequences {
             let parent = place.checked_sub(1).map(|before| &sequence[before]);

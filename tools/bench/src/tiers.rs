@@ -1,6 +1,6 @@
-//! `forebay bench tiers`: what each admission policy makes of the SSD on whole traces, beside what no cache could exceed.
-//! Nothing is timed: every run gives the same figures. This file knows traces and rows; what tiers do is
-//! `forebay-trace`'s to say.
+//! `forebay bench tiers`: what each admission policy makes of the SSD on whole traces, beside what
+//! no cache could exceed. Nothing is timed: every run gives the same figures. This file knows
+//! traces and rows; what tiers do is `forebay-trace`'s to say.
 
 use crate::output::{CommandResult, Output, finish};
 use forebay_results::{Results, Row};
@@ -44,7 +44,8 @@ pub fn run(args: Args) -> CommandResult {
     finish(&results, &args.output)
 }
 
-/// The figures of one policy. `most_hits` is the share of blocks that a cache without limit would have held.
+/// The figures of one policy. `most_hits` is the share of blocks that a cache without limit would
+/// have held.
 fn rows(trace: &Path, row: &TierRow, most_hits: f64) -> [Row; 4] {
     let trace = trace.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
     let trace = trace.strip_suffix("_trace").unwrap_or(&trace);

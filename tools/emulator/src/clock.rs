@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How far a step may start in the past, so that a sleep that took too long does not add up over many short steps.
+/// How far a step may start in the past, so that a sleep that took too long does not add up over
+/// many short steps.
 const MAX_CATCH_UP: Duration = Duration::from_millis(2);
 
 /// The clock of one engine. `ratio` model seconds pass in each real second.
@@ -37,8 +38,8 @@ impl ModelClock {
         then.elapsed().as_secs_f64() * self.ratio
     }
 
-    /// When a step that began at `started`, has been emulated by now and takes `model_us` is over. Steps of a busy engine
-    /// follow one another without gaps.
+    /// When a step that began at `started`, has been emulated by now and takes `model_us` is over.
+    /// Steps of a busy engine follow one another without gaps.
     pub fn end_of_step(&mut self, started: Instant, model_us: f64) -> Instant {
         let earliest = started.checked_sub(MAX_CATCH_UP).unwrap_or(started);
         let began = self.busy_until.map_or(started, |until| until.clamp(earliest, started));
@@ -53,8 +54,8 @@ impl ModelClock {
         self.busy_until = None;
     }
 
-    /// Model seconds by which steps took longer to emulate than they should have taken, in total. If it grows, the ratio
-    /// is too high for the machine.
+    /// Model seconds by which steps took longer to emulate than they should have taken, in total.
+    /// If it grows, the ratio is too high for the machine.
     pub fn lag_s(&self) -> f64 {
         self.lag.as_secs_f64() * self.ratio
     }
@@ -82,7 +83,8 @@ mod tests {
             std::thread::sleep(end.saturating_duration_since(Instant::now()));
             ends.push(end);
         }
-        // 20 steps of 2 ms, each beginning where the one before ended, even though every sleep is too long.
+        // 20 steps of 2 ms, each beginning where the one before ended, even though every sleep is
+        // too long.
         assert!(ends[19] >= start + Duration::from_millis(40));
         assert!(ends.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_millis(2)));
     }

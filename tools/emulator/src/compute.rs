@@ -35,7 +35,8 @@ impl Compute {
         }
     }
 
-    /// Computes a step: writes the KV of its tokens and gives the tokens that follow, one for each share that samples.
+    /// Computes a step: writes the KV of its tokens and gives the tokens that follow, one for each
+    /// share that samples.
     pub fn run(&mut self, scheduler: &Scheduler, step: &Step) -> Vec<u32> {
         step.preempted.iter().for_each(|request| self.forget(*request));
         let mut sampled = Vec::new();
@@ -71,8 +72,9 @@ impl Compute {
         }
     }
 
-    /// The token that follows a request's context. The KV of the whole context is read when its prefill completes, and
-    /// again for the last token; in between each step reads the KV of the token that it computed.
+    /// The token that follows a request's context. The KV of the whole context is read when its
+    /// prefill completes, and again for the last token; in between each step reads the KV of the
+    /// token that it computed.
     fn sample(&mut self, request: &Request, share: &Share) -> u32 {
         let end = request.tokens().len();
         let known = self.contexts.get(&share.request).copied();

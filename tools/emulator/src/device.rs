@@ -6,7 +6,8 @@
 //! layer 1: block 0 | block 1 | ...
 //! ```
 //!
-//! A block's bytes in one layer are its *extent*; extents of neighbouring blocks are neighbours in memory.
+//! A block's bytes in one layer are its *extent*; extents of neighbouring blocks are neighbours in
+//! memory.
 
 use crate::scheduler::BlockId;
 use crate::truth::KvShape;
@@ -14,7 +15,8 @@ use forebay_transfer::{HostBuffer, RegionId, Span};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The memory. Whoever holds a block may write it; the scheduler sees to it that nobody else reads or writes it then.
+/// The memory. Whoever holds a block may write it; the scheduler sees to it that nobody else reads
+/// or writes it then.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     buffer: Arc<HostBuffer>,
@@ -60,8 +62,8 @@ impl DeviceMemory {
         debug_assert!(inside, "bytes outside of the device at {offset}");
     }
 
-    /// Where the extents of `blocks` lie in one layer of the device registered as `region`, in order; neighbours are
-    /// one span.
+    /// Where the extents of `blocks` lie in one layer of the device registered as `region`, in
+    /// order; neighbours are one span.
     pub fn spans(&self, region: RegionId, layer: usize, blocks: &[BlockId]) -> Vec<Span> {
         let extent_bytes = self.shape.extent_bytes() as u64;
         let mut spans: Vec<Span> = Vec::new();

@@ -33,8 +33,8 @@ const CLOSE_CONNECTIONS: Duration = Duration::from_secs(1);
 /// How often a shutdown looks whether jobs are left.
 const DRAIN_POLL: Duration = Duration::from_millis(5);
 
-/// Stores hold one block in so many of the pool at most: enough for the chunks of several steps, and too few to starve
-/// requests when a store is slow.
+/// Stores hold one block in so many of the pool at most: enough for the chunks of several steps,
+/// and too few to starve requests when a store is slow.
 const STORE_SHARE: usize = 4;
 
 /// What an engine is to be.
@@ -46,7 +46,8 @@ pub struct EngineConfig {
     pub model: String,
     /// What makes this engine's KV unusable in others.
     pub namespace: NamespaceKey,
-    /// KV bytes that are really kept for a token in a layer: a multiple of 4. The latency model uses the real model's.
+    /// KV bytes that are really kept for a token in a layer: a multiple of 4. The latency model
+    /// uses the real model's.
     pub kv_bytes_per_token_layer: usize,
     /// Tokens of a chunk in the store, a multiple of the profile's `block_tokens`.
     pub chunk_tokens: usize,
@@ -67,7 +68,8 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The usual configuration: real time, the smallest KV, a free port of the loopback address, no KV events.
+    /// The usual configuration: real time, the smallest KV, a free port of the loopback address, no
+    /// KV events.
     pub fn new(profile: Profile, namespace: NamespaceKey) -> EngineConfig {
         EngineConfig {
             model: profile.model.name.clone(),
@@ -166,8 +168,9 @@ impl SpawnError {
 pub struct Engine;
 
 impl Engine {
-    /// Starts an engine: a thread that computes, and on the current tokio runtime its HTTP server and the publisher of
-    /// its KV events. With a store it fetches chunks from there and stores what it computes.
+    /// Starts an engine: a thread that computes, and on the current tokio runtime its HTTP server
+    /// and the publisher of its KV events. With a store it fetches chunks from there and stores
+    /// what it computes.
     pub async fn spawn(
         config: EngineConfig,
         store: Option<StoreConnection>,
@@ -253,7 +256,8 @@ impl Engine {
 }
 
 async fn serve(listener: TcpListener, app: Arc<App>, max_body_bytes: usize, closed: oneshot::Receiver<()>) {
-    // Without it, a small write waits up to 40 ms for the client's delayed acknowledgement of the one before.
+    // Without it, a small write waits up to 40 ms for the client's delayed acknowledgement of the
+    // one before.
     let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
     let server = axum::serve(listener, http::router(app, max_body_bytes));
     // It only ends when it is told to.
@@ -289,8 +293,9 @@ impl EngineHandle {
         self.stats.lock().clone()
     }
 
-    /// Stops the engine: requests that are not done within `grace` are aborted. When this returns no transfer reads or
-    /// writes the engine's memory any more, unless the mover did not end one in 10 s.
+    /// Stops the engine: requests that are not done within `grace` are aborted. When this returns
+    /// no transfer reads or writes the engine's memory any more, unless the mover did not end one
+    /// in 10 s.
     pub async fn shutdown(mut self, grace: Duration) {
         self.intake.drain();
         let deadline = Instant::now() + grace;

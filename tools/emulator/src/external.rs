@@ -1,9 +1,10 @@
-//! The engine's side of the store: chunks are fetched into blocks, checked, and handed over when their model time has
-//! passed; computed chunks are copied away. This file is glue; what is fetched and stored when is the scheduler's choice.
+//! The engine's side of the store: chunks are fetched into blocks, checked, and handed over when
+//! their model time has passed; computed chunks are copied away. This file is glue; what is fetched
+//! and stored when is the scheduler's choice.
 //!
-//! A fetched chunk counts only if every byte of it is right. The first one that is not, for whatever reason, ends the
-//! fetched prefix: it and all behind it are computed. A load's blocks belong to the mover until every transfer of it has
-//! ended, and so do a store's.
+//! A fetched chunk counts only if every byte of it is right. The first one that is not, for
+//! whatever reason, ends the fetched prefix: it and all behind it are computed. A load's blocks
+//! belong to the mover until every transfer of it has ended, and so do a store's.
 
 use crate::clock::ModelClock;
 use crate::device::DeviceMemory;
@@ -21,7 +22,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-/// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow less.
+/// How long chunks are leased for a load; a load that takes longer is a miss. The store may allow
+/// less.
 const LEASE_US: u64 = 30_000_000;
 
 /// How an engine reaches a store.
@@ -29,8 +31,8 @@ const LEASE_US: u64 = 30_000_000;
 pub struct StoreConnection {
     /// The store.
     pub store: Arc<dyn chunk_store::ChunkStore>,
-    /// What moves the bytes between the two. There must be routes between the store's place and `device`, both ways, and it
-    /// must outlive the engine.
+    /// What moves the bytes between the two. There must be routes between the store's place and
+    /// `device`, both ways, and it must outlive the engine.
     pub mover: MoverHandle,
     /// Where the engine's device memory is to be registered.
     pub device: Place,
@@ -134,12 +136,14 @@ impl External {
         self.connection.store.lookup(ids)
     }
 
-    /// Tells the store which chunks a request uses, wherever they are or if they have to be computed.
+    /// Tells the store which chunks a request uses, wherever they are or if they have to be
+    /// computed.
     pub fn used(&self, ids: &[ChunkId]) {
         self.connection.store.used(ids, self.chunk_bytes());
     }
 
-    /// Starts a load of what is worth loading while so many other requests compute. Its end comes out of
+    /// Starts a load of what is worth loading while so many other requests compute. Its end comes
+    /// out of
     /// [`External::take_due`].
     pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock, others: usize) {
         let lease = self.connection.store.lease(&load.ids, LEASE_US);
@@ -171,7 +175,8 @@ impl External {
         self.check_ended(id);
     }
 
-    /// Has the first `taken` chunks of a load moved. Gives a place for the end of each that is under way.
+    /// Has the first `taken` chunks of a load moved. Gives a place for the end of each that is
+    /// under way.
     fn submit(
         &mut self,
         id: LoadId,
@@ -216,7 +221,8 @@ impl External {
         }
     }
 
-    /// Checks what a load brought once all of it has ended. That may be before it is due, and then costs no model time.
+    /// Checks what a load brought once all of it has ended. That may be before it is due, and then
+    /// costs no model time.
     fn check_ended(&mut self, id: LoadId) {
         let Some(mut active) = self.loads.remove(&id) else { return };
         if let State::Moving { lease, ends, measured } = &active.state
@@ -267,8 +273,8 @@ impl External {
         Ok(())
     }
 
-    /// Counts chunks that were found and cannot be used. Whatever a store that is gone did not do, it did not do because of
-    /// that; wrong bytes are another matter.
+    /// Counts chunks that were found and cannot be used. Whatever a store that is gone did not do,
+    /// it did not do because of that; wrong bytes are another matter.
     fn count(&mut self, miss: Miss, chunks: usize) {
         let miss = match miss {
             Miss::Corrupt => Miss::Corrupt,
@@ -286,7 +292,8 @@ impl External {
         *counter += chunks as u64;
     }
 
-    /// So many tokens of a prompt have been computed. What could not be asked for is worth to be known.
+    /// So many tokens of a prompt have been computed. What could not be asked for is worth to be
+    /// known.
     pub fn computed(&mut self, tokens: usize) {
         if !self.connection.store.is_reachable() {
             self.stats.unasked_chunks += (tokens / self.chunk_tokens()) as u64;
@@ -317,7 +324,8 @@ impl External {
         checked.map(|active| active.due).min()
     }
 
-    /// Copies a chunk to the store; its end comes as [`Message::Stored`]. Gives its blocks back if the store does not take it.
+    /// Copies a chunk to the store; its end comes as [`Message::Stored`]. Gives its blocks back if
+    /// the store does not take it.
     pub fn store(&mut self, chunk: ChunkStore) -> Option<Vec<BlockId>> {
         let ChunkStore { id, parent, blocks } = chunk;
         let (inbox, held) = (self.inbox.clone(), blocks.clone());

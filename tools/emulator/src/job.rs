@@ -36,7 +36,8 @@ pub struct Job {
 pub enum Delivery {
     /// All of it at the end.
     AtEnd,
-    /// The first token at once, then whenever this many have come together; vLLM's `stream_interval`.
+    /// The first token at once, then whenever this many have come together; vLLM's
+    /// `stream_interval`.
     Every(usize),
 }
 

@@ -1,14 +1,16 @@
 //! How long the GPU would take. This file knows constants, tokens and contexts.
 //!
-//! A step that computes `n_i` new tokens behind `c_i` tokens of context for each of its requests takes
+//! A step that computes `n_i` new tokens behind `c_i` tokens of context for each of its requests
+//! takes
 //!
 //! ```text
 //! t = max(floor, C_lin * sum(n_i) + C_att * sum(n_i * (c_i + n_i / 2)) + C_dec * sum(c_i of decodes))
 //! ```
 //!
-//! `C_lin` is what the weights cost per token, `C_att` what attention costs per pair of query and key, `C_dec` what a
-//! decode reads of its context, and the floor what it costs to launch a step at all. A decode is a request with one new
-//! token. A cold prefill of n tokens in few steps thus takes `C_lin * n + C_att * n^2 / 2`. Constants come from a
+//! `C_lin` is what the weights cost per token, `C_att` what attention costs per pair of query and
+//! key, `C_dec` what a decode reads of its context, and the floor what it costs to launch a step at
+//! all. A decode is a request with one new token. A cold prefill of n tokens in few steps thus
+//! takes `C_lin * n + C_att * n^2 / 2`. Constants come from a
 //! [`Profile`]; attention to a cached prefix is in the formula, which models with a cost per uncached token leave out.
 
 use crate::profile::Profile;
@@ -71,7 +73,8 @@ impl LatencyModel {
         if tokens == 0 { 0.0 } else { work_us.max(self.floor_us) }
     }
 
-    /// Microseconds that the KV of `tokens` tokens, in its real size, spends on the GPU's host link.
+    /// Microseconds that the KV of `tokens` tokens, in its real size, spends on the GPU's host
+    /// link.
     pub fn load_us(&self, tokens: usize) -> f64 {
         self.load_us * tokens as f64
     }

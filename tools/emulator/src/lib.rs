@@ -1,5 +1,5 @@
-//! An emulated inference engine: it speaks OpenAI's API, schedules like vLLM's V1 engine, takes the time that a latency
-//! model says a GPU would take, and keeps KV bytes that can be checked.
+//! An emulated inference engine: it speaks OpenAI's API, schedules like vLLM's V1 engine, takes the
+//! time that a latency model says a GPU would take, and keeps KV bytes that can be checked.
 //!
 //! It knows what an engine does with tokens, blocks and time.
 

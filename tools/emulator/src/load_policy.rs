@@ -1,9 +1,10 @@
-//! How much of a stored prefix the emulated engine loads, and how much it computes. It asks the same [`CostModel`]
-//! as the vLLM connector: steps cost what the latency model says, and how fast disk and peers are is measured from
-//! the engine's own loads.
+//! How much of a stored prefix the emulated engine loads, and how much it computes. It asks the
+//! same [`CostModel`] as the vLLM connector: steps cost what the latency model says, and how fast
+//! disk and peers are is measured from the engine's own loads.
 //!
-//! Loads move the emulated bytes in real time, so computing counts in real time too: the faster the model's clock,
-//! the sooner the engine computes. Chunks are counted with the bytes that they have in the real model.
+//! Loads move the emulated bytes in real time, so computing counts in real time too: the faster the
+//! model's clock, the sooner the engine computes. Chunks are counted with the bytes that they have
+//! in the real model.
 
 use crate::clock::ModelClock;
 use crate::latency::{LatencyModel, StepShare};
@@ -63,9 +64,9 @@ impl LoadPolicy {
         })
     }
 
-    /// How many chunks to load, all of them behind the `first_chunk` that the engine has: those in memory in any case,
-    /// and those from disk and peers with which all requests wait least. `wait` is how long the request waits
-    /// anyway, and `others` compute meanwhile.
+    /// How many chunks to load, all of them behind the `first_chunk` that the engine has: those in
+    /// memory in any case, and those from disk and peers with which all requests wait least. `wait`
+    /// is how long the request waits anyway, and `others` compute meanwhile.
     pub fn chunks_to_load(
         &mut self,
         prompt_tokens: usize,
@@ -98,7 +99,8 @@ impl LoadPolicy {
         Measured { began: now, asked, arrived: Residence::default(), last_end: [now; 2] }
     }
 
-    /// A load has ended. Where it waited for one before it, only the time since that one's end counts.
+    /// A load has ended. Where it waited for one before it, only the time since that one's end
+    /// counts.
     pub fn ended(&mut self, load: &Measured) {
         self.loading.disk -= load.asked.disk;
         self.loading.peers -= load.asked.peers;

@@ -6,7 +6,8 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// The constants of one (GPU, model) pair. Each shipped profile states its sources beside the values.
+/// The constants of one (GPU, model) pair. Each shipped profile states its sources beside the
+/// values.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -40,7 +41,8 @@ pub struct ModelFacts {
     pub kv_bytes_per_token: u64,
 }
 
-/// Constants of the step time; the formula is that of [`LatencyModel`](crate::latency::LatencyModel).
+/// Constants of the step time; the formula is that of
+/// [`LatencyModel`](crate::latency::LatencyModel).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCosts {
@@ -129,8 +131,8 @@ impl Profile {
         Ok(profile)
     }
 
-    /// What makes KV of this model, on one emulated GPU, unusable elsewhere. There are no weights to digest, so the
-    /// model's name stands for them; the latency model's constants change no KV.
+    /// What makes KV of this model, on one emulated GPU, unusable elsewhere. There are no weights
+    /// to digest, so the model's name stands for them; the latency model's constants change no KV.
     pub fn namespace(&self) -> Namespace {
         Namespace {
             weights: Digest::of(self.model.name.as_bytes()),

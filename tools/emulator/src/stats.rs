@@ -42,7 +42,8 @@ pub struct Stats {
     pub times: Times,
 }
 
-/// Chunks, by what came of them. Each failed load is a miss: its tokens and those behind it are computed.
+/// Chunks, by what came of them. Each failed load is a miss: its tokens and those behind it are
+/// computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
     /// Loaded and every byte right.

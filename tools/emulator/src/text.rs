@@ -1,15 +1,17 @@
 //! Text and tokens of a model that has no tokenizer: every piece of text has an id, and every id
 //! has a word.
 //!
-//! Text is cut from left to right into pieces: one space at most, then up to five letters, digits and
-//! underscores, or a single other character. So a longer text starts with the pieces of a shorter one, except perhaps
-//! for the last piece of that. A piece that is the word of a token is that token; any other piece is hashed to an id.
-//! An answer that comes back in the next prompt is therefore the same tokens again.
+//! Text is cut from left to right into pieces: one space at most, then up to five letters, digits
+//! and underscores, or a single other character. So a longer text starts with the pieces of a
+//! shorter one, except perhaps for the last piece of that. A piece that is the word of a token is
+//! that token; any other piece is hashed to an id. An answer that comes back in the next prompt is
+//! therefore the same tokens again.
 
 use std::fmt::Write;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Letters of a piece at most: words of agents' prompts have 4 to 5 characters a token with real vocabularies.
+/// Letters of a piece at most: words of agents' prompts have 4 to 5 characters a token with real
+/// vocabularies.
 const PIECE_CHARS: usize = 5;
 
 /// Digits of the longest word of a token: that of `u32::MAX`.
@@ -117,7 +119,8 @@ mod tests {
         fn a_longer_text_starts_with_the_tokens_of_a_shorter_one(text in "\\PC{0,80}", more in "\\PC{0,20}") {
             let short = encode(&text, 5_000);
             let long = encode(&format!("{text}{more}"), 5_000);
-            // The last piece may grow, and what was cut as text may turn out to begin a word of up to three pieces.
+            // The last piece may grow, and what was cut as text may turn out to begin a word of up
+            // to three pieces.
             let firm = short.len().saturating_sub(3);
             prop_assert_eq!(&long[..firm.min(long.len())], &short[..firm]);
             prop_assert!(long.iter().all(|token| *token < 5_000));

@@ -1,5 +1,6 @@
-//! The engine's thread, "the GPU": it takes jobs in, runs step after step, and hands output over. This file is glue: the
-//! scheduler decides what is computed, the latency model how long it takes, `external` what comes from the store.
+//! The engine's thread, "the GPU": it takes jobs in, runs step after step, and hands output over.
+//! This file is glue: the scheduler decides what is computed, the latency model how long it takes,
+//! `external` what comes from the store.
 
 use crate::clock::ModelClock;
 use crate::compute::Compute;
@@ -96,8 +97,8 @@ impl Worker {
         self.external.into_iter().for_each(External::disconnect);
     }
 
-    /// Whether it was told to stop and nothing reads or writes the device any more, or a mover that has ended never lets
-    /// that happen.
+    /// Whether it was told to stop and nothing reads or writes the device any more, or a mover that
+    /// has ended never lets that happen.
     fn may_stop(&self) -> bool {
         let quiet = self.external.as_ref().is_none_or(External::is_quiet);
         self.stop_by.is_some_and(|stop_by| quiet || Instant::now() >= stop_by)
@@ -241,7 +242,8 @@ impl Worker {
         }
     }
 
-    /// Lets a step's time pass. Messages wait for its end, as they do while a GPU is busy; only a stop does not.
+    /// Lets a step's time pass. Messages wait for its end, as they do while a GPU is busy; only a
+    /// stop does not.
     fn sit_out(&mut self, until: Instant) {
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             match self.inbox.recv_timeout(left) {
@@ -252,7 +254,8 @@ impl Worker {
         }
     }
 
-    /// Takes an output token of a request. Gives what is to be handed over, and to whom, if anything is due.
+    /// Takes an output token of a request. Gives what is to be handed over, and to whom, if
+    /// anything is due.
     fn emit(&mut self, request: RequestId, token: u32, completed: &Completed) -> Option<Delivered> {
         let finished = completed.finished.iter().find(|(finished, _)| *finished == request);
         let state = finished.map(|(_, state)| state).or(self.scheduler.request(request))?;

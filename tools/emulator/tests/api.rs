@@ -1,4 +1,5 @@
-//! Guarantees of the API: right tokens over HTTP, the shapes that clients of vLLM expect, and clear refusals.
+//! Guarantees of the API: right tokens over HTTP, the shapes that clients of vLLM expect, and clear
+//! refusals.
 
 mod common;
 
@@ -363,8 +364,8 @@ async fn kept_connections_never_stall() {
         client.stream("/v1/completions", body.clone()).await;
         slow += usize::from(start.elapsed() >= Duration::from_millis(38));
     }
-    // Nagle's algorithm against delayed acknowledgements would make about half of them wait for 40 ms; a busy machine
-    // delays some.
+    // Nagle's algorithm against delayed acknowledgements would make about half of them wait for 40
+    // ms; a busy machine delays some.
     assert!(slow <= 12, "{slow} of 100 streams took 38 ms and more");
     engine.shutdown(SECONDS).await;
 }

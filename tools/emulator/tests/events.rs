@@ -1,5 +1,5 @@
-//! Guarantees of KV events: a subscriber sees in vLLM's format what enters and leaves the prefix cache, and can ask for
-//! what it missed.
+//! Guarantees of KV events: a subscriber sees in vLLM's format what enters and leaves the prefix
+//! cache, and can ask for what it missed.
 
 mod common;
 
@@ -79,7 +79,8 @@ async fn a_subscriber_sees_what_is_cached_in_vllms_format() {
     let mut subscriber = SubSocket::new();
     subscriber.connect(&format!("tcp://{publish}")).await.unwrap();
     subscriber.subscribe("kv@engine-0").await.unwrap();
-    // It takes a while until the engine knows of it. Number 0 said that the cache is empty, and each prompt brings two.
+    // It takes a while until the engine knows of it. Number 0 said that the cache is empty, and
+    // each prompt brings two.
     let (mut next, mut last) = (1, 0);
     while last == 0 {
         client.complete(&tokens(40, 100 + next as u32), 10).await;

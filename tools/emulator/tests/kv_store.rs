@@ -1,5 +1,6 @@
-//! Guarantees of an engine whose store is not its own: it may go away and come back at any moment, and have chunks from
-//! elsewhere. Tokens stay right, and what was computed for that reason is counted by it.
+//! Guarantees of an engine whose store is not its own: it may go away and come back at any moment,
+//! and have chunks from elsewhere. Tokens stay right, and what was computed for that reason is
+//! counted by it.
 
 mod common;
 
@@ -154,7 +155,8 @@ impl Rig {
         Rig { fate, config, prompt, first, second, client, _mover: mover }
     }
 
-    /// What the second engine answers, after a look at whether it is right, by `(external, peer)` tokens of its usage.
+    /// What the second engine answers, after a look at whether it is right, by `(external, peer)`
+    /// tokens of its usage.
     async fn ask(&self) -> (u64, u64) {
         let (answer, usage) = self.client.complete(&self.prompt, 20).await;
         assert_eq!(oracle(&self.config).wrong_tokens(&self.prompt, &answer), 0);

@@ -1,8 +1,9 @@
-//! The latency model through the scheduler, in virtual time, against what is known of it from elsewhere: the arithmetic of
-//! the model and of the GPU, and the TTFTs of a published report by the classes that it names.
+//! The latency model through the scheduler, in virtual time, against what is known of it from
+//! elsewhere: the arithmetic of the model and of the GPU, and the TTFTs of a published report by
+//! the classes that it names.
 //!
-//! The report does not say how many tokens were computed for its TTFTs. Nothing here shows that the model predicts a TTFT
-//! of known tokens to any percentage; only a measurement on that GPU could.
+//! The report does not say how many tokens were computed for its TTFTs. Nothing here shows that the
+//! model predicts a TTFT of known tokens to any percentage; only a measurement on that GPU could.
 
 use forebay_emulator::latency::{LatencyModel, Launch, StepShare};
 use forebay_emulator::profile::Profile;
@@ -23,7 +24,8 @@ fn scheduler(profile: &Profile) -> Scheduler {
     })
 }
 
-/// Runs one step in virtual time; every token is 0. Gives the step's microseconds and how many requests finished.
+/// Runs one step in virtual time; every token is 0. Gives the step's microseconds and how many
+/// requests finished.
 fn step(scheduler: &mut Scheduler, model: &LatencyModel) -> (f64, usize) {
     let step = scheduler.schedule(&mut |_| 0);
     let shares = step.shares.iter();
@@ -67,8 +69,8 @@ const EXPERTS: f64 = 128.0;
 /// The H20 by its data sheet, dense bfloat16.
 const PEAK_FLOP_PER_S: f64 = 148e12;
 
-/// Seconds that the arithmetic of a cold prefill takes at the GPU's peak: two FLOP for each weight and token, and four for
-/// each element of a query's head and key before it.
+/// Seconds that the arithmetic of a cold prefill takes at the GPU's peak: two FLOP for each weight
+/// and token, and four for each element of a query's head and key before it.
 fn at_peak_s(tokens: usize) -> f64 {
     let attention = HIDDEN * HEAD * (2.0 * QUERY_HEADS + 2.0 * KEY_HEADS);
     let experts = ACTIVE_EXPERTS * 3.0 * HIDDEN * EXPERT_INNER + HIDDEN * EXPERTS;
@@ -78,8 +80,8 @@ fn at_peak_s(tokens: usize) -> f64 {
     (linear_flop * tokens + pair_flop * tokens * tokens / 2.0) / PEAK_FLOP_PER_S
 }
 
-/// A GPU reaches a part of its peak: more than 0.9 of it would be no H20, and less than half would be far from what
-/// prefills of thousands of tokens are known to reach.
+/// A GPU reaches a part of its peak: more than 0.9 of it would be no H20, and less than half would
+/// be far from what prefills of thousands of tokens are known to reach.
 #[test]
 fn a_cold_prefill_takes_its_arithmetic_at_a_half_to_nine_tenths_of_the_gpus_peak() {
     for tokens in [2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000] {
@@ -88,16 +90,17 @@ fn a_cold_prefill_takes_its_arithmetic_at_a_half_to_nine_tenths_of_the_gpus_peak
     }
 }
 
-/// TTFT p50 and p90 by class of the agentic-kvc report (REPORT.md at c8ba666: 8 H20, one request per GPU, so nearly no
-/// queueing), and the bounds of the classes in tokens. They are by new tokens as the proxy that ran the experiment
-/// estimated them. It knew the prompts and underestimated hits: no more tokens were computed than a class says, and
-/// fewer may have been.
+/// TTFT p50 and p90 by class of the agentic-kvc report (REPORT.md at c8ba666: 8 H20, one request
+/// per GPU, so nearly no queueing), and the bounds of the classes in tokens. They are by new tokens
+/// as the proxy that ran the experiment estimated them. It knew the prompts and underestimated
+/// hits: no more tokens were computed than a class says, and fewer may have been.
 const TABLE: [(&str, Option<usize>, Option<usize>, f64); 6] = [
     ("5k to 20k p50", Some(5_000), Some(20_000), 0.921),
     ("5k to 20k p90", Some(5_000), Some(20_000), 1.846),
     ("20k to 50k p50", Some(20_000), Some(50_000), 2.660),
     ("20k to 50k p90", Some(20_000), Some(50_000), 6.278),
-    // A cold prefill of 50,000 tokens takes 8.5 s at the peak, which no GPU reaches: this p50 belongs to the class below.
+    // A cold prefill of 50,000 tokens takes 8.5 s at the peak, which no GPU reaches: this p50
+    // belongs to the class below.
     ("over 50k p50", Some(20_000), Some(50_000), 9.587),
     ("over 50k p90", Some(50_000), None, 30.4),
 ];
@@ -113,7 +116,8 @@ fn published_ttfts_lie_where_the_bounds_of_their_classes_put_them() {
     assert!(at_peak_s(50_000) > 8.4, "why the exception is one");
 }
 
-/// The scheduler cuts a prompt into steps; what they take together must be what the formula says of the whole.
+/// The scheduler cuts a prompt into steps; what they take together must be what the formula says of
+/// the whole.
 #[test]
 fn the_steps_of_a_prefill_add_up_to_the_formula_of_the_whole() {
     for tokens in [10_100, 21_400, 47_500, 91_600] {

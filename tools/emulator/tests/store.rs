@@ -1,5 +1,5 @@
-//! Guarantees of an engine with a store: what another engine computed is loaded and not computed again, and whatever
-//! happens to a chunk on its way, the tokens stay right.
+//! Guarantees of an engine with a store: what another engine computed is loaded and not computed
+//! again, and whatever happens to a chunk on its way, the tokens stay right.
 
 mod common;
 
@@ -38,7 +38,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// A store of `capacity_bytes`; what it stores comes in over a host link, what it loads goes out over `load`.
+    /// A store of `capacity_bytes`; what it stores comes in over a host link, what it loads goes
+    /// out over `load`.
     fn new(capacity_bytes: u64, load: Box<dyn Link>) -> Rig {
         let mover = MoverThread::spawn(Limits::default()).expect("a mover");
         let tier = TierConfig { slab_bytes: MIB / 4, ..TierConfig::new(capacity_bytes) };
@@ -166,8 +167,8 @@ async fn what_one_engine_computed_another_one_loads() {
     second.shutdown(SECONDS).await;
 }
 
-/// An engine for which a chunk takes long enough to compute, 80 ms, that a disk is quicker, also one on a busy machine, and
-/// a step not so long that computing a few costs nothing.
+/// An engine for which a chunk takes long enough to compute, 80 ms, that a disk is quicker, also
+/// one on a busy machine, and a step not so long that computing a few costs nothing.
 fn worth_loading() -> EngineConfig {
     let mut config = EngineConfig { clock_ratio: 0.2, launch: Launch::Graph, ..config() };
     config.profile.memory.pool_tokens = 8_192;
@@ -198,7 +199,8 @@ async fn a_prefix_that_a_slow_disk_has_is_computed_again_and_one_that_a_fast_dis
         init(&log, 64 * MIB, MIB, Existing::Keep).expect("a log");
         leave_on_disk(&log, &config, &prompts).await;
         let rig = Rig::with_slow_log(&log, Duration::from_millis(delay_ms));
-        // With the first prompt the engine finds out what the disk can do, at the second one it knows.
+        // With the first prompt the engine finds out what the disk can do, at the second one it
+        // knows.
         let (engine, client) = rig.spawn(&config, 0).await;
         let mut hits = Vec::new();
         for prompt in &prompts {
@@ -270,7 +272,8 @@ async fn what_fell_out_of_the_gpu_comes_back_from_the_store() {
             let prompt = [tokens(300, 100), tokens(700, seed)].concat();
             let (answer, usage) = client.complete(&prompt, 30).await;
             assert_eq!(oracle.wrong_tokens(&prompt, &answer), 0, "round {round}, prompt {seed}");
-            // Eight prompts do not fit the GPU. Each has four chunks, with its output, and shares the first.
+            // Eight prompts do not fit the GPU. Each has four chunks, with its output, and shares
+            // the first.
             assert!(round == 0 || cached(&usage).0 >= 768, "round {round}, prompt {seed}: {usage}");
             let seen = if round == 0 { seed + 1 } else { 8 };
             rig.wait_for_chunks(1 + 3 * seen as usize).await;
@@ -280,8 +283,8 @@ async fn what_fell_out_of_the_gpu_comes_back_from_the_store() {
     engine.shutdown(SECONDS).await;
 }
 
-/// Two engines over a link that flips bits, many turns each. Gives wrong tokens, corrupt chunks that were caught, and
-/// flipped bits.
+/// Two engines over a link that flips bits, many turns each. Gives wrong tokens, corrupt chunks
+/// that were caught, and flipped bits.
 async fn run_with_flips(chance: f64) -> (usize, u64, u64) {
     let flipped = Arc::new(AtomicU64::new(0));
     let copy = HostLink::new(1).expect("a host link");
@@ -336,7 +339,8 @@ impl Link for LastByte {
         let last = op.pairs.last().and_then(|pair| memory.host(&pair.to)).expect("pairs of host memory");
         let last_byte = std::sync::atomic::AtomicPtr::new(last.0.as_ptr().wrapping_add(last.1 - 1));
         let done = done.inspect(move |_| {
-            // SAFETY: the byte is the last one of a span of this operation, which owns it until `done` is finished.
+            // SAFETY: the byte is the last one of a span of this operation, which owns it until
+            // `done` is finished.
             unsafe { *last_byte.load(Ordering::Relaxed) ^= 1 };
         });
         self.0.start(op, memory, done);
@@ -362,7 +366,8 @@ async fn a_single_wrong_bit_in_the_last_layer_is_caught() {
     second.shutdown(SECONDS).await;
 }
 
-/// Two engines with small pools over a store that is too small for all, a link that flips bits, clients that go away.
+/// Two engines with small pools over a store that is too small for all, a link that flips bits,
+/// clients that go away.
 #[cfg(not(feature = "unverified"))]
 #[tokio::test]
 async fn every_token_is_right_whatever_else_goes_wrong() {

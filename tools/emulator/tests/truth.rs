@@ -1,5 +1,5 @@
-//! Guarantees of the keyed KV: what engines read out of memory and what the oracle predicts are one function, and no
-//! wrong byte, wherever it is, stays without effect.
+//! Guarantees of the keyed KV: what engines read out of memory and what the oracle predicts are one
+//! function, and no wrong byte, wherever it is, stays without effect.
 
 use forebay_emulator::truth::{BlockKeys, BlockSums, ContextDigest, KvShape, KvTruth, Oracle, ShapeError};
 use forebay_kv::NamespaceKey;

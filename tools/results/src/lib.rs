@@ -1,5 +1,6 @@
-//! The results object that every benchmark and the demo write with `--json FILE`: what was measured, on which machine,
-//! at which commit, beside which ceiling. [`output`] is what commands print.
+//! The results object that every benchmark and the demo write with `--json FILE`: what was
+//! measured, on which machine, at which commit, beside which ceiling. [`output`] is what commands
+//! print.
 
 #[macro_use]
 pub mod output;
@@ -18,7 +19,8 @@ pub struct Results {
     pub rows: Vec<Row>,
 }
 
-/// One figure. `value` is the median of `runs` runs; `ceiling` and `peer` are of the same run or absent.
+/// One figure. `value` is the median of `runs` runs; `ceiling` and `peer` are of the same run or
+/// absent.
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
     /// Dotted, lower case and stable, such as `copy.host.26kib`.
@@ -67,8 +69,9 @@ struct Machine {
 }
 
 impl Row {
-    /// A row from the values of several runs. The median of an even number is the mean of the middle two; no runs give
-    /// a row with `runs` 0 and zeros, so that a missing measurement is visible.
+    /// A row from the values of several runs. The median of an even number is the mean of the
+    /// middle two; no runs give a row with `runs` 0 and zeros, so that a missing measurement is
+    /// visible.
     pub fn of_runs(name: impl Into<String>, unit: &'static str, runs: &[f64]) -> Row {
         let mut sorted = runs.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -137,7 +140,8 @@ fn cpus() -> usize {
     listed.lines().filter(|line| line.starts_with("processor")).count()
 }
 
-/// The commit of the checkout in the current directory, with `-dirty` when it has changes, or `unknown` outside of one.
+/// The commit of the checkout in the current directory, with `-dirty` when it has changes, or
+/// `unknown` outside of one.
 fn commit() -> String {
     std::process::Command::new("git")
         .args(["describe", "--always", "--dirty", "--abbrev=12"])
@@ -147,7 +151,8 @@ fn commit() -> String {
         .map_or_else(|| "unknown".into(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Now, as an ISO 8601 day and time in UTC. Civil-from-days after H. Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+/// Now, as an ISO 8601 day and time in UTC. Civil-from-days after H. Hinnant, "chrono-Compatible
+/// Low-Level Date Algorithms".
 fn date() -> String {
     let seconds = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

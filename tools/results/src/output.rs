@@ -1,7 +1,7 @@
-//! What commands print. `println!` and its kin of this crate take the place of std's in commands: whoever reads may go
-//! away (`forebay store stat LOG | head -1`), and then a command does its work all the same, says
-//! nothing more, and ends as it would have. Any other error of stdout makes the command fail in the
-//! end.
+//! What commands print. `println!` and its kin of this crate take the place of std's in commands:
+//! whoever reads may go away (`forebay store stat LOG | head -1`), and then a command does its work
+//! all the same, says nothing more, and ends as it would have. Any other error of stdout makes the
+//! command fail in the end.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write, stderr, stdout};

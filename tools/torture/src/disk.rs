@@ -1,5 +1,6 @@
-//! A store's files as the suite damages them: where each value lies, found by its bytes and not by knowing the store, and
-//! edits of those places. Whole directories can be copied and put back. This file knows files; it must never know a store.
+//! A store's files as the suite damages them: where each value lies, found by its bytes and not by
+//! knowing the store, and edits of those places. Whole directories can be copied and put back. This
+//! file knows files.
 
 use crate::random::Random;
 use crate::value::{MARK_BYTES, SECTOR_BYTES, mark};
@@ -62,13 +63,15 @@ impl Disk {
         Ok(files)
     }
 
-    /// Bytes of disk that the files take, as `du` counts them. A file that goes meanwhile takes none.
+    /// Bytes of disk that the files take, as `du` counts them. A file that goes meanwhile takes
+    /// none.
     pub fn physical_bytes(&self) -> io::Result<u64> {
         let blocks = |file: PathBuf| std::fs::metadata(file).map_or(0, |metadata| metadata.blocks());
         Ok(self.files()?.into_iter().map(blocks).sum::<u64>() * 512)
     }
 
-    /// The complete copies of values of `keys` in versions below `versions`, wherever they lie at multiples of a sector.
+    /// The complete copies of values of `keys` in versions below `versions`, wherever they lie at
+    /// multiples of a sector.
     pub fn find(&self, keys: u64, versions: u32, value_bytes: u64) -> io::Result<Vec<Copy>> {
         let sectors = value_bytes as usize / SECTOR_BYTES;
         let mut by_mark: HashMap<[u8; MARK_BYTES], (u64, u32, usize)> = HashMap::new();
@@ -154,8 +157,8 @@ impl Image {
         self.0.get(&place.file)?.get(start..start + bytes)
     }
 
-    /// An image of the same files in which only what lies before `share_percent` of each file is this one's, and the rest
-    /// that of `newer`.
+    /// An image of the same files in which only what lies before `share_percent` of each file is
+    /// this one's, and the rest that of `newer`.
     pub fn mixed_with(&self, newer: &Image, share_percent: u64) -> Image {
         let mix = |(path, new): (&PathBuf, &Vec<u8>)| {
             let mut bytes = new.clone();

@@ -1,5 +1,5 @@
-//! The faults of a worker's system calls: which of them end oddly, and how. The subjects' file layers ask before each call
-//! that moves bytes. This file decides; it must never know how a fault is played.
+//! The faults of a worker's system calls: which of them end oddly, and how. The subjects' file
+//! layers ask before each call that moves bytes. This file decides.
 
 use crate::power::Power;
 use crate::protocol::{Fault, IoFault};

@@ -1,5 +1,6 @@
-//! What a store may answer: the versions of each key that are right now, and those that may be found after a crash. A store
-//! may always have lost a value, since it is a cache; it may never have another. This file must never know a store.
+//! What a store may answer: the versions of each key that are right now, and those that may be
+//! found after a crash. A store may always have lost a value, since it is a cache; it may never
+//! have another.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,8 @@ pub struct Model {
 
 #[derive(Debug, Clone)]
 struct Key {
-    /// What is right now; `None` is nothing. More than one only after a crash that may or may not have lost the last ones.
+    /// What is right now; `None` is nothing. More than one only after a crash that may or may not
+    /// have lost the last ones.
     now: Vec<Option<u32>>,
     /// What may be right after a crash.
     after_crash: Vec<Option<u32>>,

@@ -1,9 +1,10 @@
-//! A power supply that fails at a chosen write. It keeps what every write since the last sync has overwritten; when the
-//! power fails, each of these writes is kept, lost or torn at a sector, and the process ends. So a store meets what a disk
-//! with a volatile cache leaves behind, which no `SIGKILL` shows: the system's own cache survives that.
+//! A power supply that fails at a chosen write. It keeps what every write since the last sync has
+//! overwritten; when the power fails, each of these writes is kept, lost or torn at a sector, and
+//! the process ends. So a store meets what a disk with a volatile cache leaves behind, which no
+//! `SIGKILL` shows: the system's own cache survives that.
 //!
-//! This file knows writes and syncs of files; it must never know what is written. The length of a file stays what it was
-//! at the failure, and names are kept: file systems put both into a journal, in order.
+//! This file knows writes and syncs of files. The length of a file stays what it was at the
+//! failure, and names are kept: file systems put both into a journal, in order.
 
 use crate::random::Random;
 use crate::value::SECTOR_BYTES;
@@ -59,8 +60,8 @@ impl Power {
         (state.fails_after, state.seed) = (Some(writes), seed);
     }
 
-    /// To be called before `parts` are written one after another. Does not return if the power fails: then the write was
-    /// made, and is lost, torn or kept like any other.
+    /// To be called before `parts` are written one after another. Does not return if the power
+    /// fails: then the write was made, and is lost, torn or kept like any other.
     pub fn write(&self, file: &Arc<File>, offset: u64, parts: &[&[u8]]) -> io::Result<Announced> {
         let state = &mut *self.state.lock();
         let Some(left) = state.fails_after else { return Ok(Announced(None)) };
@@ -106,7 +107,8 @@ impl Power {
 }
 
 impl State {
-    /// Loses what was not synced, then ends the process. The lock is held, so nothing else is written meanwhile.
+    /// Loses what was not synced, then ends the process. The lock is held, so nothing else is
+    /// written meanwhile.
     fn fail(&mut self) -> io::Result<()> {
         lose(&self.unsynced, self.seed)?;
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
@@ -119,7 +121,8 @@ impl State {
 /// Undoes writes in part, the last one first, so that overlapping ones are undone in order.
 fn lose(unsynced: &[Unsynced], seed: u64) -> io::Result<()> {
     let mut random = Random::new(seed);
-    // A third of the failures loses everything, a third almost nothing: extremes find more than averages.
+    // A third of the failures loses everything, a third almost nothing: extremes find more than
+    // averages.
     let lost_percent = [100, 50, 5][random.below(3) as usize];
     for write in unsynced.iter().rev() {
         if !random.chance(lost_percent) {
@@ -145,8 +148,8 @@ fn lose(unsynced: &[Unsynced], seed: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes that lie in memory as direct I/O wants them: beside direct writes of a store, others through the system's cache
-/// would make the system report errors that no disk had.
+/// Bytes that lie in memory as direct I/O wants them: beside direct writes of a store, others
+/// through the system's cache would make the system report errors that no disk had.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,

@@ -1,5 +1,6 @@
-//! What the suite and a worker say to each other. A worker is a process that runs one store; commands reach it on standard
-//! input and answers leave it on standard output. This file knows the frames; it must never know what a store does.
+//! What the suite and a worker say to each other. A worker is a process that runs one store;
+//! commands reach it on standard input and answers leave it on standard output. This file knows the
+//! frames.
 //!
 //! A frame is a header and a payload:
 //!
@@ -9,7 +10,8 @@
 //! bytes    the payload: the value of a `put`, a `hit` or, one after another, of `many`
 //! ```
 //!
-//! Commands may overlap: up to [`COMMANDS_MAX`] are under way at a time, and answers come in any order.
+//! Commands may overlap: up to [`COMMANDS_MAX`] are under way at a time, and answers come in any
+//! order.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -103,8 +105,8 @@ pub enum Fault {
         /// How many of 100.
         percent: u8,
     },
-    /// The power fails while write number `after_writes` is made, counted from this command on: what was not synced is kept,
-    /// lost or torn as `seed` says, and the process is gone.
+    /// The power fails while write number `after_writes` is made, counted from this command on:
+    /// what was not synced is kept, lost or torn as `seed` says, and the process is gone.
     PowerLoss {
         /// Writes that are made before the last one.
         after_writes: u64,
@@ -188,7 +190,8 @@ pub fn write_frame(to: &mut impl Write, header: &impl Serialize, payload: &[u8])
     to.flush()
 }
 
-/// Reads one frame, of whose header `payload_bytes` tells the payload's length. `None` at the end of the stream.
+/// Reads one frame, of whose header `payload_bytes` tells the payload's length. `None` at the end
+/// of the stream.
 pub fn read_frame<H: DeserializeOwned>(
     from: &mut impl Read,
     payload_bytes: impl FnOnce(&H) -> u64,

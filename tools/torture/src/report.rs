@@ -1,5 +1,5 @@
-//! What came of a run, as a table that compares stores and as figures. This file knows how outcomes are shown; it must
-//! never know how they came about.
+//! What came of a run, as a table that compares stores and as figures. This file knows how outcomes
+//! are shown.
 
 use crate::cases::Verdict;
 use crate::suite::Outcome;

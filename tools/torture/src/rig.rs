@@ -1,5 +1,5 @@
-//! A store in the hands of a case: its directory, its worker, and the model that judges every value that comes back. Cases
-//! say what happens; this file carries it out and keeps count. It must never know which store it is.
+//! A store in the hands of a case: its directory, its worker, and the model that judges every value
+//! that comes back. Cases say what happens; this file carries it out and keeps count.
 
 use crate::model::Model;
 use crate::protocol::{COMMANDS_MAX, Do, Fault, Is, Setup};
@@ -127,7 +127,8 @@ impl Rig {
         opened
     }
 
-    /// Opens a store whose files were damaged. It may refuse, with a reason: then this notes it and is false.
+    /// Opens a store whose files were damaged. It may refuse, with a reason: then this notes it and
+    /// is false.
     pub fn open_damaged(&mut self) -> Result<bool, Broken> {
         match self.open() {
             Ok(()) => Ok(true),

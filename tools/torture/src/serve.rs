@@ -1,5 +1,6 @@
-//! The worker's half of the protocol: commands from standard input are carried out by a subject, each on a thread of its
-//! own, and answered on standard output. This file knows threads and frames; it must never know what a subject does.
+//! The worker's half of the protocol: commands from standard input are carried out by a subject,
+//! each on a thread of its own, and answered on standard output. This file knows threads and
+//! frames.
 
 use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Fault, Is, Setup, read_frame, write_frame};
 use parking_lot::Mutex;

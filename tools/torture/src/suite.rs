@@ -1,5 +1,5 @@
-//! The suite: every case on every store, each on a directory of its own, and what came of it. This file knows cases and
-//! stores by name only.
+//! The suite: every case on every store, each on a directory of its own, and what came of it. This
+//! file knows cases and stores by name only.
 
 use crate::cases::{self, Case, Verdict};
 use crate::report::{Column, Report};

@@ -1,5 +1,6 @@
-//! Values whose every byte is a function of (key, version, position), so that a wrong one is noticed and can be told
-//! apart: another key's, an older version, zeros, or nothing that was ever stored. This file must never know who stored it.
+//! Values whose every byte is a function of (key, version, position), so that a wrong one is
+//! noticed and can be told apart: another key's, an older version, zeros, or nothing that was ever
+//! stored.
 
 use crate::random::mix;
 
@@ -58,8 +59,9 @@ pub struct Wrong {
     pub resized: bool,
 }
 
-/// Judges `found`, which came back for `key`. `allowed` are the versions that may; `keys` and `versions` (from 0, exclusive)
-/// are all that were ever stored, to tell where wrong bytes come from.
+/// Judges `found`, which came back for `key`. `allowed` are the versions that may; `keys` and
+/// `versions` (from 0, exclusive) are all that were ever stored, to tell where wrong bytes come
+/// from.
 pub fn judge(found: &[u8], key: u64, allowed: &[u32], bytes: usize, keys: u64, versions: u32) -> Judgement {
     let mut nearest = None;
     for &version in allowed {

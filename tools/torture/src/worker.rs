@@ -1,5 +1,5 @@
-//! A worker as the suite sees it: a child process that is spoken to, waited for with a limit, and killed. This file knows
-//! processes and frames; it must never know what an answer means.
+//! A worker as the suite sees it: a child process that is spoken to, waited for with a limit, and
+//! killed. This file knows processes and frames.
 
 use crate::protocol::{Answer, Command, Do, Is, Setup, read_frame, write_frame};
 use parking_lot::Mutex;

@@ -7,7 +7,8 @@ use std::fmt;
 /// Above this, doubles have gaps: two different ids could be written as one number.
 const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// The id of a block. A negative one is the number with the same 64 bits, so that ids stay different.
+/// The id of a block. A negative one is the number with the same 64 bits, so that ids stay
+/// different.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Id(u64);
 

@@ -1,5 +1,5 @@
-//! The order of a trace. A replay needs the order of arrival, and files may have another one: some are written when
-//! requests end. It knows arrival times only.
+//! The order of a trace. A replay needs the order of arrival, and files may have another one: some
+//! are written when requests end. It knows arrival times only.
 
 use crate::request::TraceRequest;
 
@@ -23,8 +23,8 @@ impl OutOfOrder {
     }
 }
 
-/// Puts requests into the order of their arrival, and those that arrive together into the order of the file. Says how
-/// many stood behind one that arrives later.
+/// Puts requests into the order of their arrival, and those that arrive together into the order of
+/// the file. Says how many stood behind one that arrives later.
 pub fn sort_by_arrival(requests: &mut [TraceRequest]) -> usize {
     let mut out_of_order = OutOfOrder::default();
     requests.iter().for_each(|request| out_of_order.add(request));

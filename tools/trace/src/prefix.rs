@@ -1,13 +1,15 @@
-//! What two prompts have in common: one key for each prefix of a prompt, equal in two prompts exactly when all blocks up to
-//! there are equal. Block ids alone do not give that, for in some traces a block has the same id wherever it stands.
+//! What two prompts have in common: one key for each prefix of a prompt, equal in two prompts
+//! exactly when all blocks up to there are equal. Block ids alone do not give that, for in some
+//! traces a block has the same id wherever it stands.
 
 use crate::request::TraceRequest;
 use crate::tokens::mix;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// One key for each block of the prompt, from the first: a 64-bit hash of the block size and all ids up to this block.
-/// Among ten million different prefixes two have the same key with probability 3e-6.
+/// One key for each block of the prompt, from the first: a 64-bit hash of the block size and all
+/// ids up to this block. Among ten million different prefixes two have the same key with
+/// probability 3e-6.
 pub fn prefix_keys(request: &TraceRequest) -> impl Iterator<Item = u64> {
     let start = mix(u64::from(request.block_tokens));
     request.blocks.iter().scan(start, |key, &block| {

@@ -4,20 +4,22 @@
 use crate::number;
 use serde::{Deserialize, Serialize};
 
-/// One request of a trace. Times are microseconds of trace time. Its JSON, one object a line, is the project's own trace
-/// format: absent options and an empty `blocks` are left out.
+/// One request of a trace. Times are microseconds of trace time. Its JSON, one object a line, is
+/// the project's own trace format: absent options and an empty `blocks` are left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceRequest {
     /// Names the conversation; requests of a trace without conversations each have their own.
     pub session: String,
-    /// For the session of a sub-agent: the top-level session that it works for, however deeply it is nested.
+    /// For the session of a sub-agent: the top-level session that it works for, however deeply it
+    /// is nested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_session: Option<String>,
     /// Position within the session, from 0.
     pub turn: u32,
     /// Arrival, from the start of the trace.
     pub arrival_us: u64,
-    /// Pause between the end of the previous turn's answer and this request, where the trace records it.
+    /// Pause between the end of the previous turn's answer and this request, where the trace
+    /// records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub think_us: Option<u64>,
     /// How long the recorded service took to answer, where the trace records it.
@@ -29,21 +31,24 @@ pub struct TraceRequest {
     /// Length of the answer in tokens.
     #[serde(deserialize_with = "number::tokens")]
     pub output_tokens: u32,
-    /// How many tokens at the start of the prompt are tool definitions and system prompt, where the trace records it.
+    /// How many tokens at the start of the prompt are tool definitions and system prompt, where the
+    /// trace records it.
     #[serde(default, deserialize_with = "number::optional_tokens", skip_serializing_if = "Option::is_none")]
     pub system_tokens: Option<u32>,
     /// Tokens per prefix block; 0 in traces without prefix information.
     #[serde(default, deserialize_with = "number::tokens")]
     pub block_tokens: u32,
-    /// One id per prefix block, in order, unique over the whole trace: equal ids at equal positions after equal
-    /// predecessors are the same KV. Some formats name only whole blocks, so that up to a block of the prompt has no id;
-    /// in others the last block may be partial. Empty in traces without prefix information.
+    /// One id per prefix block, in order, unique over the whole trace: equal ids at equal positions
+    /// after equal predecessors are the same KV. Some formats name only whole blocks, so that up to
+    /// a block of the prompt has no id; in others the last block may be partial. Empty in traces
+    /// without prefix information.
     #[serde(default, deserialize_with = "number::ids", skip_serializing_if = "Vec::is_empty")]
     pub blocks: Vec<u64>,
 }
 
 impl TraceRequest {
-    /// The top-level session that the request belongs to: its own, or the one that its sub-agent works for.
+    /// The top-level session that the request belongs to: its own, or the one that its sub-agent
+    /// works for.
     pub fn root_session(&self) -> &str {
         self.parent_session.as_deref().unwrap_or(&self.session)
     }

@@ -1,6 +1,7 @@
-//! How much of a trace's prompts was seen before, by anyone and within the same session, in bounded memory. It looks at a
-//! random part of all prefixes, chosen by their keys and made smaller when memory is full (fixed-size SHARDS: Waldspurger
-//! et al., "Efficient MRC construction with SHARDS", FAST 2015): exact for small traces, an estimate for large ones.
+//! How much of a trace's prompts was seen before, by anyone and within the same session, in bounded
+//! memory. It looks at a random part of all prefixes, chosen by their keys and made smaller when
+//! memory is full (fixed-size SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS",
+//! FAST 2015): exact for small traces, an estimate for large ones.
 
 use crate::prefix::{KeySet, prefix_keys};
 use crate::request::TraceRequest;
@@ -121,7 +122,8 @@ mod tests {
         let mut exact = ReuseCounter::default();
         let mut small = ReuseCounter::remembering(2_000);
         for turn in 0..40_000u64 {
-            // In the second half every other prompt repeats the one before: what is seen late counts as much as early.
+            // In the second half every other prompt repeats the one before: what is seen late
+            // counts as much as early.
             let prompt = turn - u64::from(turn >= 20_000 && turn % 2 == 1);
             let blocks = (0..5).map(|position| prompt * 5 + position).collect();
             let request = request("a", blocks);

@@ -1,10 +1,10 @@
 //! Token ids for prefix blocks: traces hold no text, so a replayed prompt is made from its block
 //! ids.
 
-/// The token ids of one prefix block, each below `vocab` (a `vocab` of 0 is taken as 1). They are a function of
-/// `block_id` and their position alone, so that equal ids give equal tokens and a partial block is a prefix of the
-/// whole one. The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-/// OOPSLA 2014), started at a mix of the id.
+/// The token ids of one prefix block, each below `vocab` (a `vocab` of 0 is taken as 1). They are a
+/// function of `block_id` and their position alone, so that equal ids give equal tokens and a
+/// partial block is a prefix of the whole one. The generator is SplitMix64 (Steele, Lea and Flood,
+/// "Fast splittable pseudorandom number generators", OOPSLA 2014), started at a mix of the id.
 ///
 /// ```
 /// use forebay_trace::tokens::block_tokens;
@@ -14,7 +14,8 @@
 /// assert_eq!(whole[..5], partial);
 /// ```
 pub fn block_tokens(block_id: u64, block_tokens: u32, vocab: u32) -> impl Iterator<Item = u32> {
-    // Neighbouring ids must not start neighbouring streams: SplitMix64's streams are shifts of one another.
+    // Neighbouring ids must not start neighbouring streams: SplitMix64's streams are shifts of one
+    // another.
     let start = mix(block_id ^ 0x5EED_0F70_CE45_B10C);
     (1..=u64::from(block_tokens)).map(move |position| {
         let random = mix(start.wrapping_add(position.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
@@ -63,7 +64,8 @@ mod tests {
 
     #[test]
     fn the_tokens_of_a_block_never_change() {
-        // Recorded runs are compared across versions: a change here makes their prompts different ones.
+        // Recorded runs are compared across versions: a change here makes their prompts different
+        // ones.
         assert_eq!(block_tokens(42, 4, 151_936).collect::<Vec<_>>(), EXPECTED_42);
     }
 

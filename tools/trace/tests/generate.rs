@@ -1,4 +1,5 @@
-//! What a generated trace guarantees: it has the marginals that were asked for, and the same seed gives the same trace.
+//! What a generated trace guarantees: it has the marginals that were asked for, and the same seed
+//! gives the same trace.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +33,8 @@ fn assert_spread(name: &str, mut values: Vec<f64>, asked: Spread, tolerance: f64
     assert!(values[0] >= asked.min.floor() && values[values.len() - 1] <= asked.max, "{name} out of bounds");
 }
 
-/// Many short sessions: the standard error of a quantile of n log-normal values is some 2 sigma / sqrt(n).
+/// Many short sessions: the standard error of a quantile of n log-normal values is some 2 sigma /
+/// sqrt(n).
 #[test]
 fn the_marginals_are_those_asked_for() {
     let mut marginals = Marginals::claude_code();
@@ -129,7 +131,8 @@ fn a_seed_gives_one_trace_and_more_sessions_change_none() {
     assert_eq!(generate(&few, 3), generate(&more, 3).into_iter().filter(of_first_five).collect::<Vec<_>>());
 }
 
-/// Results are compared across versions of this project and of its random numbers: this fails when either changes them.
+/// Results are compared across versions of this project and of its random numbers: this fails when
+/// either changes them.
 #[test]
 fn the_demo_trace_never_changes() {
     let requests = generate(&Marginals::demo(), 1);
@@ -140,8 +143,9 @@ fn the_demo_trace_never_changes() {
     assert_eq!((requests.len(), input, output), (345, 5_702_659, 37_802));
 }
 
-/// Seconds that an H20 takes for the prompt of Qwen3-Coder-30B-A3B, of which all but `new` tokens are cached: 61.5 us for
-/// each new token and 5.9 ns for each pair of a new token and one before it.
+/// Seconds that an H20 takes for the prompt of Qwen3-Coder-30B-A3B, of which all but `new` tokens
+/// are cached: 61.5 us for each new token and 5.9 ns for each pair of a new token and one before
+/// it.
 fn h20_prefill_s(new: f64, prompt: f64) -> f64 {
     new * 61.5e-6 + new * (prompt - new / 2.0) * 5.9e-9
 }

@@ -56,7 +56,8 @@ fn prefixes_and_caches_are_counted() {
     // New: 10, 24, 4, 3 and 4 thousand tokens.
     assert_eq!((prefix.warm, prefix.medium, prefix.heavy), (0.6, 0.2, 0.2));
     assert_eq!((prefix.new_tokens.p50, prefix.new_tokens.max), (4_000.0, 24_000.0));
-    // Ten blocks hold the first ten of the last prompt each time: block 0 always hits, the others of "a" are gone.
+    // Ten blocks hold the first ten of the last prompt each time: block 0 always hits, the others
+    // of "a" are gone.
     let hits: Vec<f64> = prefix.caches.iter().map(|cache| cache.hit_blocks * 58.0).collect();
     assert!((hits[0] - 4.0).abs() < 1e-9 && (hits[1] - 13.0).abs() < 1e-9, "{hits:?}");
 }

@@ -1,5 +1,6 @@
-//! The figures of public traces, against those that their descriptions state. The traces are no part of the project: the
-//! tests look for them in `FOREBAY_TRACES` or beside the workspace and say so when they skip.
+//! The figures of public traces, against those that their descriptions state. The traces are no
+//! part of the project: the tests look for them in `FOREBAY_TRACES` or beside the workspace and say
+//! so when they skip.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

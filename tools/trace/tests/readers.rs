@@ -1,4 +1,5 @@
-//! What every reader guarantees: it never panics, reads whatever is good around what is bad, and says what was bad.
+//! What every reader guarantees: it never panics, reads whatever is good around what is bad, and
+//! says what was bad.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -506,7 +507,8 @@ fn what_is_no_trace_is_refused_with_advice() {
 
 #[test]
 fn a_trace_of_any_length_takes_the_memory_of_a_line() {
-    // The input has no end: a reader that wanted all of it before it gives anything would never return.
+    // The input has no end: a reader that wanted all of it before it gives anything would never
+    // return.
     struct Endless;
     impl std::io::Read for Endless {
         fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {

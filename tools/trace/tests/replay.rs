@@ -1,5 +1,5 @@
-//! The replayer against a fake engine over real sockets: what it sends, when it sends it, and what it records of every
-//! way in which a request can end.
+//! The replayer against a fake engine over real sockets: what it sends, when it sends it, and what
+//! it records of every way in which a request can end.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,5 @@
-//! The report from records made by hand: its figures, its text and its page. Nothing here was measured.
+//! The report from records made by hand: its figures, its text and its page. Nothing here was
+//! measured.
 
 use forebay_trace::record::{
     Counter, Failure, FailureKind, Line, LinkSample, LoadSample, Outcome, RecordLog, RequestRecord, RunInfo,

@@ -1,4 +1,5 @@
-//! Load samples over real sockets: an engine that answers is sampled in model time, one that does not costs nothing.
+//! Load samples over real sockets: an engine that answers is sampled in model time, one that does
+//! not costs nothing.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use forebay_trace::record::LoadSample;

@@ -1,7 +1,8 @@
-//! What tiers would have held of the Mooncake traces, against the published figures of an independent simulator
-//! (Python, 512-token blocks, memory 2 % and SSD 20 % of the distinct blocks); and what the adaptive policy is good for
-//! on those and on made-up traffic. The traces are no part of the project: the tests look for them in `FOREBAY_TRACES` or
-//! beside the workspace and say so when they skip.
+//! What tiers would have held of the Mooncake traces, against the published figures of an
+//! independent simulator (Python, 512-token blocks, memory 2 % and SSD 20 % of the distinct
+//! blocks); and what the adaptive policy is good for on those and on made-up traffic. The traces
+//! are no part of the project: the tests look for them in `FOREBAY_TRACES` or beside the workspace
+//! and say so when they skip.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -62,7 +63,8 @@ fn points(share: f64) -> f64 {
     share * 100.0
 }
 
-/// Checks the requirement and says what happened. Returns what the adaptive policy wrote, as a share of what `all` did.
+/// Checks the requirement and says what happened. Returns what the adaptive policy wrote, as a
+/// share of what `all` did.
 #[track_caller]
 fn assert_adaptive_follows(name: &str, [all, second_hit, adaptive]: &[TierRow; 3]) -> f64 {
     let hits = [all, second_hit, adaptive].map(|row| points(row.ssd_hits));
@@ -78,7 +80,8 @@ fn assert_adaptive_follows(name: &str, [all, second_hit, adaptive]: &[TierRow; 3
 
 #[test]
 fn the_mooncake_tables_of_the_study_are_reproduced() {
-    // Hits on the SSD in points and blocks written, `all` and `freq >= 2`; hits in memory are 7.93 and 7.78.
+    // Hits on the SSD in points and blocks written, `all` and `freq >= 2`; hits in memory are 7.93
+    // and 7.78.
     let published = [
         ("conversation", 7.93, [(27.1, 184_814), (15.0, 43_617)]),
         ("synthetic", 7.78, [(33.0, 72_226), (33.4, 28_213)]),
@@ -90,8 +93,8 @@ fn the_mooncake_tables_of_the_study_are_reproduced() {
         let rows = study(&requests, "memory=2%,ssd=20%");
         let block_bytes = 512 * u64::from(ModelCost::DENSE_8B.kv_bytes_per_token);
         for (row, (ssd_points, blocks)) in rows.iter().zip(policies) {
-            // The other simulator drops chunks in the middle of a request, and does not renew the SSD's copy of a chunk
-            // that memory drops; what it remembers of the past has no limit.
+            // The other simulator drops chunks in the middle of a request, and does not renew the
+            // SSD's copy of a chunk that memory drops; what it remembers of the past has no limit.
             let written = row.written_bytes / block_bytes;
             let found = (points(row.memory_hits), points(row.ssd_hits), written);
             assert!((found.0 - memory_points).abs() < 0.01, "{name} {}: {found:?}", row.admission);
@@ -155,8 +158,8 @@ fn adaptive_keeps_what_is_read_twice() {
     }
 }
 
-/// Prompts about documents of 10 to 90 blocks: a share of them about one of `documents`, the first ones most often (the
-/// n-th in proportion to 1/n), the others about one that never comes again.
+/// Prompts about documents of 10 to 90 blocks: a share of them about one of `documents`, the first
+/// ones most often (the n-th in proportion to 1/n), the others about one that never comes again.
 fn documents(seed: u64, prompts: u64, documents: u64, share: f64) -> Vec<TraceRequest> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut prompt = |number: u64| {

@@ -1,6 +1,6 @@
-//! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and a place for its KV: with
-//! `--memory` a memory tier beside it, with `--ssd` a log below that, with `--node` the node of this host. What an engine
-//! does is `forebay-emulator`'s.
+//! `forebay engine`: run an emulated engine. It turns arguments into an engine's configuration and
+//! a place for its KV: with `--memory` a memory tier beside it, with `--ssd` a log below that, with
+//! `--node` the node of this host. What an engine does is `forebay-emulator`'s.
 
 use super::route::size;
 use super::signals::Signals;
@@ -93,7 +93,8 @@ pub struct Args {
     /// Keep KV in a memory tier of this size too, such as 1GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<usize>,
-    /// Keep KV in this log below the memory tier too, or in `forebay.log` in this directory; made if it is missing
+    /// Keep KV in this log below the memory tier too, or in `forebay.log` in this directory; made
+    /// if it is missing
     #[arg(long, value_name = "FILE_OR_DIR", requires = "memory")]
     ssd: Option<PathBuf>,
     /// Size of a log that is made

@@ -1,4 +1,5 @@
-//! One module per command. A module turns arguments into a call of a library crate and prints what came back.
+//! One module per command. A module turns arguments into a call of a library crate and prints what
+//! came back.
 
 pub mod engine;
 pub mod node;

@@ -16,7 +16,8 @@ pub struct Args {
     /// What the node is told, in TOML
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Check all that the start checks, print what would be used, what follows from other values included, and exit
+    /// Check all that the start checks, print what would be used, what follows from other values
+    /// included, and exit
     #[arg(long)]
     check_config: bool,
 }
@@ -46,7 +47,8 @@ fn say(line: Arguments<'_>) {
     println!("forebay node: {line}");
 }
 
-/// Serves until a signal, then ends in order. A second signal ends it at once, and so does its limit.
+/// Serves until a signal, then ends in order. A second signal ends it at once, and so does its
+/// limit.
 async fn serve(node: Node, mut signals: Signals, limit: Duration) -> CommandResult {
     signals.next().await;
     tell_systemd("STOPPING=1");

@@ -1,5 +1,6 @@
-//! `forebay preflight`: whether a host is fit for fast copies, before anything depends on it. This file knows how findings
-//! are shown and what the exit code says; what is found is `forebay-cuda`'s to say.
+//! `forebay preflight`: whether a host is fit for fast copies, before anything depends on it. This
+//! file knows how findings are shown and what the exit code says; what is found is `forebay-cuda`'s
+//! to say.
 
 use clap::Subcommand;
 use forebay_cuda::By;
@@ -21,12 +22,14 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// GPUs, their links, and the host's memory. Exits with 0, with 1 after warnings, with 2 after faults
+    /// GPUs, their links, and the host's memory. Exits with 0, with 1 after warnings, with 2 after
+    /// faults
     Gpu {
         /// Write all of it to a file as JSON too
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// Measure the links first, and copies over them, for about 3 seconds, and keep the figures for everything that copies
+        /// Measure the links first, and copies over them, for about 3 seconds, and keep the figures
+        /// for everything that copies
         #[arg(long)]
         measure: bool,
     },

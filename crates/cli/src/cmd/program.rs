@@ -53,8 +53,8 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Finds out whether a program, found as `exec` finds it, can have the preload library. What cannot be read or understood is
-/// left to `exec`.
+/// Finds out whether a program, found as `exec` finds it, can have the preload library. What cannot
+/// be read or understood is left to `exec`.
 pub fn check(program: &OsStr, path: Option<&OsStr>, library: &Path) -> Result<(), Unfit> {
     let Some(mut file) = find(program, path) else { return Ok(()) };
     for _ in 0..SCRIPTS_MAX {
@@ -118,8 +118,8 @@ fn new_enough(program: PathBuf, linker: &Path, library: &Path) -> Result<(), Unf
     }
 }
 
-/// The newest version of glibc's symbols that a library has or needs. Both are in the strings of its
-/// dynamic symbols, where a library's own constants are not.
+/// The newest version of glibc's symbols that a library has or needs. Both are in the strings of
+/// its dynamic symbols, where a library's own constants are not.
 fn newest_version(library: &Path) -> Option<Version> {
     let bytes = std::fs::read(library).ok()?;
     if bytes.get(..6)? != [ELF.as_slice(), &[CLASS_64, 1]].concat() {
@@ -178,7 +178,8 @@ fn headers(file: &mut File) -> io::Result<Option<Headers>> {
             return Ok(Some(Headers::Linker(OsString::from(OsStr::from_bytes(&name)).into())));
         }
     }
-    // A dynamic linker itself, or a static program whose place is not fixed: either way nobody loads libraries first.
+    // A dynamic linker itself, or a static program whose place is not fixed: either way nobody
+    // loads libraries first.
     Ok(Some(Headers::None))
 }
 
@@ -218,7 +219,8 @@ mod tests {
         file
     }
 
-    /// An ELF file of 64 bits that names versions of glibc's symbols, and others where it has constants.
+    /// An ELF file of 64 bits that names versions of glibc's symbols, and others where it has
+    /// constants.
     fn naming(versions: &str) -> Vec<u8> {
         let mut file = vec![0; 64 + 3 * 64];
         file[..4].copy_from_slice(ELF);

@@ -1,5 +1,6 @@
-//! `forebay trace replay` and `forebay trace report`: replay a trace against an endpoint, and say what a record log holds.
-//! It joins reader, replayer, log and report; what they do is `forebay-trace`'s.
+//! `forebay trace replay` and `forebay trace report`: replay a trace against an endpoint, and say
+//! what a record log holds. It joins reader, replayer, log and report; what they do is
+//! `forebay-trace`'s.
 
 use super::reading::{ReadArgs, show_notes};
 use forebay_emulator::EngineConfig;
@@ -38,7 +39,8 @@ pub struct ReplayArgs {
     /// The model that requests name
     #[arg(long, default_value_t = Options::default().model)]
     model: String,
-    /// When requests are sent: at their times in the trace, or after the previous answer and the think time
+    /// When requests are sent: at their times in the trace, or after the previous answer and the
+    /// think time
     #[arg(long, value_enum, default_value = "closed")]
     pacing: PacingArg,
     /// Model seconds per real second; the engines' own ratio, 1 for real ones
@@ -371,8 +373,8 @@ struct TraceEnd {
 }
 
 impl Trace {
-    /// Opens the trace. An open loop sends while it reads, so that its order is looked at before; where it is not that of
-    /// arrival, all requests are read and sorted.
+    /// Opens the trace. An open loop sends while it reads, so that its order is looked at before;
+    /// where it is not that of arrival, all requests are read and sorted.
     fn prepare(args: &ReplayArgs) -> Result<Trace, Error> {
         let left = args.requests.unwrap_or(usize::MAX);
         let options = args.read.options(args.seed)?;

@@ -1,5 +1,5 @@
-//! `forebay route`: route requests to engines. It turns arguments into a router's configuration; routing itself is
-//! `forebay-router`'s.
+//! `forebay route`: route requests to engines. It turns arguments into a router's configuration;
+//! routing itself is `forebay-router`'s.
 
 use super::signals::Signals;
 use forebay_results::output::CommandResult;

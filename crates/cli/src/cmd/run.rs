@@ -1,5 +1,6 @@
-//! `forebay run`: becomes another program whose CUDA copies are offered to Forebay. It knows where the preload lies and how the
-//! dynamic linker is told of it; what the preload does is its own, and `FOREBAY_PRELOAD` stays the user's.
+//! `forebay run`: becomes another program whose CUDA copies are offered to Forebay. It knows where
+//! the preload lies and how the dynamic linker is told of it; what the preload does is its own, and
+//! `FOREBAY_PRELOAD` stays the user's.
 
 use super::program::{self, Unfit};
 use forebay_cuda::remote::RELAYS_VARIABLE;
@@ -19,7 +20,8 @@ pub struct Args {
     /// Print what became of the program's copies when it ends
     #[arg(long)]
     stats: bool,
-    /// Use the relays of the node with this socket too: for what uses Forebay itself, such as vLLM's sleep mode
+    /// Use the relays of the node with this socket too: for what uses Forebay itself, such as
+    /// vLLM's sleep mode
     #[arg(long, value_name = "SOCKET")]
     relays: Option<PathBuf>,
     /// The program and its arguments
@@ -67,7 +69,8 @@ fn library_near(folder: &Path) -> Result<PathBuf, RunError> {
     if separated { Err(RunError::Path(library)) } else { Ok(library) }
 }
 
-/// First ours, then those that were there: an interposer before ours that hooks `dlsym` would go round it.
+/// First ours, then those that were there: an interposer before ours that hooks `dlsym` would go
+/// round it.
 fn preloads(library: &Path, others: Option<&OsStr>) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = others.filter(|others| !others.is_empty()) {

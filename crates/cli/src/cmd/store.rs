@@ -1,5 +1,6 @@
-//! `forebay store`: make, look at, check and empty logs of the SSD tier while no engine uses them. It turns arguments into
-//! calls of `forebay-store`, and what came back into text; what a log is, is known there.
+//! `forebay store`: make, look at, check and empty logs of the SSD tier while no engine uses them.
+//! It turns arguments into calls of `forebay-store`, and what came back into text; what a log is,
+//! is known there.
 
 mod change;
 mod file;
@@ -45,7 +46,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Read everything in a log and check every sum, without changing it; fails if anything is wrong
+    /// Read everything in a log and check every sum, without changing it; fails if anything is
+    /// wrong
     Verify {
         /// The log
         file: PathBuf,
@@ -67,8 +69,9 @@ enum Command {
     Recover {
         /// The log
         file: PathBuf,
-        /// Overwrite with zeros the pages that keep the log closed because the disk never gives them ("the disk failed at
-        /// offset"), each tried four times, and give up what they held; then rebuild only if that is needed
+        /// Overwrite with zeros the pages that keep the log closed because the disk never gives
+        /// them ("the disk failed at offset"), each tried four times, and give up what they held;
+        /// then rebuild only if that is needed
         #[arg(long)]
         unreadable: bool,
     },

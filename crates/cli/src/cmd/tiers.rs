@@ -1,4 +1,5 @@
-//! The tiers of `forebay trace info`: its arguments, and their study. What tiers do is `forebay-trace`'s to say.
+//! The tiers of `forebay trace info`: its arguments, and their study. What tiers do is
+//! `forebay-trace`'s to say.
 
 use forebay_results::output::Error;
 use forebay_store::admission::Policy;
@@ -10,7 +11,8 @@ use forebay_trace::tiers::{ModelCost, TierReport, TierSizes, TierStudy};
 /// Arguments of the study.
 #[derive(clap::Args)]
 pub struct TierArgs {
-    /// Tiers to try, such as memory=2%,ssd=20% of the distinct blocks; or in bytes (64GiB) or tokens (500000tokens)
+    /// Tiers to try, such as memory=2%,ssd=20% of the distinct blocks; or in bytes (64GiB) or
+    /// tokens (500000tokens)
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     tiers: Vec<TierSizes>,
     /// Which chunks go to the SSD when memory drops them: all, second-hit, adaptive

@@ -1,5 +1,6 @@
-//! `forebay torture`: harm done to stores of KV, and a table of how they bore it. With `--worker` the same program is the
-//! store under test, for the suite that started it. What is done is `forebay-torture`'s to say.
+//! `forebay torture`: harm done to stores of KV, and a table of how they bore it. With `--worker`
+//! the same program is the store under test, for the suite that started it. What is done is
+//! `forebay-torture`'s to say.
 
 use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
@@ -21,7 +22,8 @@ pub struct Args {
     /// Python interpreter that has lmcache and torch; adds lmcache to the stores
     #[arg(long, value_name = "PATH")]
     lmcache_python: Option<PathBuf>,
-    /// A worker of your own that speaks the protocol of docs/torture.md; added to the stores under the program's name
+    /// A worker of your own that speaks the protocol of docs/torture.md; added to the stores under
+    /// the program's name
     #[arg(long, value_name = "PROGRAM")]
     program: Option<PathBuf>,
     /// Only cases whose names contain this
@@ -36,7 +38,8 @@ pub struct Args {
     /// Decides all that is random
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Existing directory on the disk to use; a directory is made in it, and removed [default: that for temporary files]
+    /// Existing directory on the disk to use; a directory is made in it, and removed [default: that
+    /// for temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Write the figures as JSON

@@ -1,5 +1,6 @@
-//! `forebay trace`: look at traces, cut samples from them, make new ones and replay them. It turns arguments into calls of
-//! `forebay-trace` and prints what came back; every format, figure and choice is decided there.
+//! `forebay trace`: look at traces, cut samples from them, make new ones and replay them. It turns
+//! arguments into calls of `forebay-trace` and prints what came back; every format, figure and
+//! choice is decided there.
 
 use super::reading::{ReadArgs, micros, show_notes};
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};

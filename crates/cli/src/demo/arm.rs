@@ -14,7 +14,8 @@ use tokio_util::sync::CancellationToken;
 /// How long what runs may take to end in order after a cancellation. What does not, is killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Replays `workload` under `policy`, appends what came of it to `records`, and gives what there is to say of it beside.
+/// Replays `workload` under `policy`, appends what came of it to `records`, and gives what there is
+/// to say of it beside.
 pub async fn run(
     policy: Policy,
     workload: &Workload,

@@ -185,7 +185,8 @@ impl Cluster {
         Ok(counts.into_iter().chain(rows::MISSES.into_iter().zip(misses)).collect())
     }
 
-    /// Ends the router, the engines, then the nodes. All are ended, whatever happens to one of them.
+    /// Ends the router, the engines, then the nodes. All are ended, whatever happens to one of
+    /// them.
     pub async fn stop(self) -> Result<(), Error> {
         self.router.shutdown().await;
         let nodes = self.nodes.into_inner();

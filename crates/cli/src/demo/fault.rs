@@ -1,4 +1,5 @@
-//! Faults that the demo can inject, as they are written on the command line. It knows their syntax only.
+//! Faults that the demo can inject, as they are written on the command line. It knows their syntax
+//! only.
 
 use std::str::FromStr;
 

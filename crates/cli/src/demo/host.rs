@@ -39,7 +39,8 @@ pub struct Host {
 }
 
 impl HostShape {
-    /// Opens the memory tier, and the SSD below it, where there may be something from an earlier run of this policy.
+    /// Opens the memory tier, and the SSD below it, where there may be something from an earlier
+    /// run of this policy.
     fn open_store(&self, mover: &MoverHandle, policy: Policy) -> Result<Store, Error> {
         let capacity_bytes = (self.memory_tokens * self.bytes_per_token()).next_multiple_of(1 << 20);
         let tier = TierConfig::new(capacity_bytes);
@@ -76,7 +77,8 @@ impl HostShape {
         Ok(Host { router, engines, store, mover, flipped_bits, found_chunks, _mover_thread: mover_thread })
     }
 
-    /// An engine's PCIe link, which carries both directions at once, so that each is a link to the mover.
+    /// An engine's PCIe link, which carries both directions at once, so that each is a link to the
+    /// mover.
     fn join_by_pcie(
         &self,
         mover: &MoverHandle,

@@ -50,8 +50,9 @@ impl<'a> Kill<'a> {
         std::future::pending().await
     }
 
-    /// A request has ended. One that an engine of the killed node answered, and that was sent after it, had no other KV than
-    /// what is on the GPU: what its session had had beyond that was computed again.
+    /// A request has ended. One that an engine of the killed node answered, and that was sent after
+    /// it, had no other KV than what is on the GPU: what its session had had beyond that was
+    /// computed again.
     pub fn note(&self, record: &RequestRecord) {
         let Some(killed) = self.killed.get().filter(|killed| record.start_s >= killed.at_s) else { return };
         if let (Some(engine), Some(cached)) = (&record.backend, record.cached_tokens)

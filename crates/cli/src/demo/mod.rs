@@ -1,8 +1,10 @@
-//! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory tier, and on an SSD below
-//! it if they are given one, once for each routing policy. Each time memory is cold, and the SSD has what the same policy
-//! left there. This file knows the order of events; `workload` says what is asked, `shape` what is to run, `system` runs it, in this process
-//! (`host`, `ssd`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real), `arm` how one policy is replayed,
-//! `kill` what may happen to a node meanwhile, `rows` what is kept of it.
+//! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory
+//! tier, and on an SSD below it if they are given one, once for each routing policy. Each time
+//! memory is cold, and the SSD has what the same policy left there. This file knows the order of
+//! events; `workload` says what is asked, `shape` what is to run, `system` runs it, in this process
+//! (`host`, `ssd`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real),
+//! `arm` how one policy is replayed, `kill` what may happen to a node meanwhile, `rows` what is
+//! kept of it.
 
 mod arm;
 mod cluster;
@@ -37,7 +39,8 @@ use vllm::Vllm;
 const PROFILE: &str = "h20-qwen3-coder-30b-a3b";
 /// The usual memory tier.
 const MEMORY_TOKENS: u64 = 1_000_000;
-/// The same for vLLMs, whose tokens have all their bytes, and pools in which not all sessions of the generated trace fit.
+/// The same for vLLMs, whose tokens have all their bytes, and pools in which not all sessions of
+/// the generated trace fit.
 const VLLM_MEMORY_TOKENS: u64 = 100_000;
 const VLLM_POOL_TOKENS: usize = 6_400;
 
@@ -52,7 +55,8 @@ enum EngineKind {
 /// Arguments of `forebay demo`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Trace to replay, a file or a directory in any format that `forebay trace info` reads; generated if not given
+    /// Trace to replay, a file or a directory in any format that `forebay trace info` reads;
+    /// generated if not given
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Take only the first N requests of the trace
@@ -73,15 +77,16 @@ pub struct Args {
     /// Engines behind the router [default: 4; 2 vLLMs]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
     engines: Option<u16>,
-    /// KV pool of each engine, in tokens [default: the profile's for a given trace; 120000 for the generated one, so
-    /// that it does not fit; 6400 for vLLM]
+    /// KV pool of each engine, in tokens [default: the profile's for a given trace; 120000 for the
+    /// generated one, so that it does not fit; 6400 for vLLM]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<usize>,
-    /// Host memory tier that the engines share, or of all nodes together, in tokens [default: 1000000; 100000 for vLLM]
+    /// Host memory tier that the engines share, or of all nodes together, in tokens [default:
+    /// 1000000; 100000 for vLLM]
     #[arg(long, value_name = "TOKENS")]
     memory_tokens: Option<u64>,
-    /// Keep KV on an SSD too: a log for each policy (and node) in this directory, made if missing and kept afterwards, so
-    /// that the next run starts with what this one left
+    /// Keep KV on an SSD too: a log for each policy (and node) in this directory, made if missing
+    /// and kept afterwards, so that the next run starts with what this one left
     #[arg(long, value_name = "DIR")]
     ssd: Option<PathBuf>,
     /// Size of a new log
@@ -96,7 +101,8 @@ pub struct Args {
     /// Kill one of the nodes when half of the requests have ended
     #[arg(long, requires = "nodes")]
     kill_one: bool,
-    /// Model seconds per real second; arrivals, think times and steps are scaled alike [default: 20; always 1 with vLLM]
+    /// Model seconds per real second; arrivals, think times and steps are scaled alike [default:
+    /// 20; always 1 with vLLM]
     #[arg(long)]
     clock_ratio: Option<f64>,
     /// Damage what the store's links move: flip-bit:P flips a bit in each byte with probability P

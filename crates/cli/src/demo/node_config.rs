@@ -17,8 +17,8 @@ pub fn socket(directory: &Path, node: usize) -> PathBuf {
     directory.join(format!("{}.sock", node_name(node)))
 }
 
-/// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with the others, takes any free
-/// port for them, and looks for them in the list.
+/// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with
+/// the others, takes any free port for them, and looks for them in the list.
 pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Policy) -> io::Result<PathBuf> {
     let (name, host, nodes) = (node_name(node), &cluster.host, u64::from(cluster.nodes));
     let chunk_bytes = CHUNK_TOKENS as u64 * cluster.bytes_per_token();

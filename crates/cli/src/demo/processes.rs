@@ -1,7 +1,8 @@
 //! Child processes: this program with other arguments, or another one.
 //!
-//! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its parent, which ends it when
-//! it is done with it, and what it started with it. A child whose parent is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
+//! A child is in a process group of its own, so that a Ctrl-C at the terminal reaches only its
+//! parent, which ends it when it is done with it, and what it started with it. A child whose parent
+//! is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
@@ -139,7 +140,8 @@ impl Process {
         self.child.kill().await.map_err(|error| ProcessError::Io { name: self.name.clone(), error })
     }
 
-    /// Asks the child to end, and waits for it. An error if it ended before, ends badly or has to be killed.
+    /// Asks the child to end, and waits for it. An error if it ended before, ends badly or has to
+    /// be killed.
     pub async fn stop(mut self) -> Result<(), ProcessError> {
         let io_error = |error| ProcessError::Io { name: self.name.clone(), error };
         if let Some(status) = self.child.try_wait().map_err(io_error)? {
@@ -156,7 +158,8 @@ impl Process {
         }
     }
 
-    /// Kills all of the child's group, unless the child has been waited for: then its id may be anybody's.
+    /// Kills all of the child's group, unless the child has been waited for: then its id may be
+    /// anybody's.
     fn kill_group(&self) {
         if let Some(group) = self.pid() {
             // All of it may have ended.
@@ -187,8 +190,8 @@ impl Drop for Process {
     }
 }
 
-/// What `ready` makes of the first line that it knows; `None` if stdout ends before. What follows is read and dropped, so
-/// that the child never waits for us.
+/// What `ready` makes of the first line that it knows; `None` if stdout ends before. What follows
+/// is read and dropped, so that the child never waits for us.
 async fn first_line<T>(stdout: Option<ChildStdout>, ready: impl Fn(&str) -> Option<T>) -> Option<T> {
     let mut stdout = BufReader::new(stdout?);
     let mut line = String::new();

@@ -1,4 +1,5 @@
-//! What is kept of a demo as the results object: rows named `demo.<policy>.<figure>`. It knows names and units only.
+//! What is kept of a demo as the results object: rows named `demo.<policy>.<figure>`. It knows
+//! names and units only.
 
 use forebay_results::{Results, Row};
 use forebay_trace::report::Summary;
@@ -23,7 +24,8 @@ pub const SSD_FOUND: &str = "chunks found on SSD";
 /// The counter of chunks that came from other nodes; only there with nodes.
 pub const PEER_CHUNKS: &str = "chunks loaded from peers";
 
-/// Nodes killed on purpose, and the tokens that their engines computed a second time for it; only there with `--kill-one`.
+/// Nodes killed on purpose, and the tokens that their engines computed a second time for it; only
+/// there with `--kill-one`.
 pub const NODES_KILLED: &str = "nodes killed";
 pub const TOKENS_AGAIN: &str = "tokens computed again";
 

@@ -9,12 +9,13 @@ use forebay_results::output::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small machine.
+/// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small
+/// machine.
 pub const KV_BYTES_PER_TOKEN_LAYER: usize = 4;
 /// Tokens of a chunk in the memory tier.
 pub const CHUNK_TOKENS: usize = 256;
-/// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs faster than real time,
-/// and so would the stream's events.
+/// Tokens per streamed chunk after the first, as with vLLM's `--stream-interval`: model time runs
+/// faster than real time, and so would the stream's events.
 pub const STREAM_INTERVAL: usize = 16;
 /// Real time between two samples of load and links.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);

@@ -13,7 +13,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// vLLM imports for a while before it does anything, and much longer where several start on a small machine.
+/// vLLM imports for a while before it does anything, and much longer where several start on a small
+/// machine.
 const START_LIMIT: Duration = Duration::from_secs(600);
 /// It says that it serves a moment before it does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -21,8 +22,8 @@ const ANSWER_TRIES_EVERY: Duration = Duration::from_millis(100);
 /// Tokens of a block; newer versions want a multiple of 32 on a CPU.
 const BLOCK_TOKENS: usize = 32;
 
-/// Starts vLLM's command line in a process that ends with the one that started it, whose id is `PARENT`: a signal comes when it does,
-/// unless it has already.
+/// Starts vLLM's command line in a process that ends with the one that started it, whose id is
+/// `PARENT`: a signal comes when it does, unless it has already.
 const LAUNCHER: &str = "import ctypes, os, runpy, signal\n\
                         ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n\
                         if os.getppid() != PARENT: os._exit(1)\n\
@@ -72,7 +73,8 @@ struct Config {
 }
 
 impl Vllm {
-    /// What is known of the model. Its KV is taken for one of four bytes a number, which is the most that there is.
+    /// What is known of the model. Its KV is taken for one of four bytes a number, which is the
+    /// most that there is.
     pub fn facts(&self, pool_tokens: usize) -> Result<ModelFacts, ModelError> {
         let file = self.model.join("config.json");
         let text = std::fs::read(&file).map_err(|error| ModelError::Io { file: file.clone(), error })?;

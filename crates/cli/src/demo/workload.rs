@@ -27,8 +27,8 @@ pub struct EmptyTrace {
     skipped: u64,
 }
 
-/// Reads `trace`, or generates one of `marginals`. `limit` keeps the first requests; sessions with a request of more than
-/// `context_tokens`, which no engine could take, are left out.
+/// Reads `trace`, or generates one of `marginals`. `limit` keeps the first requests; sessions with
+/// a request of more than `context_tokens`, which no engine could take, are left out.
 pub fn load(
     trace: Option<&Path>,
     marginals: &Marginals,

@@ -17,7 +17,8 @@ pub struct Lent {
     pub sums: Vec<u32>,
 }
 
-/// How many chunks of a sequence are where, from the first on: those that are farther away lie behind the nearer ones.
+/// How many chunks of a sequence are where, from the first on: those that are farther away lie
+/// behind the nearer ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Found {
     /// In the node's memory.
@@ -150,7 +151,8 @@ pub enum Answer {
     Found(Found),
     /// A lease.
     Leased(Leased),
-    /// Some of the chunks that were to be brought: those that have come, or will not, since the answer before.
+    /// Some of the chunks that were to be brought: those that have come, or will not, since the
+    /// answer before.
     Brought(Vec<Brought>),
     /// These leases are dead; the others live on.
     Renewed(Vec<u64>),
@@ -162,9 +164,11 @@ pub enum Answer {
     Stat(NodeStat),
     /// To a ping.
     Pong,
-    /// These of the chunks that are to be watched are not there, or are too many. They are not watched.
+    /// These of the chunks that are to be watched are not there, or are too many. They are not
+    /// watched.
     Watched(Vec<ChunkId>),
-    /// These watched chunks are not there any more, and are not watched any more. Nobody has asked for this: its number is 0.
+    /// These watched chunks are not there any more, and are not watched any more. Nobody has asked
+    /// for this: its number is 0.
     Gone(Vec<ChunkId>),
     /// No.
     Refused(Refusal, String),
@@ -372,7 +376,8 @@ impl Found {
         self.in_memory.saturating_add(self.on_disk).saturating_add(self.on_peers)
     }
 
-    /// Those of a sequence that is kept in two parts, both of which are needed: as far away as the farther part.
+    /// Those of a sequence that is kept in two parts, both of which are needed: as far away as the
+    /// farther part.
     pub fn and(self, other: Found) -> Found {
         let on_host = |found: Found| found.in_memory.saturating_add(found.on_disk);
         let in_memory = self.in_memory.min(other.in_memory);

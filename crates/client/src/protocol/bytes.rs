@@ -1,5 +1,5 @@
-//! Numbers and lists as bytes: little-endian, each list behind its length. They are read from somebody
-//! who may be lying.
+//! Numbers and lists as bytes: little-endian, each list behind its length. They are read from
+//! somebody who may be lying.
 
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, MAX_LAYERS};
@@ -72,8 +72,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The length of a list whose entries take at least `entry_bytes` each: no more than what is left can hold, so that no
-    /// memory is reserved for a lie.
+    /// The length of a list whose entries take at least `entry_bytes` each: no more than what is
+    /// left can hold, so that no memory is reserved for a lie.
     pub fn count(&mut self, what: &'static str, entry_bytes: usize) -> Result<usize, BadBytes> {
         let count = self.u32(what)? as usize;
         let needed = count.saturating_mul(entry_bytes);

@@ -1,5 +1,5 @@
-//! Frames between a node and the processes of its host: a header and a body, one behind the other. Pure: this file turns
-//! bytes into frames as they come; it must never know what a body says.
+//! Frames between a node and the processes of its host: a header and a body, one behind the other.
+//! Pure: this file turns bytes into frames as they come.
 //!
 //! ```text
 //! length  u32  of the body and the digest
@@ -14,7 +14,8 @@
 //! So an answer names what it answers, and a frame is whole: an answer to another request, of
 //! whomever, and bytes of two frames that were put together, are not taken for the answer.
 //!
-//! The first answer of a node, and no other frame, carries a descriptor, which comes with the frame's first byte.
+//! The first answer of a node, and no other frame, carries a descriptor, which comes with the
+//! frame's first byte.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,8 @@ use thiserror::Error;
 pub const HEADER_BYTES: usize = 16;
 /// Longest body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
-/// Each connection has room for an unfinished frame of so many bytes, whatever others have. A hello is shorter.
+/// Each connection has room for an unfinished frame of so many bytes, whatever others have. A hello
+/// is shorter.
 pub const SMALL_BYTES: usize = 64 << 10;
 
 /// Length of the digest behind a body.
@@ -124,7 +126,8 @@ impl Frame {
         Asked { number: self.number, digest: self.digest }
     }
 
-    /// The bytes of the frame. A body beyond the limit is a mistake of the caller, which the other end refuses.
+    /// The bytes of the frame. A body beyond the limit is a mistake of the caller, which the other
+    /// end refuses.
     pub fn encode(&self) -> Vec<u8> {
         let len = self.body.len() + DIGEST_BYTES;
         let mut bytes = Vec::with_capacity(HEADER_BYTES + len);
@@ -152,8 +155,9 @@ fn digest(asked: u64, kind: u16, number: u64, body: &[u8]) -> u64 {
 
 /// Bytes of unfinished frames, of all connections together.
 ///
-/// A connection always has room for a [small](SMALL_BYTES) frame. A longer one takes its whole length from here when its
-/// header has come, and gives it back when it is whole or its connection ends; one for which there is not enough is refused.
+/// A connection always has room for a [small](SMALL_BYTES) frame. A longer one takes its whole
+/// length from here when its header has come, and gives it back when it is whole or its connection
+/// ends; one for which there is not enough is refused.
 #[derive(Debug)]
 pub struct Unfinished {
     bytes_max: u64,

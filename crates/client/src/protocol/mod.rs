@@ -1,5 +1,6 @@
-//! What a process and the node of its host say to each other over a UNIX socket: frames, requests, answers, and the socket.
-//! `docs/` has no page on it: both ends come from the same build, and another version is refused by number.
+//! What a process and the node of its host say to each other over a UNIX socket: frames, requests,
+//! answers, and the socket. `docs/` has no page on it: both ends come from the same build, and
+//! another version is refused by number.
 
 pub mod answer;
 pub mod bytes;

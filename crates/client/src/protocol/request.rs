@@ -57,11 +57,13 @@ pub enum Request {
     Lease {
         /// For how long, unless it is renewed.
         ttl_us: u64,
-        /// Whether that is to load it. Otherwise it is only kept: that is no hit, and where it lies is not said.
+        /// Whether that is to load it. Otherwise it is only kept: that is no hit, and where it lies
+        /// is not said.
         to_load: bool,
         ids: Vec<ChunkId>,
     },
-    /// Lend chunks of a lease, wherever they are. Answered as they come, in as many answers as it takes.
+    /// Lend chunks of a lease, wherever they are. Answered as they come, in as many answers as it
+    /// takes.
     Bring {
         lease: u64,
         /// Their places there.
@@ -174,7 +176,8 @@ impl Request {
         Frame::new(kind, number, body)
     }
 
-    /// What it is called where it is worth a trace: it is answered, and more than a look at counters.
+    /// What it is called where it is worth a trace: it is answered, and more than a look at
+    /// counters.
     pub fn traced_as(&self) -> Option<&'static str> {
         match self {
             Request::Lookup(_) => Some("lookup"),

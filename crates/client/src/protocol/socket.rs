@@ -140,8 +140,9 @@ pub struct Ready {
     pub exited: bool,
 }
 
-/// Waits until there is something to receive (if `receiving`), there is room to send (if `sending`), somebody calls, the process
-/// (if any) has exited, or the time is over. The other end's going ends every wait.
+/// Waits until there is something to receive (if `receiving`), there is room to send (if
+/// `sending`), somebody calls, the process (if any) has exited, or the time is over. The other
+/// end's going ends every wait.
 pub fn wait(
     socket: &impl AsFd,
     wake_up: &WakeUp,

@@ -38,7 +38,8 @@ type DisablePeer = unsafe extern "C" fn(ContextHandle) -> Status;
 pub struct CopyApi {
     abi: u32,
     size: u32,
-    /// Smaller copies need not be offered. It changes once it is known what was measured on this host.
+    /// Smaller copies need not be offered. It changes once it is known what was measured on this
+    /// host.
     min_bytes: AtomicU64,
     copy: unsafe extern "C" fn(*const Piece, u64, u32, StreamHandle, u32, *mut c_int) -> i32,
     enable_peer: unsafe extern "C" fn(ContextHandle, c_uint, EnablePeer) -> Status,
@@ -54,8 +55,8 @@ static API: OnceLock<CopyApi> = OnceLock::new();
 ///
 /// # Safety
 ///
-/// `real_dlsym` behaves as the C library's; `libcuda` is an open handle of the CUDA driver that is never closed. `lines` is a
-/// descriptor for log lines that stays open.
+/// `real_dlsym` behaves as the C library's; `libcuda` is an open handle of the CUDA driver that is
+/// never closed. `lines` is a descriptor for log lines that stays open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_copy_open(
     real_dlsym: Option<Dlsym>,
@@ -114,7 +115,8 @@ unsafe extern "C" fn copy(
     let copied = catch_unwind(AssertUnwindSafe(|| unsafe {
         copy_pieces(pieces, asked(direction), stream, flags & SYNCHRONOUS != 0)
     }));
-    // A panic leaves, as an error does, right copies in the stream, behind which the driver makes them again.
+    // A panic leaves, as an error does, right copies in the stream, behind which the driver makes
+    // them again.
     match copied.unwrap_or(Err(Declined::Fault as i32)) {
         Ok(status) => {
             // SAFETY: the caller gives a valid place.

@@ -72,8 +72,9 @@ fn failed(error: &StartError) -> Started {
     Started::Failed
 }
 
-/// The context of a GPU is about to be reset: nothing that it has is used or given back any more. What there is of other GPUs is
-/// given back behind the program's back, since that waits for what they have under way.
+/// The context of a GPU is about to be reset: nothing that it has is used or given back any more.
+/// What there is of other GPUs is given back behind the program's back, since that waits for what
+/// they have under way.
 pub fn forget(device: DeviceId) {
     while STARTING.load(Ordering::Acquire) {
         std::thread::sleep(LOOK);

@@ -12,16 +12,20 @@ use forebay_transfer::{LinkId, LinkSpec, MoverHandle, PathSpec, Place, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Lots in flight on a PCIe link or an NVLink pair: one moves, one waits behind it, one covers for the control thread.
+/// Lots in flight on a PCIe link or an NVLink pair: one moves, one waits behind it, one covers for
+/// the control thread.
 pub(crate) const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
-/// Putting thousands of small pages on a link takes time, in which other links would wait for their first lot.
+/// Putting thousands of small pages on a link takes time, in which other links would wait for their
+/// first lot.
 const LOT_BYTES_MAX: u64 = 4 << 20;
-/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a PCIe link is busy for tens of
-/// microseconds with one of these; smaller ones would make more lots than the control thread can see to.
+/// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a
+/// PCIe link is busy for tens of microseconds with one of these; smaller ones would make more lots
+/// than the control thread can see to.
 const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
-/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a PCIe link that needs seconds for that is stuck.
+/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a PCIe link that
+/// needs seconds for that is stuck.
 const OP_TIMEOUT_US: u64 = 10_000_000;
 
 /// What was built: GPUs that are in use, and the staging of their relays.

@@ -31,19 +31,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Where host memory is. PCIe links of all GPUs reach all of it; which do so faster is measured, not assumed.
+/// Where host memory is. PCIe links of all GPUs reach all of it; which do so faster is measured,
+/// not assumed.
 pub const HOST: Place = Place::Host(0);
 /// Where host memory is that relays of the node's process reach too.
 pub const SHARED: Place = Place::Host(1);
-/// From here on a copy that is waited for goes over another process's relays, where they reach its host side. Each needs a few
-/// lots of their own before it pays for what asking costs.
+/// From here on a copy that is waited for goes over another process's relays, where they reach its
+/// host side. Each needs a few lots of their own before it pays for what asking costs.
 const RELAYED_BYTES: u64 = 16 << 20;
 /// Of the time that a copy takes at least, the part that is slept through, and its limit.
 const SLEEP_PART: f64 = 0.9;
 const SLEEP_MAX_S: f64 = 10.0;
 
-/// What a copier is made of. What is not given is as it was measured on this host, if it was ([`Profile::kept`]), and
-/// otherwise as it is on most hosts: starting never measures, since the first copy must not wait for that.
+/// What a copier is made of. What is not given is as it was measured on this host, if it was
+/// ([`Profile::kept`]), and otherwise as it is on most hosts: starting never measures, since the
+/// first copy must not wait for that.
 #[derive(Debug, Clone, Default)]
 pub struct CopierOptions {
     /// GPUs to use, by ordinal; none means every one that is visible.
@@ -54,7 +56,8 @@ pub struct CopierOptions {
     pub to_host: Option<Relay>,
     /// What is known of the paths.
     pub rates: Option<Rates>,
-    /// The node whose relays are used too: with them a process that sees one GPU copies over all of the host.
+    /// The node whose relays are used too: with them a process that sees one GPU copies over all of
+    /// the host.
     pub relays: NodeRelays,
 }
 
@@ -134,7 +137,8 @@ pub enum CopyError {
 /// All paths between the host's memory and the GPUs that a process sees.
 #[derive(Debug)]
 pub struct Copier {
-    // Dropped in this order: what another process does for it, links, then the thread that ends their operations, then what both use.
+    // Dropped in this order: what another process does for it, links, then the thread that ends
+    // their operations, then what both use.
     relays: Vec<Attachment>,
     _mover: MoverThread,
     _poller: Poller,
@@ -230,8 +234,8 @@ impl Copier {
     ///
     /// # Safety
     ///
-    /// The range stays allocated until it is unregistered, and spans of it are not used by others while transfers that name
-    /// them have not ended.
+    /// The range stays allocated until it is unregistered, and spans of it are not used by others
+    /// while transfers that name them have not ended.
     pub unsafe fn register_device(
         &self,
         device: u16,
@@ -257,8 +261,8 @@ impl Copier {
         self.gpus[0].device().driver()
     }
 
-    /// Copies pieces in a caller's stream: as a stream copy over all paths, or as the driver would where a stream copy cannot be. Says why
-    /// it was not a stream copy, if so.
+    /// Copies pieces in a caller's stream: as a stream copy over all paths, or as the driver would
+    /// where a stream copy cannot be. Says why it was not a stream copy, if so.
     ///
     /// # Safety
     ///
@@ -275,8 +279,9 @@ impl Copier {
         Ok(Some(declined))
     }
 
-    /// As [`copy_in_stream`](Copier::copy_in_stream), in a stream of ours. After a refused call some of a stream copy may be under way behind
-    /// nothing; a caller's stream could not be waited for, this one is.
+    /// As [`copy_in_stream`](Copier::copy_in_stream), in a stream of ours. After a refused call
+    /// some of a stream copy may be under way behind nothing; a caller's stream could not be waited
+    /// for, this one is.
     ///
     /// # Safety
     ///
@@ -308,18 +313,20 @@ impl Copier {
     /// As for [`copy_in_stream`](Copier::copy_in_stream).
     unsafe fn copy_as_driver(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), CudaError> {
         for piece in pieces {
-            // SAFETY: by this function's contract; what is current is the caller's business, as it is with the driver.
+            // SAFETY: by this function's contract; what is current is the caller's business, as it
+            // is with the driver.
             unsafe { self.gpus[0].device().copy_in(stream, piece.from, piece.to, piece.bytes)? };
         }
         Ok(())
     }
 
-    /// Copies pieces between pinned host memory and GPUs, each whichever way its addresses say, and waits. Whatever it returns,
-    /// nothing of it is under way any more.
+    /// Copies pieces between pinned host memory and GPUs, each whichever way its addresses say, and
+    /// waits. Whatever it returns, nothing of it is under way any more.
     ///
     /// # Safety
     ///
-    /// As for [`copy_and_wait`](Copier::copy_and_wait), but that the driver is asked what the addresses are.
+    /// As for [`copy_and_wait`](Copier::copy_and_wait), but that the driver is asked what the
+    /// addresses are.
     pub unsafe fn copy_all_and_wait(&self, pieces: &[Piece]) -> Result<(), CopyError> {
         let not_between = |(index, why)| CopyError::NotBetween { index, piece: pieces[index], why };
         let groups = stream_copy::groups(self.driver(), pieces).map_err(not_between)?;
@@ -334,13 +341,14 @@ impl Copier {
         Ok(())
     }
 
-    /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits. Large copies are the mover's,
-    /// whose paths share out the work while it is done; others are stream copies, which begin sooner.
+    /// Copies pieces between pinned host memory and a GPU, at once, over all paths, and waits.
+    /// Large copies are the mover's, whose paths share out the work while it is done; others are
+    /// stream copies, which begin sooner.
     ///
     /// # Safety
     ///
-    /// All ranges are valid, of pinned host memory on one side and of the GPU on the other; nothing else touches the targets
-    /// or writes the sources until this returns.
+    /// All ranges are valid, of pinned host memory on one side and of the GPU on the other; nothing
+    /// else touches the targets or writes the sources until this returns.
     pub unsafe fn copy_and_wait(
         &self,
         device: u16,
@@ -381,7 +389,8 @@ impl Copier {
             pass(&ended, begin)
         });
         if copied.is_err() || passed.is_err() {
-            // What did get queued uses the memory until the stream has come to its end, or its context to its own.
+            // What did get queued uses the memory until the stream has come to its end, or its
+            // context to its own.
             let _ = stream.synchronize();
         }
         let mut whole = copied.map(drop).and(passed);
@@ -445,7 +454,8 @@ impl Copier {
         }
     }
 
-    /// Copies one span over all paths and waits for its end, which names what may still be touched, if anything.
+    /// Copies one span over all paths and waits for its end, which names what may still be touched,
+    /// if anything.
     pub fn copy(&self, from: Span, to: Span) -> Result<End, SubmitError> {
         self.handle.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand))
     }
@@ -456,8 +466,9 @@ impl Copier {
     }
 }
 
-/// Waits for an event of a copy that began then. Looks at it again and again, but of a copy that takes longer than expected, on a
-/// PCIe link that others use too, no more often than a few hundred times in all: then it costs little of a processor either.
+/// Waits for an event of a copy that began then. Looks at it again and again, but of a copy that
+/// takes longer than expected, on a PCIe link that others use too, no more often than a few hundred
+/// times in all: then it costs little of a processor either.
 fn pass(event: &Event, begin: Instant) -> Result<(), CudaError> {
     const LEAST: Duration = Duration::from_micros(20);
     while !event.is_passed()? {

@@ -9,7 +9,8 @@ use libc::{c_char, c_int, c_uint, c_void, size_t};
 pub type Status = c_int;
 /// `CUdevice`.
 pub type DeviceId = c_int;
-/// `CUdeviceptr`. With unified addressing, which every supported device has, a host address is one too.
+/// `CUdeviceptr`. With unified addressing, which every supported device has, a host address is one
+/// too.
 pub type Address = u64;
 /// `CUcontext`.
 pub type ContextHandle = *mut c_void;

@@ -93,8 +93,8 @@ impl BatchCopy {
     ///
     /// # Safety
     ///
-    /// The stream's context is current, and [fits](BatchCopy::fits). What holds for `cuMemcpyAsync` holds for all ranges, and no two of
-    /// them overlap.
+    /// The stream's context is current, and [fits](BatchCopy::fits). What holds for `cuMemcpyAsync`
+    /// holds for all ranges, and no two of them overlap.
     pub unsafe fn queue(
         self,
         driver: &Driver,
@@ -106,8 +106,8 @@ impl BatchCopy {
         }
         let mut attributes = Attributes { order: IN_STREAM_ORDER, source: [0; 2], target: [0; 2], flags: 0 };
         let (mut first, mut failed) = (0, 0);
-        // SAFETY: the lists are of one length and are read before the call returns; the attributes are for all from the first on. For
-        // the rest, by this function's contract.
+        // SAFETY: the lists are of one length and are read before the call returns; the attributes
+        // are for all from the first on. For the rest, by this function's contract.
         let status = unsafe {
             (self.0)(
                 list.to.as_mut_ptr(),

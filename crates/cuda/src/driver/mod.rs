@@ -21,7 +21,8 @@ pub const LIBRARY_VARIABLE: &str = "FOREBAY_LIBCUDA";
 /// Drivers that speak the interface of [`table::VERSION`] report at least this.
 const OLDEST: c_int = table::VERSION;
 
-/// A loaded and initialised driver. It is never unloaded: streams and threads may outlive whoever loaded it.
+/// A loaded and initialised driver. It is never unloaded: streams and threads may outlive whoever
+/// loaded it.
 pub struct Driver {
     table: Table,
     batch_copy: Option<BatchCopy>,
@@ -48,7 +49,8 @@ impl Driver {
     ///
     /// # Safety
     ///
-    /// `dlsym` behaves as the C library's, and `library` is an open handle of a CUDA driver that is never closed.
+    /// `dlsym` behaves as the C library's, and `library` is an open handle of a CUDA driver that is
+    /// never closed.
     pub unsafe fn from_library(dlsym: Dlsym, library: *mut c_void) -> Result<&'static Driver, LoadError> {
         // SAFETY: by this function's contract.
         let find = unsafe { dlsym(library, c"cuGetProcAddress_v2".as_ptr()) };
@@ -124,11 +126,12 @@ pub struct Relaxed {
 }
 
 impl Relaxed {
-    /// Asking about an event, say, counts as unsafe during a capture, whichever thread asks about whichever event. What this
-    /// library asks about is never part of a capture, so it is safe.
+    /// Asking about an event, say, counts as unsafe during a capture, whichever thread asks about
+    /// whichever event. What this library asks about is never part of a capture, so it is safe.
     pub fn enter(driver: &'static Driver) -> Relaxed {
         let mut mode = abi::CAPTURE_MODE_RELAXED;
-        // SAFETY: the mode is exchanged at a valid place. There is nothing to be done about a failure.
+        // SAFETY: the mode is exchanged at a valid place. There is nothing to be done about a
+        // failure.
         unsafe { (driver.table.capture_mode_exchange)(&mut mode) };
         Relaxed { driver, mode, _thread: std::marker::PhantomData }
     }

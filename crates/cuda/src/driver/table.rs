@@ -4,7 +4,8 @@
 use super::abi::*;
 use libc::{c_char, c_int, c_uint, c_void};
 
-/// The version of the interface that the signatures below are of: the oldest driver that is supported.
+/// The version of the interface that the signatures below are of: the oldest driver that is
+/// supported.
 pub const VERSION: c_int = 12_040;
 
 macro_rules! table {
@@ -23,8 +24,8 @@ macro_rules! table {
                 Ok(Table {
                     $($name: {
                         let found = find($symbol).filter(|found| !found.is_null()).ok_or($symbol)?;
-                        // SAFETY: the driver gives the function of this name with the ABI of `VERSION`, whose
-                        // signature the table states; it is not null.
+                        // SAFETY: the driver gives the function of this name with the ABI of
+                        // `VERSION`, whose signature the table states; it is not null.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> Status>(found) }
                     },)*
                 })

@@ -1,5 +1,5 @@
-//! Links of a GPU: its PCIe link in each direction and the NVLink pairs with its peers. A link turns
-//! lots into work on streams, and the poller tells when that is over.
+//! Links of a GPU: its PCIe link in each direction and the NVLink pairs with its peers. A link
+//! turns lots into work on streams, and the poller tells when that is over.
 
 mod pcie;
 mod peer;
@@ -16,8 +16,8 @@ use forebay_transfer::{Completion, Outcome};
 /// Pieces below this go by kernel: a copy engine needs a few microseconds for each.
 pub(crate) const ENGINE_PIECE_BYTES: u64 = 128 << 10;
 
-/// Ends an operation once everything is over that was put into the track so far. `posted` is how that went: after an error
-/// the operation fails, but not before what did get in is over.
+/// Ends an operation once everything is over that was put into the track so far. `posted` is how
+/// that went: after an error the operation fails, but not before what did get in is over.
 fn finish_when_passed(
     track: &Track,
     bytes: u64,
@@ -38,8 +38,9 @@ fn finish_when_passed(
     }
 }
 
-/// Waits until nothing of a track is under way, where no event can be had that would tell: the memory is in use until then.
-/// An error is that of a context that has ended, and with it all that it had under way.
+/// Waits until nothing of a track is under way, where no event can be had that would tell: the
+/// memory is in use until then. An error is that of a context that has ended, and with it all that
+/// it had under way.
 fn come_to_an_end(track: &Track) {
     let _relaxed = Relaxed::enter(track.stream().device().driver());
     let _ = track.stream().synchronize();

@@ -45,7 +45,8 @@ impl Direction {
     }
 }
 
-/// Staging slots of a PCIe link, and their size: enough that the PCIe link and the kernel never wait for each other.
+/// Staging slots of a PCIe link, and their size: enough that the PCIe link and the kernel never
+/// wait for each other.
 const SLOTS: usize = 4;
 const SLOT_BYTES: u64 = 1 << 20;
 /// Blocks of the kernels.
@@ -103,8 +104,8 @@ impl PcieLink {
 
     fn by_engine(&self, pieces: &[Piece]) -> Result<(), CudaError> {
         for piece in pieces {
-            // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until
-            // the operation is finished.
+            // SAFETY: the pieces were resolved from registered memory, which the mover keeps
+            // registered and to itself until the operation is finished.
             unsafe { self.copies.stream().copy(piece.from, piece.to, piece.bytes)? };
         }
         Ok(())
@@ -156,8 +157,9 @@ impl PcieLink {
                 Direction::HostToDevice => (host, slot.address + offset),
                 Direction::DeviceToHost => (slot.address + offset, host),
             };
-            // SAFETY: the host's side was resolved from registered memory, which the mover keeps registered and to itself
-            // until the operation is finished; the slot is ours, and events keep its uses apart.
+            // SAFETY: the host's side was resolved from registered memory, which the mover keeps
+            // registered and to itself until the operation is finished; the slot is ours, and
+            // events keep its uses apart.
             unsafe { stream.copy(from, to, bytes)? };
         }
         slot.copied.record(stream)
@@ -170,7 +172,8 @@ impl PcieLink {
         self.slots[slot].shuffled.record(stream)
     }
 
-    /// After an error somewhere between the streams: has the last one wait for the other, so that its end is the end of all.
+    /// After an error somewhere between the streams: has the last one wait for the other, so that
+    /// its end is the end of all.
     fn join(&self) -> Result<(), CudaError> {
         let slot = &self.slots[0];
         let (event, other) = match self.direction {
@@ -207,8 +210,8 @@ impl PcieLink {
             return done.finish(Outcome::Failed { error });
         };
         let (stream, count) = (self.shuffles.stream(), pieces.len() as u32);
-        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until the
-        // operation is finished; the list is held until then.
+        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered
+        // and to itself until the operation is finished; the list is held until then.
         let posted = unsafe { self.kernels.copy(stream, table.address(), count, bytes, BLOCKS) };
         finish_when_passed(&self.shuffles, bytes, posted, done, table);
     }

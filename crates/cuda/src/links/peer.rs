@@ -32,8 +32,9 @@ struct Shuffle {
 const PEER_BLOCKS: u32 = 64;
 
 impl PeerLink {
-    /// A link for the kernels' GPU, which puts kernels into `kernel`, and whole lots into `engine` if there is one: a stream of
-    /// either GPU. A lot goes there only if that GPU reaches both sides.
+    /// A link for the kernels' GPU, which puts kernels into `kernel`, and whole lots into `engine`
+    /// if there is one: a stream of either GPU. A lot goes there only if that GPU reaches both
+    /// sides.
     pub fn new(
         engine: Option<Track>,
         kernel: Track,
@@ -95,8 +96,9 @@ impl Shuffle {
                 return done.finish(Outcome::Failed { error });
             };
             let (stream, count) = (self.track.stream(), pieces.len() as u32);
-            // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until
-            // the operation is finished; the list is held until then.
+            // SAFETY: the pieces were resolved from registered memory, which the mover keeps
+            // registered and to itself until the operation is finished; the list is held until
+            // then.
             let posted = unsafe { self.kernels.copy(stream, table.address(), count, op.bytes, PEER_BLOCKS) };
             finish_when_passed(&self.track, op.bytes, posted, done, table);
         });
@@ -105,8 +107,8 @@ impl Shuffle {
 
 fn by_engine(track: &Track, pieces: &[Piece]) -> Result<(), CudaError> {
     for piece in pieces {
-        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered and to itself until the
-        // operation is finished.
+        // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered
+        // and to itself until the operation is finished.
         unsafe { track.stream().copy(piece.from, piece.to, piece.bytes)? };
     }
     Ok(())

@@ -14,7 +14,8 @@ pub struct Segment {
     pub bytes: u64,
 }
 
-/// Cuts pieces, given as (host address, device address, bytes), into segments of at most `slot_bytes`.
+/// Cuts pieces, given as (host address, device address, bytes), into segments of at most
+/// `slot_bytes`.
 pub fn segments(pieces: impl IntoIterator<Item = (u64, u64, u64)>, slot_bytes: u64) -> Vec<Segment> {
     let mut segments = vec![Segment::default()];
     for (mut host, mut device, mut rest) in pieces {

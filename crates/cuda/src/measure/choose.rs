@@ -1,7 +1,8 @@
 //! What samples say: medians, the best of several candidates, and the sizes from which on one way
 //! is better than another. Pure.
 
-/// Candidates this close to the best one are as good: machines do not repeat themselves better than that.
+/// Candidates this close to the best one are as good: machines do not repeat themselves better than
+/// that.
 const AS_GOOD: f64 = 1.005;
 /// A way that is not the usual one has to be this much faster.
 const BETTER: f64 = 0.99;
@@ -23,8 +24,9 @@ pub fn median(mut samples: Vec<f64>) -> f64 {
     samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The best of candidates that are steps of a scale, given the seconds of each at several sizes, which count alike. Of steps
-/// that are as good as the best, the middle one: its neighbours are good too.
+/// The best of candidates that are steps of a scale, given the seconds of each at several sizes,
+/// which count alike. Of steps that are as good as the best, the middle one: its neighbours are
+/// good too.
 pub fn best_step(seconds: &[Vec<f64>]) -> usize {
     let slowness = slowness(seconds);
     let best = slowness.iter().copied().fold(f64::INFINITY, f64::min);
@@ -32,7 +34,8 @@ pub fn best_step(seconds: &[Vec<f64>]) -> usize {
     good.get(good.len() / 2).copied().unwrap_or(0)
 }
 
-/// The best of candidates of different kinds. The first is the usual one; another has to be clearly better.
+/// The best of candidates of different kinds. The first is the usual one; another has to be clearly
+/// better.
 pub fn best_kind(seconds: &[f64]) -> usize {
     let best = (0..seconds.len()).min_by(|one, other| seconds[*one].total_cmp(&seconds[*other])).unwrap_or(0);
     if seconds.first().is_some_and(|usual| seconds[best] <= usual * BETTER) { best } else { 0 }

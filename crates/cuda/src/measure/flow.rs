@@ -8,7 +8,8 @@ use crate::kernels::Piece;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Lots in the stream at a time: one moves, one waits behind it, one covers for the thread that puts them in.
+/// Lots in the stream at a time: one moves, one waits behind it, one covers for the thread that
+/// puts them in.
 const LOTS_IN_FLIGHT: usize = 3;
 /// A rate is that of this many lots at least.
 const LOTS_MIN: u64 = 4;
@@ -111,8 +112,8 @@ impl Flow {
 ///
 /// # Safety
 ///
-/// All rings are memory that the flows' devices reach, and nobody else uses what is there until this returns. A context is
-/// current.
+/// All rings are memory that the flows' devices reach, and nobody else uses what is there until
+/// this returns. A context is current.
 pub unsafe fn run(flows: &mut [Flow], window: Duration) -> Result<f64, MeasureError> {
     flows.iter_mut().for_each(Flow::begin);
     // SAFETY: by this function's contract.

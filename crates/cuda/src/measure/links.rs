@@ -71,7 +71,8 @@ fn links(
     direction: Direction,
     until: Instant,
 ) -> Result<Vec<f64>, MeasureError> {
-    // Each PCIe link has its own part of host memory, all of which is used, so that no cache holds what PCIe links read and write.
+    // Each PCIe link has its own part of host memory, all of which is used, so that no cache holds
+    // what PCIe links read and write.
     let lots = (PINNED_BYTES / LOT_BYTES / gpus.len() as u64).max(1);
     let flow = |(nth, gpu): (u64, &Gpu)| {
         let host = Ring { start: pinned.start() as Address + nth * lots * LOT_BYTES, lots };
@@ -87,7 +88,8 @@ fn links(
     let all = flows.len();
     in_turn(all + 1, ROUNDS, until, |link| {
         let flows = if link == all { &mut flows[..] } else { &mut flows[link..=link] };
-        // SAFETY: the memory outlives the run, and nobody else uses it; the caller has entered a context.
+        // SAFETY: the memory outlives the run, and nobody else uses it; the caller has entered a
+        // context.
         unsafe { run(flows, WINDOW) }
     })
 }

@@ -1,7 +1,8 @@
 //! Measuring a host's links, and copies over them, in seconds. Machines are shared and clocks go up
 //! and down, so candidates take turns and the median of each counts.
 //!
-//! Pure: `choose`, `turns`. Driver: `flow`. Glue: `links` (bare links), `relays` (real copies), and this file.
+//! Pure: `choose`, `turns`. Driver: `flow`. Glue: `links` (bare links), `relays` (real copies), and
+//! this file.
 
 mod choose;
 mod flow;
@@ -22,8 +23,8 @@ use relays::Trials;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Host memory that is pinned for it and given back after it. As much is allocated on one GPU, and less on the others. What
-/// copiers have of their own comes on top.
+/// Host memory that is pinned for it and given back after it. As much is allocated on one GPU, and
+/// less on the others. What copiers have of their own comes on top.
 pub const PINNED_BYTES: u64 = 256 << 20;
 /// When this much time has passed, no candidate that had a turn has another.
 pub const TIME_LIMIT: Duration = Duration::from_secs(3);
@@ -56,7 +57,8 @@ pub enum MeasureError {
     },
 }
 
-/// Measures the GPUs that this process sees on its host. Neither should have anything else to do meanwhile.
+/// Measures the GPUs that this process sees on its host. Neither should have anything else to do
+/// meanwhile.
 pub fn measure(driver: &'static Driver, host: &Topology) -> Result<Profile, MeasureError> {
     let start = Instant::now();
     // It also lets GPUs reach each other's memory.
@@ -70,7 +72,8 @@ pub fn measure(driver: &'static Driver, host: &Topology) -> Result<Profile, Meas
     Ok(profile)
 }
 
-/// Copies over relays, for the GPU whose own PCIe link is the fastest, since it gains least; none where no GPU has a relay.
+/// Copies over relays, for the GPU whose own PCIe link is the fastest, since it gains least; none
+/// where no GPU has a relay.
 fn relayed(
     usual: Copier,
     profile: &Profile,

@@ -21,21 +21,23 @@ const ROUNDS: usize = 7;
 const SMALL_ROUNDS: usize = 15;
 /// A copy over a slow PCIe link is no larger than what takes this long.
 const COPY_S: f64 = 8e-3;
-/// What relays may carry of what their PCIe links would: with all PCIe links at work the host's memory is the limit, and some of what a
-/// relay carries is late for good.
+/// What relays may carry of what their PCIe links would: with all PCIe links at work the host's
+/// memory is the limit, and some of what a relay carries is late for good.
 const EFFICIENCIES: [f64; 7] = [0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05];
 const LATENCIES_US: [u32; 10] = [10, 15, 20, 25, 30, 40, 50, 60, 80, 100];
 /// Sizes at which latency tells, in MiB.
 const LATENCY_MIB: [f64; 3] = [4.0, 8.0, 16.0];
 /// Sizes at which stream copies may begin to pay, in MiB.
 const BREAK_EVEN_MIB: [f64; 11] = [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0];
-/// StreamCopies have copies where they take at most this part of a plain copy's time. They are measured one after another, when all that
-/// a stream copy touches on the host and in the driver is warm. A single copy finds it cold: that costs a stream copy up to 30 us more, with its
-/// several times as many calls, and a plain copy next to nothing. Copies that gain less than this warm (12 us of the 80 that 4 MiB
-/// take) were slower cold, by up to a quarter; at twice the size the gain covers it.
+/// StreamCopies have copies where they take at most this part of a plain copy's time. They are
+/// measured one after another, when all that a stream copy touches on the host and in the driver is
+/// warm. A single copy finds it cold: that costs a stream copy up to 30 us more, with its several
+/// times as many calls, and a plain copy next to nothing. Copies that gain less than this warm (12
+/// us of the 80 that 4 MiB take) were slower cold, by up to a quarter; at twice the size the gain
+/// covers it.
 const STREAM_COPY_PAYS: f64 = 0.85;
-/// The mover has copies that are waited for where it takes at most this part of a stream copy's time: a stream copy leaves the processor
-/// and the peers' own work more to themselves.
+/// The mover has copies that are waited for where it takes at most this part of a stream copy's
+/// time: a stream copy leaves the processor and the peers' own work more to themselves.
 const MOVER_PAYS: f64 = 0.95;
 
 /// Who copies.
@@ -48,7 +50,8 @@ enum Who {
 
 /// A GPU to copy for, and what with.
 pub struct Trials<'a> {
-    /// Copiers that differ in how relays hand on what the mover gives them. StreamCopies are the first one's.
+    /// Copiers that differ in how relays hand on what the mover gives them. StreamCopies are the
+    /// first one's.
     pub copiers: Vec<(Relay, Copier)>,
     pub pinned: &'a HostMemory,
     pub memory: DeviceMemory,

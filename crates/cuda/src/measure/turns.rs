@@ -3,8 +3,8 @@
 use super::choose::median;
 use std::time::Instant;
 
-/// Has `count` candidates take turns, `rounds` times or until the time is up, but once at least. The first round warms up and
-/// counts only where it is the only one.
+/// Has `count` candidates take turns, `rounds` times or until the time is up, but once at least.
+/// The first round warms up and counts only where it is the only one.
 pub fn in_turn<E>(
     count: usize,
     rounds: usize,

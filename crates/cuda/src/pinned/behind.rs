@@ -13,13 +13,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A piece that was refused is tried again after so long: the host may have been short of memory for a moment only.
+/// A piece that was refused is tried again after so long: the host may have been short of memory
+/// for a moment only.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// Called when all that was asked for is pinned, or with why it will not be.
 pub type OnPinned = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// Memory, and which of it is pinned. No longer wanted, it is unpinned and let go of on a thread of its own.
+/// Memory, and which of it is pinned. No longer wanted, it is unpinned and let go of on a thread of
+/// its own.
 #[derive(Debug)]
 pub struct PinnedBehind {
     shared: Arc<Shared>,
@@ -68,7 +70,8 @@ struct Waiter {
 }
 
 impl PinnedBehind {
-    /// Begins to pin `memory` in pieces of `piece_bytes`, which is at least 1 and a multiple of a page, with so many threads.
+    /// Begins to pin `memory` in pieces of `piece_bytes`, which is at least 1 and a multiple of a
+    /// page, with so many threads.
     pub fn start(
         device: &Arc<Device>,
         memory: Arc<dyn Backing>,
@@ -114,7 +117,8 @@ impl PinnedBehind {
         (state.pinned_bytes, state.took)
     }
 
-    /// Has `on_pinned` called when these ranges, as (offset, bytes), are pinned: at once if they are, else on another thread.
+    /// Has `on_pinned` called when these ranges, as (offset, bytes), are pinned: at once if they
+    /// are, else on another thread.
     pub fn when_pinned(&self, ranges: impl Iterator<Item = (u64, u64)>, on_pinned: OnPinned) {
         let shared = &self.shared;
         let mut state = shared.state.lock();

@@ -29,7 +29,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `bytes` zeroed bytes that are present, made so by up to `threads` threads. As a file where it is to be shared.
+    /// `bytes` zeroed bytes that are present, made so by up to `threads` threads. As a file where
+    /// it is to be shared.
     pub fn new(bytes: u64, shared: bool, threads: usize) -> Result<Mapping, PinError> {
         let failed =
             |step| move |error| PinError::Map { bytes, step, error, host: Box::new(MemoryFacts::read()) };
@@ -46,7 +47,8 @@ impl Mapping {
         let start = NonNull::new(start.map_err(failed("mmap"))?.cast());
         let mapping = Mapping { start: start.ok_or_else(|| failed("mmap")(Errno::NOMEM))?, len, file };
         if mapping.file.is_none() {
-            // Forking copies pages that are pinned, all of them at once; a child could do nothing with the copy.
+            // Forking copies pages that are pinned, all of them at once; a child could do nothing
+            // with the copy.
             mapping.advise(Advice::LinuxDontFork).map_err(failed("madvise"))?;
         }
         // A kernel without huge pages refuses this, and small ones do.
@@ -63,7 +65,8 @@ impl Mapping {
         Ok(file)
     }
 
-    /// Has the kernel give, and zero, all pages now. One thread zeroes a few GB a second, so several share the work.
+    /// Has the kernel give, and zero, all pages now. One thread zeroes a few GB a second, so
+    /// several share the work.
     fn make_present(&self, threads: usize) -> Result<(), Errno> {
         let huge_pages = self.len.div_ceil(HUGE_PAGE_BYTES);
         let part = huge_pages.div_ceil(threads.max(1)).max(1) * HUGE_PAGE_BYTES;

@@ -4,7 +4,8 @@
 //! - [`PinnedPool`]: slabs that are pinned once, lent as [`PinnedBuffer`]s.
 //! - [`Registered`]: memory that was there already.
 //! - [`PinnedBehind`]: the same while it is in use.
-//! - [`publish`]: says that memory may be mapped by other processes too, as that of a shared pool may.
+//! - [`publish`]: says that memory may be mapped by other processes too, as that of a shared pool
+//!   may.
 
 mod behind;
 mod error;

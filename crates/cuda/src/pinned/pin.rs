@@ -9,7 +9,8 @@ use forebay_transfer::Backing;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The longest range that is registered at once. Drivers refuse single registrations of some hundred GiB.
+/// The longest range that is registered at once. Drivers refuse single registrations of some
+/// hundred GiB.
 pub const MOST_BYTES: u64 = 64 << 30;
 
 /// One registration, undone when it is dropped.
@@ -46,13 +47,14 @@ impl Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: registered by `new`, undone once. It fails only when the driver has shut down or the context is lost,
-        // and the registration with it.
+        // SAFETY: registered by `new`, undone once. It fails only when the driver has shut down or
+        // the context is lost, and the registration with it.
         unsafe { (self.device.driver().table().host_unregister)(self.start.as_ptr().cast()) };
     }
 }
 
-/// Memory that was there already, such as the arena of a node, pinned in pieces of at most [`MOST_BYTES`].
+/// Memory that was there already, such as the arena of a node, pinned in pieces of at most
+/// [`MOST_BYTES`].
 ///
 /// One copy must not go across two pieces: see [`piece_bytes`](Registered::piece_bytes).
 pub struct Registered {
@@ -86,7 +88,8 @@ impl Registered {
         Ok(Registered { pieces, memory, piece_bytes })
     }
 
-    /// Every multiple of this, counted from the first byte, is where one registration ends and the next begins.
+    /// Every multiple of this, counted from the first byte, is where one registration ends and the
+    /// next begins.
     pub fn piece_bytes(&self) -> u64 {
         self.piece_bytes
     }

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Threads that make the pages of a slab present. The zeroing of pages is bound by memory beyond a few.
+/// Threads that make the pages of a slab present. The zeroing of pages is bound by memory beyond a
+/// few.
 const MOST_THREADS: usize = 8;
 
 /// What a pool is made of.
@@ -75,7 +76,8 @@ struct Inner {
 
 struct State {
     space: Space<Kept>,
-    /// A thread is making a slab. One at a time: the driver takes registrations one after another anyway.
+    /// A thread is making a slab. One at a time: the driver takes registrations one after another
+    /// anyway.
     growing: bool,
     registrations: u64,
     pinning: Duration,
@@ -137,8 +139,8 @@ impl PinnedPool {
         PinnedPool { inner: Arc::new(inner) }
     }
 
-    /// Lends `bytes` bytes that lie in one registration. Their contents are whatever the last borrower left. Pins more when
-    /// that much is not free.
+    /// Lends `bytes` bytes that lie in one registration. Their contents are whatever the last
+    /// borrower left. Pins more when that much is not free.
     pub fn take(&self, bytes: u64) -> Result<PinnedBuffer, PinError> {
         let taken = self.inner.take(bytes);
         if taken.is_err() {
@@ -148,12 +150,14 @@ impl PinnedPool {
         Ok(PinnedBuffer { pool: Arc::clone(&self.inner), slab, place, bytes: bytes as usize })
     }
 
-    /// Pins until the pool holds `bytes` bytes, lent or not, so that nobody has to wait for it later.
+    /// Pins until the pool holds `bytes` bytes, lent or not, so that nobody has to wait for it
+    /// later.
     pub fn warm(&self, bytes: u64) -> Result<(), PinError> {
         self.inner.warm(bytes)
     }
 
-    /// The same on a thread of its own. Requests in the meantime are met as soon as there is memory for them.
+    /// The same on a thread of its own. Requests in the meantime are met as soon as there is memory
+    /// for them.
     pub fn warm_in_background(&self, bytes: u64) -> std::io::Result<JoinHandle<Result<(), PinError>>> {
         let inner = Arc::clone(&self.inner);
         thread::Builder::new().name("forebay-pinning".into()).spawn(move || inner.warm(bytes))
@@ -226,7 +230,8 @@ impl Inner {
         Ok(state)
     }
 
-    /// Makes a slab. Some hosts refuse to register memory and allocate it pinned all the same: that cannot be shared.
+    /// Makes a slab. Some hosts refuse to register memory and allocate it pinned all the same: that
+    /// cannot be shared.
     fn make_slab(&self, bytes: u64) -> Result<Slab, PinError> {
         if self.registers_none.load(Ordering::Relaxed) {
             return self.allocate_slab(bytes);

@@ -47,8 +47,8 @@ pub struct Full {
     pub left_bytes: u64,
 }
 
-/// The bytes of all slabs. Requests go to the first range that is long enough, oldest slab first, so that later slabs
-/// stay empty and can make room for one of another length.
+/// The bytes of all slabs. Requests go to the first range that is long enough, oldest slab first,
+/// so that later slabs stay empty and can make room for one of another length.
 #[derive(Debug)]
 pub struct Space<S> {
     limit_bytes: u64,
@@ -67,7 +67,8 @@ struct Slab<S> {
 }
 
 impl<S> Space<S> {
-    /// No slabs. Slabs will have `slab_bytes`, but where a request is longer or the limit leaves less.
+    /// No slabs. Slabs will have `slab_bytes`, but where a request is longer or the limit leaves
+    /// less.
     pub fn new(limit_bytes: u64, slab_bytes: u64) -> Space<S> {
         let limit_bytes = limit_bytes / GRAIN_BYTES * GRAIN_BYTES;
         Space { limit_bytes, slab_bytes, next: 0, slabs: BTreeMap::new() }
@@ -90,8 +91,8 @@ impl<S> Space<S> {
         }
     }
 
-    /// What has to be done so that a request of `bytes` fits. Free slabs make room only for a request that cannot be met
-    /// without: memory that is pinned is kept.
+    /// What has to be done so that a request of `bytes` fits. Free slabs make room only for a
+    /// request that cannot be met without: memory that is pinned is kept.
     pub fn grow(&mut self, bytes: u64) -> Result<Growth<S>, Full> {
         let needed = in_grains(bytes).ok_or_else(|| self.full(bytes))?;
         let mut room = self.limit_bytes - self.held_bytes();

@@ -6,13 +6,15 @@ use crate::peers::{ADVICE, Distrust, Untrusted};
 use crate::profile::{BothWays, PairRate, Profile};
 use crate::topology::{GpuFacts, PciPlace, Topology};
 
-/// A link that carries less than this part of what its lanes could, or of what the best link carries, is a slow one.
+/// A link that carries less than this part of what its lanes could, or of what the best link
+/// carries, is a slow one.
 const SLOW: f64 = 0.7;
 /// All links together have to carry this much more than one for a way over peers to be worth it.
 const WORTH: f64 = 1.2;
 /// A rate that is so many times what the lanes have was not one of bytes that arrived.
 const IMPOSSIBLE: f64 = 1.1;
-/// No link from one GPU to another carries more in one direction, NVLink of the sixth generation included (1.8 TB/s).
+/// No link from one GPU to another carries more in one direction, NVLink of the sixth generation
+/// included (1.8 TB/s).
 const PAIR_BYTES_PER_S_MAX: f64 = 2e12;
 
 pub fn findings(host: &Topology, profile: &Profile) -> Vec<Finding> {
@@ -110,7 +112,8 @@ fn slower_way(rates: &BothWays) -> f64 {
     rates.h2d_bytes_per_s.min(rates.d2h_bytes_per_s)
 }
 
-/// What the device's lanes carry at its highest generation, headers included. Idle GPUs show a lower one.
+/// What the device's lanes carry at its highest generation, headers included. Idle GPUs show a
+/// lower one.
 fn wire_bytes_per_s(pci: &PciPlace) -> Option<f64> {
     let lane = match pci.most_generation? {
         1 => 0.25e9,

@@ -4,7 +4,8 @@ use super::Severity::{Note, Warning};
 use super::{Finding, gpus};
 use crate::topology::{GpuFacts, NumaNode, Topology, Transparent};
 
-/// A process that may lock less cannot register a slab of a pool with a network card or a disk ring.
+/// A process that may lock less cannot register a slab of a pool with a network card or a disk
+/// ring.
 const WANTED_LOCK_BYTES: u64 = 1 << 30;
 
 pub fn findings(host: &Topology) -> Vec<Finding> {

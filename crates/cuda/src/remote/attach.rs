@@ -41,14 +41,16 @@ const BACKOFF_MAX: Duration = Duration::from_secs(60);
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at whether a connection that ended is quiet.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long an attachment that ends waits for a node that hangs. What is in flight then is left to it for good.
+/// How long an attachment that ends waits for a node that hangs. What is in flight then is left to
+/// it for good.
 const LAST_WAIT: Duration = Duration::from_secs(15);
 /// Relays at most.
 const RELAYS_MAX: usize = 64;
 /// Where the staging of the first relay is, for the mover: no GPU has such an ordinal.
 const FIRST_RELAY: u16 = 0x8000;
 
-/// Where a process reads which node's relays to use, unless it says so itself: the path of the socket.
+/// Where a process reads which node's relays to use, unless it says so itself: the path of the
+/// socket.
 pub const RELAYS_VARIABLE: &str = "FOREBAY_RELAYS";
 /// Where it reads in which file the token is, if the node wants one.
 pub const TOKEN_VARIABLE: &str = "FOREBAY_TOKEN_FILE";
@@ -169,8 +171,8 @@ struct State {
 }
 
 impl Attachment {
-    /// Attaches in the background, now and whenever a node returns. The node is given all memory that is published in this
-    /// process, now and later.
+    /// Attaches in the background, now and whenever a node returns. The node is given all memory
+    /// that is published in this process, now and later.
     pub(crate) fn start(ground: Ground, kernels: &Arc<Kernels>, at: RelaysAt) -> io::Result<Attachment> {
         let (kernels, device) = (Arc::clone(kernels), Arc::clone(kernels.device()));
         let (ringer, bell) = socket::bell()?;
@@ -226,12 +228,14 @@ impl Attachment {
         self.inner.reach.bytes()
     }
 
-    /// Where the host sides of pieces lie, if relays reach them all now: regions whose place is [`SHARED`].
+    /// Where the host sides of pieces lie, if relays reach them all now: regions whose place is
+    /// [`SHARED`].
     pub(crate) fn spans(&self, direction: Direction, pieces: &[Piece]) -> Option<Vec<Span>> {
         self.inner.reach.spans(direction, pieces)
     }
 
-    /// Tells the node, until the value is dropped, that this GPU's PCIe link is in use by its own engine.
+    /// Tells the node, until the value is dropped, that this GPU's PCIe link is in use by its own
+    /// engine.
     pub(crate) fn own_copy(&self, direction: Direction) -> Option<OwnCopy> {
         let session = self.inner.state.lock().session.clone();
         session.map(|session| OwnCopy::new(session, direction))
@@ -398,8 +402,8 @@ impl Supervisor {
         Ok((Session::new(socket, process, ring, ringer, Arc::clone(&self.inner.ringer)), relays))
     }
 
-    /// Waits for the answer to a hello, however long a node that hangs takes for it: it hears each hello in the end, and would
-    /// keep staging for those that were given up.
+    /// Waits for the answer to a hello, however long a node that hangs takes for it: it hears each
+    /// hello in the end, and would keep staging for those that were given up.
     fn wait_for_welcome(&mut self, socket: &OwnedFd, process: &OwnedFd) -> Result<(), NotAttached> {
         let mut timeout = Some(WELCOME_TIMEOUT);
         loop {
@@ -423,7 +427,8 @@ impl Supervisor {
         }
     }
 
-    /// Puts all relays into service that this GPU reaches and the copier does not have itself. Says how many.
+    /// Puts all relays into service that this GPU reaches and the copier does not have itself. Says
+    /// how many.
     fn install_all(&mut self, session: &Arc<Session>, offers: &[Offer]) -> Result<usize, NotAttached> {
         let mut installed = 0;
         let others = |offer: &Offer| !self.inner.ground.own.contains(&offer.gpu);
@@ -567,8 +572,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the relays out of service, and waits until nothing uses their staging any more. What is unfinished goes over
-    /// other paths.
+    /// Takes the relays out of service, and waits until nothing uses their staging any more. What
+    /// is unfinished goes over other paths.
     fn detach(&mut self, session: Arc<Session>) {
         self.inner.state.lock().session = None;
         self.memories.part();
@@ -596,7 +601,8 @@ impl Supervisor {
         let _ = wire::send(&session.socket, &Message::Bye, &[]);
     }
 
-    /// Whether nothing of a connection is in flight. Requests are waited for as long as the node is there to answer them.
+    /// Whether nothing of a connection is in flight. Requests are waited for as long as the node is
+    /// there to answer them.
     fn is_quiet(&self, session: &Session) -> bool {
         let now = Some(Duration::ZERO);
         let seen = socket::wait(&[session.process.as_fd()], &[session.socket.as_fd()], now);

@@ -20,7 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the thread looks for requests before it sleeps: longer than the gap between two lots of a transfer.
+/// How long the thread looks for requests before it sleeps: longer than the gap between two lots of
+/// a transfer.
 const LINGER: Duration = Duration::from_micros(100);
 
 /// What an engine's request handler and the control thread share of it.
@@ -145,7 +146,8 @@ impl Engine {
 }
 
 impl RequestQueue {
-    /// A queue of a GPU whose copies go through `stream`, between host memory and staging of so many bytes at an address.
+    /// A queue of a GPU whose copies go through `stream`, between host memory and staging of so
+    /// many bytes at an address.
     pub fn new(
         gpu: Uuid,
         direction: Direction,
@@ -188,8 +190,9 @@ impl RequestQueue {
                 Direction::HostToDevice => (host, staging),
                 Direction::DeviceToHost => (staging, host),
             };
-            // SAFETY: the run was checked against both lengths. The memory stays mapped and pinned, and the staging
-            // allocated, until the request is over; who else writes them is the engine's affair, whose bytes they are.
+            // SAFETY: the run was checked against both lengths. The memory stays mapped and pinned,
+            // and the staging allocated, until the request is over; who else writes them is the
+            // engine's affair, whose bytes they are.
             unsafe { self.stream.copy(from, to, bytes)? };
             done += bytes;
         }

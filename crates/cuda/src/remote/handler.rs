@@ -38,8 +38,8 @@ struct Attached {
     told: bool,
 }
 
-/// Serves the engine at the other end of a socket until it is gone and nothing of it is left. It has
-/// its place until it has said who it is.
+/// Serves the engine at the other end of a socket until it is gone and nothing of it is left. It
+/// has its place until it has said who it is.
 pub fn serve(
     server: &RelayServer,
     number: u64,
@@ -132,7 +132,8 @@ fn attach(
     if !server.attach(number, &engine) {
         socket::part(&engine.socket);
     }
-    // It is counted before it knows. One that cannot be told is gone, and that is seen by whoever listens to it.
+    // It is counted before it knows. One that cannot be told is gone, and that is seen by whoever
+    // listens to it.
     let welcome = Message::Welcome { relays };
     let told = wire::send(&engine.socket, &welcome, &[engine.ring.file(), ringer.as_fd()]).is_ok();
     Some(Attached { engine, shares, process, told })

@@ -7,8 +7,9 @@ use crate::links::Direction;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two requests of others on a PCIe link whose own engine copies. A lot is 2 MiB at most, so that others get 1 GB/s,
-/// which is 2 % of a PCIe 5 link; and a lot that was asked for in vain is late by a few of these.
+/// Between two requests of others on a PCIe link whose own engine copies. A lot is 2 MiB at most,
+/// so that others get 1 GB/s, which is 2 % of a PCIe 5 link; and a lot that was asked for in vain
+/// is late by a few of these.
 pub const HOLD: Duration = Duration::from_millis(2);
 
 /// The PCIe links of all GPUs.
@@ -31,7 +32,8 @@ impl LinkPriority {
         self.taken.push((gpu, direction));
     }
 
-    /// Whether a request of another engine may start on a GPU's PCIe link now. If so it counts as started.
+    /// Whether a request of another engine may start on a GPU's PCIe link now. If so it counts as
+    /// started.
     pub fn lets_start(&mut self, gpu: Uuid, direction: Direction, now: impl FnOnce() -> Instant) -> bool {
         let link = (gpu, direction);
         if !self.taken.contains(&link) {

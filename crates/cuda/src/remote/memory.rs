@@ -17,12 +17,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a node may take for a message: memory has to be pinned and unpinned, which takes seconds for what is large.
+/// How long a node may take for a message: memory has to be pinned and unpinned, which takes
+/// seconds for what is large.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Between two looks at whether the answer is still waited for.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What copies may look up: memory that the node has now, by its first address, with the address behind it and its region.
+/// What copies may look up: memory that the node has now, by its first address, with the address
+/// behind it and its region.
 #[derive(Debug, Default)]
 pub struct Reach(RwLock<BTreeMap<u64, (u64, RegionId)>>);
 
@@ -78,8 +80,8 @@ impl Memories {
         Memories { mover, reach, regions: BTreeMap::new(), refused: BTreeSet::new(), is_closing }
     }
 
-    /// Gives a new node everything. To be called before its relays are put into service: what copies use already must be
-    /// there by then.
+    /// Gives a new node everything. To be called before its relays are put into service: what
+    /// copies use already must be there by then.
     pub fn introduce(&mut self, session: &Session) -> Result<(), NotAttached> {
         self.refused.clear();
         for (number, (region, memory)) in &self.regions {
@@ -132,7 +134,8 @@ impl Memories {
         Ok(())
     }
 
-    /// Memory that a copy still uses, although its owner does not have it any more, stays until something else changes.
+    /// Memory that a copy still uses, although its owner does not have it any more, stays until
+    /// something else changes.
     fn take_back(&mut self, session: Option<&Session>, number: u64) -> Result<(), NotAttached> {
         let Some((region, memory)) = self.regions.get(&number) else { return Ok(()) };
         self.reach.remove(&**memory);

@@ -1,9 +1,11 @@
-//! Relays across processes: an engine sees one GPU, the node's process sees all of them and relays for it. The engine's
-//! mover has one more path for each relay. Its hop between host memory and the relay's staging is a request to the node
-//! ([`ring`]); the hop between staging and its own GPU is its own, so whatever allocator the GPU's memory came from will do.
+//! Relays across processes: an engine sees one GPU, the node's process sees all of them and relays
+//! for it. The engine's mover has one more path for each relay. Its hop between host memory and the
+//! relay's staging is a request to the node ([`ring`]); the hop between staging and its own GPU is
+//! its own, so whatever allocator the GPU's memory came from will do.
 //!
 //! - [`Relays`] is the node's side, [`Attachment`] the engine's.
-//! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both have.
+//! - `ring`, `wire`: what they say to each other. `shared`, `socket`: memory and sockets that both
+//!   have.
 
 mod atomics;
 mod attach;

@@ -1,12 +1,13 @@
 //! The ring through which an engine asks a node's relay to copy, and hears that it is over: words
 //! of memory that both processes have.
 //!
-//! A file of [`words`] words: one page of [header](Header), then [`QUEUE_WORDS`] for each queue. A queue has one asker and one
-//! answerer, which takes requests in order and answers them in order. Request `n` is written into slot `n % SLOTS` and counts
-//! once the slot's first word is `n + 1`; so does its answer in the same slot. A slot is used again once its request was
-//! answered, so neither side ever has to believe a position that the other one states. The answerer copies every word once
-//! before it looks at it: the asker may be anybody, and write what it likes at any time. The loom model of falling asleep is
-//! `tests/loom_ring.rs`.
+//! A file of [`words`] words: one page of [header](Header), then [`QUEUE_WORDS`] for each queue. A
+//! queue has one asker and one answerer, which takes requests in order and answers them in order.
+//! Request `n` is written into slot `n % SLOTS` and counts once the slot's first word is `n + 1`;
+//! so does its answer in the same slot. A slot is used again once its request was answered, so
+//! neither side ever has to believe a position that the other one states. The answerer copies every
+//! word once before it looks at it: the asker may be anybody, and write what it likes at any time.
+//! The loom model of falling asleep is `tests/loom_ring.rs`.
 
 use super::atomics::{AtomicU64, Ordering, fence};
 use thiserror::Error;
@@ -23,7 +24,8 @@ const MAGIC: u64 = 0x4642_5952_494e_4702;
 const SLOT_WORDS: usize = 512;
 const HEADER_WORDS: usize = 512;
 
-/// Words of a slot. What the asker writes and what the answerer writes lie in different cache lines.
+/// Words of a slot. What the asker writes and what the answerer writes lie in different cache
+/// lines.
 const ASKED: usize = 0;
 const COUNT: usize = 1;
 const ANSWERED: usize = 8;
@@ -35,7 +37,8 @@ const RUN_WORDS: usize = 4;
 const BEAT: usize = 8;
 const ASLEEP: usize = 16;
 const QUIET: usize = 24;
-/// How many copies of its own the engine has under way on its GPU's PCIe link, in either direction. The engine writes it.
+/// How many copies of its own the engine has under way on its GPU's PCIe link, in either direction.
+/// The engine writes it.
 const OWN: [usize; 2] = [32, 40];
 
 /// Contiguous bytes of host memory and of staging. The queue says which of them are read.
@@ -104,7 +107,8 @@ pub fn queue(ring: &[AtomicU64], index: usize) -> &[AtomicU64] {
     &ring[start..start + QUEUE_WORDS]
 }
 
-/// The page that all queues of a ring share. Only the node writes it, but for the words that say what the engine does itself.
+/// The page that all queues of a ring share. Only the node writes it, but for the words that say
+/// what the engine does itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Header<'a>(&'a [AtomicU64]);
 
@@ -180,7 +184,8 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Writes a request and gives its number. `None` if it has no runs or too many, or too few answers have come.
+    /// Writes a request and gives its number. `None` if it has no runs or too many, or too few
+    /// answers have come.
     pub fn ask(&mut self, queue: &[AtomicU64], runs: &[Run]) -> Option<u64> {
         let number = self.asked;
         let is_free = number < SLOTS || answer(queue, number - SLOTS).is_some();

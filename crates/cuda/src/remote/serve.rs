@@ -108,8 +108,8 @@ fn accept(server: &Arc<RelayServer>, listener: &OwnedFd) {
     }
 }
 
-/// Gives a connection of a user that may attach a thread, as soon as there is a place among those that
-/// have not said who they are.
+/// Gives a connection of a user that may attach a thread, as soon as there is a place among those
+/// that have not said who they are.
 fn greet(server: &Arc<RelayServer>, socket: OwnedFd) {
     let credentials = match server.admission.check_user(&socket) {
         Ok(credentials) => credentials,

@@ -1,5 +1,5 @@
-//! What the handlers of all engines share: the GPUs that relay, who may attach, and which connections
-//! there are. `serve` makes connections of it, `handler` speaks on one.
+//! What the handlers of all engines share: the GPUs that relay, who may attach, and which
+//! connections there are. `serve` makes connections of it, `handler` speaks on one.
 
 use super::control::{Engine, Shared};
 use super::shared::SharedFile;
@@ -242,7 +242,8 @@ impl RelayServer {
         self.violations.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Staging for an engine on every GPU but its own that has room for it; a reason where none has.
+    /// Staging for an engine on every GPU but its own that has room for it; a reason where none
+    /// has.
     pub fn shares(&self, gpu: Uuid) -> Result<Vec<Share>, String> {
         let (mut shares, mut reasons) = (Vec::new(), Vec::new());
         for relay in self.gpus.iter().filter(|relay| relay.uuid != gpu) {

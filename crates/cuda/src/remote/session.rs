@@ -1,9 +1,10 @@
 //! One connection of an engine to a node's relays, from the welcome to the end: what was asked,
 //! whether the node is alive, and when what it was asked to do is over.
 //!
-//! A request is over when it was answered, when the node said that nothing is under way any more, or when its process has
-//! ended: the driver then has taken its queues down. A node that hangs is none of these. What reads host memory may be given
-//! up then, since nobody uses that staging again; what writes host memory stays open until it is quiet.
+//! A request is over when it was answered, when the node said that nothing is under way any more,
+//! or when its process has ended: the driver then has taken its queues down. A node that hangs is
+//! none of these. What reads host memory may be given up then, since nobody uses that staging
+//! again; what writes host memory stays open until it is quiet.
 
 use super::ring::{self, Asker, Header, Run};
 use super::shared::SharedFile;
@@ -86,7 +87,8 @@ impl Drop for OwnCopy {
     }
 }
 
-/// An operation that waits until the links are down: its lot would otherwise come back over the same link at once.
+/// An operation that waits until the links are down: its lot would otherwise come back over the
+/// same link at once.
 #[derive(Debug)]
 struct Parked {
     /// Queue, number and bytes of its request, if host memory may still be written for it.
@@ -140,7 +142,8 @@ impl Session {
         self.down.load(Ordering::Acquire)
     }
 
-    /// Asks for an operation, or for as much of its beginning as fits into a request; says how many bytes that is.
+    /// Asks for an operation, or for as much of its beginning as fits into a request; says how many
+    /// bytes that is.
     pub fn ask(
         self: &Arc<Session>,
         queue: usize,
@@ -196,7 +199,8 @@ impl Session {
         ring::answer(ring::queue(self.ring.words(), queue), number)
     }
 
-    /// Takes the connection down if the node shows no sign of life although it was asked something long ago.
+    /// Takes the connection down if the node shows no sign of life although it was asked something
+    /// long ago.
     fn check_pulse(&self, asked_us: u64) {
         let (now_us, beats) = (self.pulse.now_us(), self.header().beats());
         if self.pulse.beats.swap(beats, Ordering::Relaxed) != beats {
@@ -208,15 +212,16 @@ impl Session {
         }
     }
 
-    /// Leaves an operation, which was not asked for because the connection is down, to the supervisor.
+    /// Leaves an operation, which was not asked for because the connection is down, to the
+    /// supervisor.
     pub fn park(&self, done: Completion) {
         self.open.fetch_add(1, Ordering::AcqRel);
         self.parked.lock().push(Parked { writes: None, done });
         self.supervisor.ring();
     }
 
-    /// Ends parked operations that are over. To be called once the links are down. `gone` says that the node's process has
-    /// ended.
+    /// Ends parked operations that are over. To be called once the links are down. `gone` says that
+    /// the node's process has ended.
     pub fn settle(&self, gone: bool) {
         // Answers come before the word that says that all is quiet.
         let is_quiet = gone || self.header().is_quiet();

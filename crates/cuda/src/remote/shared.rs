@@ -76,8 +76,8 @@ impl SharedFile {
 
     /// The bytes as words that any process may change at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping begins at a page, lives as long as the value and cannot be shortened; every pattern of bits is a
-        // word, and atomics allow for others that write.
+        // SAFETY: the mapping begins at a page, lives as long as the value and cannot be shortened;
+        // every pattern of bits is a word, and atomics allow for others that write.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / size_of::<AtomicU64>()) }
     }
 }
@@ -89,7 +89,8 @@ impl Drop for SharedFile {
     }
 }
 
-// SAFETY: the mapping lives as long as the value, is readable and writable, neither moves nor can be shortened.
+// SAFETY: the mapping lives as long as the value, is readable and writable, neither moves nor can
+// be shortened.
 unsafe impl Backing for SharedFile {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()

@@ -58,7 +58,8 @@ pub fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let received = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(&mut packet)], &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            // The other side left without hearing all. This is told once, before what it said itself.
+            // The other side left without hearing all. This is told once, before what it said
+            // itself.
             Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             received => break received?,
         }
@@ -94,7 +95,8 @@ pub struct Ringer(OwnedFd);
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
-/// A bell and what rings it. Two sockets, because whoever has the one can do nothing to the other that makes it block.
+/// A bell and what rings it. Two sockets, because whoever has the one can do nothing to the other
+/// that makes it block.
 pub fn bell() -> io::Result<(Ringer, Bell)> {
     let (ringer, bell) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     Ok((Ringer(ringer), Bell(bell)))
@@ -132,8 +134,8 @@ impl AsFd for Bell {
     }
 }
 
-/// Waits until something is readable or its other end closed (for `ended`: closed), or the time is over. Says which, in
-/// order.
+/// Waits until something is readable or its other end closed (for `ended`: closed), or the time is
+/// over. Says which, in order.
 pub fn wait(
     readable: &[BorrowedFd<'_>],
     ended: &[BorrowedFd<'_>],

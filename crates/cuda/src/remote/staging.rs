@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 /// Staging on a relay for all engines together.
 pub const RELAY_STAGING_BYTES: u64 = 24 << 20;
-/// Slots of an engine on a relay in each direction, at least: fewer would not let the two hops overlap.
+/// Slots of an engine on a relay in each direction, at least: fewer would not let the two hops
+/// overlap.
 const SLOTS_MIN: u64 = 4;
 const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// A GPU that relays.
@@ -30,7 +31,8 @@ pub struct Share {
     memory: Option<DeviceMemory>,
 }
 
-/// Size and number of an engine's slots on a relay in each direction, when there may be `served` engines.
+/// Size and number of an engine's slots on a relay in each direction, when there may be `served`
+/// engines.
 fn slots(served: u64) -> (u64, u32) {
     let each = RELAY_STAGING_BYTES / (2 * served.max(1));
     let slot_bytes = (each / SLOTS_MIN).min(SLOT_BYTES_MAX);

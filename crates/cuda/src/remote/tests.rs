@@ -24,7 +24,8 @@ pub(crate) fn driver() -> &'static Driver {
     DRIVER.get_or_init(|| {
         let path = fake_cuda_install::installed().libcuda.to_str().unwrap().to_owned();
         let path = std::ffi::CString::new(path).unwrap();
-        // SAFETY: the library is the fake driver, which may be loaded anywhere, and is never closed.
+        // SAFETY: the library is the fake driver, which may be loaded anywhere, and is never
+        // closed.
         unsafe {
             let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
             assert!(!library.is_null());
@@ -135,7 +136,8 @@ fn what_an_engine_asks_for_is_copied_both_ways_and_its_going_frees_everything() 
     let words = file.words();
     words.iter().take(512).enumerate().for_each(|(nth, word)| word.store(nth as u64, Ordering::Relaxed));
     let run = Run { memory: 7, offset: 0, staging: 8192, bytes: 4096 };
-    // The second relay there, and a copy of what is in its other half back: they are not the same bytes.
+    // The second relay there, and a copy of what is in its other half back: they are not the same
+    // bytes.
     client.copy(2, &mut Asker::default(), run);
     client.copy(3, &mut Asker::default(), Run { offset: 4096, ..run });
     assert!(words[512..1024].iter().all(|word| word.load(Ordering::Relaxed) == 0));
@@ -284,7 +286,8 @@ fn memory_that_is_too_long_or_could_be_shortened_is_refused() {
     assert_eq!(give(5, &SharedFile::create(1 << 20).unwrap()), Message::Done);
 }
 
-/// What an engine must not ask for beside a good request: runs, and (sequence word, number of runs).
+/// What an engine must not ask for beside a good request: runs, and (sequence word, number of
+/// runs).
 fn nonsense(staging_bytes: u64) -> (Vec<Run>, [(u64, u64); 4]) {
     let good = Run { memory: 0, offset: 0, staging: 0, bytes: 4096 };
     let runs = vec![

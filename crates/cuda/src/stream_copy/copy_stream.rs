@@ -21,12 +21,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Pieces of a batch at most.
 pub const BATCH_PIECES_MAX: usize = 16_384;
 
-/// What is awaited goes over relays from so many bytes on, which are those of a layer: 4k tokens of Llama-3.1-8B. Over two H100s' links their
-/// layers came after 9 to 12 ms so beside computing, over one after 11 to 15; those of 1k and 2k tokens were not ahead in an engine. In an
-/// engine 8k tokens came sooner over both on one of three hosts, 16k and more on all.
+/// What is awaited goes over relays from so many bytes on, which are those of a layer: 4k tokens of
+/// Llama-3.1-8B. Over two H100s' links their layers came after 9 to 12 ms so beside computing, over
+/// one after 11 to 15; those of 1k and 2k tokens were not ahead in an engine. In an engine 8k
+/// tokens came sooner over both on one of three hosts, 16k and more on all.
 const AWAITED_RELAYED_BYTES_MIN: u64 = 16 << 20;
-/// And from so many on where relays hand over: the target's kernels, which carry on what comes by them, wait for room on it. This was the
-/// border for all before; by handover no less was measured.
+/// And from so many on where relays hand over: the target's kernels, which carry on what comes by
+/// them, wait for room on it. This was the border for all before; by handover no less was measured.
 const AWAITED_HANDOVER_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
@@ -34,8 +35,8 @@ const AWAITED_HANDOVER_BYTES_MIN: u64 = 96 << 20;
 pub struct CopyStream {
     device: Arc<Device>,
     direction: Direction,
-    /// For what needs no slots, by turns: the first token of prompts of 4k tokens in small pages came after 16 ms on an H200 so, after 21 with
-    /// one stream; that of longer ones as with one.
+    /// For what needs no slots, by turns: the first token of prompts of 4k tokens in small pages
+    /// came after 16 ms on an H200 so, after 21 with one stream; that of longer ones as with one.
     work: [Stream; 2],
     turn: AtomicUsize,
     /// Passed when one of these has come to the end of a batch.
@@ -49,15 +50,16 @@ pub struct CopyStream {
 /// What a copy stream carries at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    /// From where to where, [`BATCH_PIECES_MAX`] pieces at most. None goes across two registrations or allocations, and no two
-    /// that follow each other touch where one of these ends: pieces that touch are copied as one.
+    /// From where to where, [`BATCH_PIECES_MAX`] pieces at most. None goes across two registrations
+    /// or allocations, and no two that follow each other touch where one of these ends: pieces that
+    /// touch are copied as one.
     pub pieces: &'a [Piece],
     /// What has to be over before.
     pub after: Option<&'a Event>,
     /// Whether peers reach the GPU's side: see [`StreamCopies::is_open`].
     pub is_open: bool,
-    /// If the GPU computes nothing meanwhile but what waits for this, so that kernels have room: how many bytes it waits for together,
-    /// of which these are some.
+    /// If the GPU computes nothing meanwhile but what waits for this, so that kernels have room:
+    /// how many bytes it waits for together, of which these are some.
     pub awaited_bytes: Option<u64>,
 }
 
@@ -66,8 +68,8 @@ pub struct Batch<'a> {
 pub enum Sent {
     /// Nothing, since too much is under way: it can be sent when another one has ended.
     Later,
-    /// It was queued, as far as the result says. The event that was given passes when nothing of it is under way any more; after an
-    /// error, [`settle`](StreamCopies::settle) says when.
+    /// It was queued, as far as the result says. The event that was given passes when nothing of it
+    /// is under way any more; after an error, [`settle`](StreamCopies::settle) says when.
     Queued(Result<(), CudaError>),
 }
 
@@ -114,18 +116,20 @@ impl StreamCopies {
         Some(make())
     }
 
-    /// Whether peers reach what is at an address of a GPU: they do not where it was mapped for that GPU alone.
+    /// Whether peers reach what is at an address of a GPU: they do not where it was mapped for that
+    /// GPU alone.
     pub fn is_open(&self, address: Address) -> Result<bool, Declined> {
         Inspector::new(self.driver).range_of(address).map(|range| range.is_open)
     }
 
-    /// Queues a batch over all paths, behind those before it, and records `ended` where all of it is over. An error means that
-    /// `ended` was not recorded: use [`settle`](StreamCopies::settle).
+    /// Queues a batch over all paths, behind those before it, and records `ended` where all of it
+    /// is over. An error means that `ended` was not recorded: use [`settle`](StreamCopies::settle).
     ///
     /// # Safety
     ///
-    /// The pieces go the copy stream's direction, between registered host memory and its GPU. Until `ended` has passed they stay valid, and
-    /// nobody else writes what they read, or uses what they write, but for work that `after` is behind.
+    /// The pieces go the copy stream's direction, between registered host memory and its GPU. Until
+    /// `ended` has passed they stay valid, and nobody else writes what they read, or uses what they
+    /// write, but for work that `after` is behind.
     pub unsafe fn send(
         &self,
         copy_stream: &CopyStream,
@@ -144,7 +148,8 @@ impl StreamCopies {
         };
         let mut path_set = gpu_direction.path_set.lock();
         let queued = if !path_set.take_at_once(copy_stream.holder) {
-            // Some caller's stream copy has it, and nobody knows for how long. A queue that is full makes the next call wait.
+            // Some caller's stream copy has it, and nobody knows for how long. A queue that is full
+            // makes the next call wait.
             drop(path_set);
             self.counters.tell(Declined::Busy);
             copy_stream.copy_alone(batch)
@@ -194,14 +199,15 @@ impl StreamCopies {
             shares,
         };
         let direct_bytes = stream_copy.shares[0];
-        // SAFETY: by the contract of `send`; the path set was taken for the joined stream and the device was entered.
+        // SAFETY: by the contract of `send`; the path set was taken for the joined stream and the
+        // device was entered.
         unsafe { path_set.queue(stream_copy, &mut pipelines) }?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
 
-    /// Threads for all relays of a GPU in both directions. None where there are no relays, or no threads: who sends a batch queues all of
-    /// it then.
+    /// Threads for all relays of a GPU in both directions. None where there are no relays, or no
+    /// threads: who sends a batch queues all of it then.
     fn submit_pool(&self) -> Option<&SubmitPool> {
         let most = self
             .gpu_directions
@@ -212,16 +218,16 @@ impl StreamCopies {
         self.submit_pool.get_or_init(|| most.and_then(|relays| SubmitPool::new(2 * relays))).as_ref()
     }
 
-    /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a copy stream carried meanwhile has arrived, once
-    /// its event has passed.
+    /// Whether no relay was lost since there were so many [losses](StreamCopies::losses): what a
+    /// copy stream carried meanwhile has arrived, once its event has passed.
     pub fn is_whole_since(&self, losses: u64, copy_stream: &CopyStream) -> Result<(), CudaError> {
         let _relaxed = Relaxed::enter(self.driver);
         let now = self.look_after_relays(copy_stream.device.index(), copy_stream.direction);
         if now == losses { Ok(()) } else { Err(CudaError::relay_lost()) }
     }
 
-    /// Waits until nothing that a copy stream has queued is under way. Where a stream cannot be waited for its context is lost, and
-    /// what was in it with it.
+    /// Waits until nothing that a copy stream has queued is under way. Where a stream cannot be
+    /// waited for its context is lost, and what was in it with it.
     pub fn settle(&self, copy_stream: &CopyStream) {
         let _relaxed = Relaxed::enter(self.driver);
         copy_stream.work.iter().for_each(|work| drop(work.synchronize()));

@@ -85,8 +85,8 @@ impl Counters {
         self.relayed_bytes.fetch_add(relayed_bytes, Ordering::Relaxed);
     }
 
-    /// Counts a copy that was left to the driver, and tells of it unless it is a small one: these are
-    /// direct as a rule.
+    /// Counts a copy that was left to the driver, and tells of it unless it is a small one: these
+    /// are direct as a rule.
     pub(super) fn decline(&self, why: Declined) {
         self.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
         if why != Declined::Small {

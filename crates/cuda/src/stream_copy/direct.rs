@@ -9,23 +9,28 @@ use crate::driver::{BatchCopy, CopyList, CudaError};
 use crate::kernels::Kernels;
 use std::sync::Arc;
 
-/// Pages as long as this on average go by copy engine too, many by one call: pages of 64 KiB came to an H200 at 54 of 55 GB/s so,
-/// with nothing to wait for while the engine computes, where a kernel waits for room on the GPU with each segment (16 GB/s
-/// beside a prefill). Pages of 16 KiB came at 5 GB/s.
+/// Pages as long as this on average go by copy engine too, many by one call: pages of 64 KiB came
+/// to an H200 at 54 of 55 GB/s so, with nothing to wait for while the engine computes, where a
+/// kernel waits for room on the GPU with each segment (16 GB/s beside a prefill). Pages of 16 KiB
+/// came at 5 GB/s.
 const BATCH_PIECE_BYTES: u64 = 48 << 10;
-/// Copies of one call. Before the first of them begins, a call takes half a microsecond for each (one call of 4,096 moved 39 GB/s);
-/// those of the call before keep the link busy meanwhile.
+/// Copies of one call. Before the first of them begins, a call takes half a microsecond for each
+/// (one call of 4,096 moved 39 GB/s); those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
-/// Beside relays, for which the same thread may have to queue, as for a stream copy in a caller's stream. A call for more than some 256 to 512 does
-/// not return before the link has done a part of them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB
-/// pages came after 111 ms with calls for 1,024 copies and after 66 with 128. With a thread for each relay both were as fast.
+/// Beside relays, for which the same thread may have to queue, as for a stream copy in a caller's
+/// stream. A call for more than some 256 to 512 does not return before the link has done a part of
+/// them, and relays have nothing to do meanwhile: over two H100s' links, 32k tokens of 64 KiB pages
+/// came after 111 ms with calls for 1,024 copies and after 66 with 128. With a thread for each
+/// relay both were as fast.
 const BATCH_COPIES_BESIDE: usize = 128;
-/// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1 MiB came to an H200 at 45 GB/s so, and at
-/// 51 to 53 by batches; the first token of a prompt of 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
+/// As many long pieces go by such calls too. One by one, there is a gap behind each: pieces of 1
+/// MiB came to an H200 at 45 GB/s so, and at 51 to 53 by batches; the first token of a prompt of
+/// 128k tokens after 496 and 404 ms. A few pieces are there before a batch begins.
 const BATCH_COPIES_MIN: usize = 32;
-/// What is awaited goes by kernels if it is less in all, which are there before a batch has begun. They wait for room on the GPU while layers
-/// before compute: the first token of prompts of 1k, 4k, 8k and 16k tokens (4 to 64 MiB a layer) came after 13, 22, 42 and 82 ms on an H200 by
-/// kernels, and after 14, 16, 27 and 50 by batches.
+/// What is awaited goes by kernels if it is less in all, which are there before a batch has begun.
+/// They wait for room on the GPU while layers before compute: the first token of prompts of 1k, 4k,
+/// 8k and 16k tokens (4 to 64 MiB a layer) came after 13, 22, 42 and 82 ms on an H200 by kernels,
+/// and after 14, 16, 27 and 50 by batches.
 const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
 
 /// What copies in a stream copy's own stream need.
@@ -58,7 +63,8 @@ impl Direct {
     ///
     /// # Safety
     ///
-    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). If they go by batch, [`goes_by_batch`](Direct::goes_by_batch) has said so.
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). If they go by batch,
+    /// [`goes_by_batch`](Direct::goes_by_batch) has said so.
     pub unsafe fn queue(
         &mut self,
         stream_copy: &StreamCopy,

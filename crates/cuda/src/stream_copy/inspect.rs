@@ -24,7 +24,8 @@ pub struct Range {
     kind: Kind,
     start: Address,
     end: Address,
-    /// Whether it is an allocation that any GPU with access to its GPU reaches, not one mapped for chosen ones.
+    /// Whether it is an allocation that any GPU with access to its GPU reaches, not one mapped for
+    /// chosen ones.
     pub is_open: bool,
 }
 
@@ -34,7 +35,8 @@ impl Range {
     }
 }
 
-/// Remembers ranges, since the pages of one copy lie in few allocations. For one copy only: memory may be freed.
+/// Remembers ranges, since the pages of one copy lie in few allocations. For one copy only: memory
+/// may be freed.
 pub struct Inspector<'a> {
     table: &'a Table,
     /// By their start. No two overlap.
@@ -78,7 +80,8 @@ impl<'a> Inspector<'a> {
             (&raw mut start).cast(),
             (&raw mut bytes).cast(),
         ];
-        // SAFETY: one valid place for each attribute, of the attribute's type. Any address may be asked about.
+        // SAFETY: one valid place for each attribute, of the attribute's type. Any address may be
+        // asked about.
         let status =
             unsafe { (self.table.pointer_attributes)(6, attributes.as_ptr(), values.as_ptr(), address) };
         if status != abi::SUCCESS || (kind == 0 && managed == 0) {
@@ -100,7 +103,8 @@ impl<'a> Inspector<'a> {
     }
 }
 
-/// What a row of pieces spans, found in one pass without a branch for each: mostly that settles where all of them lie.
+/// What a row of pieces spans, found in one pass without a branch for each: mostly that settles
+/// where all of them lie.
 #[derive(Debug, Clone, Copy)]
 pub struct Outline {
     /// In all.
@@ -159,7 +163,8 @@ pub struct Inspected<'p> {
     pub direction: Direction,
     /// Cut where allocations and registrations end.
     pub pieces: Cow<'p, [Piece]>,
-    /// Addresses, in order, where allocations and registrations begin; none where there is one on either side.
+    /// Addresses, in order, where allocations and registrations begin; none where there is one on
+    /// either side.
     pub seams: Vec<Address>,
     /// Whether any GPU with access to that GPU reaches its side.
     pub peers_reach: bool,
@@ -235,7 +240,8 @@ impl<'a> Sides<'a> {
         Ok((self.from.range_of(piece.from)?, self.to.range_of(piece.to)?))
     }
 
-    /// A copy over two registrations, or over two allocations, is the driver's to refuse. Over what is mapped side by side it may go.
+    /// A copy over two registrations, or over two allocations, is the driver's to refuse. Over what
+    /// is mapped side by side it may go.
     fn may_go_over(&mut self, piece: &Piece) -> Result<(), Declined> {
         let (from, to) = self.ranges(piece)?;
         let sides = [(from, piece.from), (to, piece.to)];
@@ -286,7 +292,8 @@ pub struct Group {
     pub pieces: Vec<Piece>,
 }
 
-/// Finds out where each piece goes; or which one, by its place, does not go between pinned memory and a GPU, and why.
+/// Finds out where each piece goes; or which one, by its place, does not go between pinned memory
+/// and a GPU, and why.
 pub fn groups(driver: &Driver, pieces: &[Piece]) -> Result<Vec<Group>, (usize, Declined)> {
     let mut sides = Sides::new(driver);
     let mut groups: Vec<Group> = Vec::new();

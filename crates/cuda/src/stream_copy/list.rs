@@ -10,7 +10,8 @@ use crate::links::Direction;
 #[derive(Debug)]
 pub struct List<'a> {
     free: &'a mut [Piece],
-    /// Addresses, in order, where an allocation or a registration begins: the driver refuses a copy across one.
+    /// Addresses, in order, where an allocation or a registration begins: the driver refuses a copy
+    /// across one.
     seams: &'a [Address],
     /// Runs of host memory of the last segment; kept for its memory.
     runs: Vec<Piece>,
@@ -62,8 +63,8 @@ impl<'a> List<'a> {
         self.free = &mut std::mem::take(&mut self.free)[places..];
     }
 
-    /// Lists the next `most` bytes of pages as they go through a slot: in long runs on the side of the host, page by page on the
-    /// GPU's. Fewer where the list ends.
+    /// Lists the next `most` bytes of pages as they go through a slot: in long runs on the side of
+    /// the host, page by page on the GPU's. Fewer where the list ends.
     pub fn through_slot(
         &mut self,
         direction: Direction,
@@ -103,7 +104,8 @@ impl<'a> List<'a> {
         Listed { pages: &self.free[..listed], runs: &[], bytes }
     }
 
-    /// Puts a page into the place `at`, or makes the one before longer by it. Says how many places that took.
+    /// Puts a page into the place `at`, or makes the one before longer by it. Says how many places
+    /// that took.
     fn add(&mut self, at: usize, page: Piece) -> usize {
         if at > 0 && goes_on(&self.free[at - 1], &page, self.seams) {
             self.free[at - 1].bytes += page.bytes;

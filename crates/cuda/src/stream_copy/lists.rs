@@ -36,8 +36,8 @@ impl Lists {
         Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(COPIES_MAX), spare })
     }
 
-    /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way have come further. Segments cut some of the
-    /// pieces.
+    /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way
+    /// have come further. Segments cut some of the pieces.
     pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
         while self.read.front().is_some_and(|read| read.is_passed().unwrap_or(false)) {
             self.ring.give_back();
@@ -48,7 +48,8 @@ impl Lists {
 
     /// A list of places that [`room_for`](Lists::room_for) has just given.
     pub fn open<'a>(&'a mut self, places: &Range<usize>, seams: &'a [Address]) -> List<'a> {
-        // SAFETY: the ring's places are those of the allocation, and no kernel that is under way reads the free ones.
+        // SAFETY: the ring's places are those of the allocation, and no kernel that is under way
+        // reads the free ones.
         let free = unsafe {
             let start = self.memory.start().cast::<Piece>().add(places.start);
             std::slice::from_raw_parts_mut(start, places.len())
@@ -56,8 +57,8 @@ impl Lists {
         List::new(free, seams)
     }
 
-    /// The first of these places are read until the stream has come to here. After an error nobody knows until when: none may be given
-    /// to others before [`clear`](Lists::clear).
+    /// The first of these places are read until the stream has come to here. After an error nobody
+    /// knows until when: none may be given to others before [`clear`](Lists::clear).
     pub fn close(&mut self, places: Range<usize>, stream: StreamHandle) -> Result<(), CudaError> {
         if places.is_empty() {
             return Ok(());

@@ -40,18 +40,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use submit_pool::SubmitPool;
 
-/// Slots of a pipeline. A pipeline works for one stream copy at a time, so the number of GPUs does not matter: staging on a relay is twice
-/// this, for both directions.
+/// Slots of a pipeline. A pipeline works for one stream copy at a time, so the number of GPUs does
+/// not matter: staging on a relay is twice this, for both directions.
 const PIPELINE_SLOTS: u64 = 6;
 const PIPELINE_SLOT_BYTES: u64 = 2 << 20;
 /// A GPU with a copy of its own less than this ago is about to have another.
 const LATELY_US: u64 = 10_000;
-/// Copies of two GPUs that come within this are one load on both, and whoever has such loads has them again ...
+/// Copies of two GPUs that come within this are one load on both, and whoever has such loads has
+/// them again ...
 const AT_ONCE_US: u64 = 2_000;
 /// ... for this long.
 const CROWDED_US: u64 = 1_000_000;
-/// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations than the driver's queues hold
-/// would make the caller wait for its own stream.
+/// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations
+/// than the driver's queues hold would make the caller wait for its own stream.
 const QUEUED_SEGMENTS_MAX: u64 = 128;
 
 /// A copy by which the start tells how large ones are divided.
@@ -107,8 +108,9 @@ fn is_within(then_us: u64, now_us: u64, within_us: u64) -> bool {
 }
 
 impl StreamCopies {
-    /// StreamCopies over GPUs that are open, of which some relay for each other. Staging and streams are made here and nowhere else. A GPU
-    /// that has no room for them has none, and is no relay: it is logged.
+    /// StreamCopies over GPUs that are open, of which some relay for each other. Staging and
+    /// streams are made here and nowhere else. A GPU that has no room for them has none, and is no
+    /// relay: it is logged.
     pub fn new(driver: &'static Driver, gpus: &[Arc<Kernels>], peers: Peers, rates: Rates) -> StreamCopies {
         let mut stream_copies = StreamCopies {
             driver,
@@ -216,8 +218,9 @@ impl StreamCopies {
         &self.counters
     }
 
-    /// Copies pieces in the caller's stream: after everything that is in it, before everything that comes. All pieces go the
-    /// same direction, between host memory and one GPU. The stream null is the legacy default stream of the current context.
+    /// Copies pieces in the caller's stream: after everything that is in it, before everything that
+    /// comes. All pieces go the same direction, between host memory and one GPU. The stream null is
+    /// the legacy default stream of the current context.
     ///
     /// # Safety
     ///
@@ -227,7 +230,8 @@ impl StreamCopies {
         unsafe { self.copy_asked(pieces, None, stream) }
     }
 
-    /// As [`copy`](StreamCopies::copy), for a caller who may have said in which direction it is to go: another one is the driver's to refuse.
+    /// As [`copy`](StreamCopies::copy), for a caller who may have said in which direction it is to
+    /// go: another one is the driver's to refuse.
     ///
     /// # Safety
     ///
@@ -246,7 +250,8 @@ impl StreamCopies {
         copied
     }
 
-    /// What a GPU's copies begin with: its relays, its link's rates, and what goes direct of a large copy.
+    /// What a GPU's copies begin with: its relays, its link's rates, and what goes direct of a
+    /// large copy.
     fn log_start(&self, gpu: u16) {
         let [h2d, d2h] = Direction::BOTH.map(|direction| {
             let own = self.gpu_directions.get(&(gpu, direction));
@@ -265,12 +270,13 @@ impl StreamCopies {
         );
     }
 
-    /// Waits until no stream copy for a GPU in a direction has anything under way outside of the stream that it is in: what is in that waits for
-    /// the rest, unless a call was refused.
+    /// Waits until no stream copy for a GPU in a direction has anything under way outside of the
+    /// stream that it is in: what is in that waits for the rest, unless a call was refused.
     pub fn settle_direction(&self, device: u16, direction: Direction) {
         let Some(gpu_direction) = self.gpu_directions.get(&(device, direction)) else { return };
         let _relaxed = Relaxed::enter(self.driver);
-        // One at a time: what the second one finds lost must not have been regained and given away meanwhile.
+        // One at a time: what the second one finds lost must not have been regained and given away
+        // meanwhile.
         let _settling = gpu_direction.settling.lock();
         let Some(done) = gpu_direction.path_set.lock().settle() else { return };
         for pipeline in
@@ -286,7 +292,8 @@ impl StreamCopies {
         gpu_direction.path_set.lock().regain();
     }
 
-    /// As [`settle_direction`](StreamCopies::settle_direction), if nothing is under way now: nobody waits.
+    /// As [`settle_direction`](StreamCopies::settle_direction), if nothing is under way now: nobody
+    /// waits.
     fn settle_if_quiet(&self, gpu_direction: &GpuDirection) {
         let Some(_settling) = gpu_direction.settling.try_lock() else { return };
         let Some(done) = gpu_direction.path_set.lock().lost_and_quiet() else { return };
@@ -306,8 +313,8 @@ impl StreamCopies {
         gpu_direction.path_set.lock().regain();
     }
 
-    /// Relays whose context was lost so far. What one of them had a part in while the number rose may not have arrived, whatever the
-    /// driver says of the stream that waited for it.
+    /// Relays whose context was lost so far. What one of them had a part in while the number rose
+    /// may not have arrived, whatever the driver says of the stream that waited for it.
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)
     }
@@ -370,14 +377,16 @@ impl StreamCopies {
         }
         let idle = path_set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
-        // Host memory in small pieces is the target's own kernels' to read or write: copy engines would need a call for each.
+        // Host memory in small pieces is the target's own kernels' to read or write: copy engines
+        // would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
         let (mut pipelines, shares) = if is_scattered {
             (Vec::new(), vec![bytes])
         } else {
             self.pipelines(gpu_direction, holder, bytes)
         };
-        // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them, not a call for each.
+        // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them,
+        // not a call for each.
         if pipelines.is_empty() && !pages_are_small {
             return Err(match gpu_direction.relays.is_empty() {
                 true if gpu_direction.has_untrusted => Declined::Untrusted,
@@ -409,24 +418,27 @@ impl StreamCopies {
             waits,
             submit_pool: None,
         };
-        // SAFETY: by this function's contract; the path set was taken and the target's context is current.
+        // SAFETY: by this function's contract; the path set was taken and the target's context is
+        // current.
         let queued = unsafe { path_set.queue(stream_copy, &mut pipelines) };
-        // After an error some of it is in the stream and does no harm: the driver copies the same bytes again, behind it.
+        // After an error some of it is in the stream and does no harm: the driver copies the same
+        // bytes again, behind it.
         queued.map_err(|_| Declined::Fault)?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
 
-    /// Waits until a stream has come to its end; gives the driver's status. What other threads have put into the stream since
-    /// the copy is waited for too. They cannot know that it came second: they call at the same time as the copy's caller.
+    /// Waits until a stream has come to its end; gives the driver's status. What other threads have
+    /// put into the stream since the copy is waited for too. They cannot know that it came second:
+    /// they call at the same time as the copy's caller.
     pub(crate) fn wait(&self, stream: StreamHandle) -> abi::Status {
         let _relaxed = Relaxed::enter(self.driver);
         // SAFETY: the stream is the caller's.
         unsafe { (self.driver.table().stream_synchronize)(stream) }
     }
 
-    /// As [`copy`](StreamCopies::copy), and waits until the stream has come to its end; gives the driver's status. If a relay was lost
-    /// meanwhile, the driver has copied it all again.
+    /// As [`copy`](StreamCopies::copy), and waits until the stream has come to its end; gives the
+    /// driver's status. If a relay was lost meanwhile, the driver has copied it all again.
     ///
     /// # Safety
     ///
@@ -482,9 +494,11 @@ impl StreamCopies {
         self.epoch.elapsed().as_micros() as u64 + 1
     }
 
-    /// The pipelines that a stream copy may have, and the bytes for the direct path and each of them. A GPU that has a stream copy of its own in
-    /// that direction, or had a copy a moment ago, does not relay: its PCIe link is its own first, and what a stream copy has put on it
-    /// cannot be taken back when the next copy comes. So GPUs that all copy at once leave each other alone.
+    /// The pipelines that a stream copy may have, and the bytes for the direct path and each of
+    /// them. A GPU that has a stream copy of its own in that direction, or had a copy a moment ago,
+    /// does not relay: its PCIe link is its own first, and what a stream copy has put on it cannot
+    /// be taken back when the next copy comes. So GPUs that all copy at once leave each other
+    /// alone.
     fn pipelines(
         &self,
         gpu_direction: &GpuDirection,
@@ -535,7 +549,8 @@ impl StreamCopies {
     }
 }
 
-/// Whether a copy could go over several links, as far as can be told before any GPU but the program's own is used.
+/// Whether a copy could go over several links, as far as can be told before any GPU but the
+/// program's own is used.
 pub(crate) fn is_candidate(
     driver: &'static Driver,
     pieces: &[Piece],
@@ -554,8 +569,8 @@ pub(crate) fn is_candidate(
 
 fn check_capture(driver: &Driver, stream: StreamHandle) -> Result<(), Declined> {
     let mut status = abi::CAPTURE_NONE;
-    // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream answers with an error
-    // while another stream is captured.
+    // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream
+    // answers with an error while another stream is captured.
     let asked = unsafe { (driver.table().stream_is_capturing)(stream, &mut status) };
     if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
 }

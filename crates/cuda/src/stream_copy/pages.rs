@@ -4,7 +4,8 @@
 
 use crate::kernels::Piece;
 
-/// A row of pieces, the first of which may have been begun and the last of which may belong to others from some byte on.
+/// A row of pieces, the first of which may have been begun and the last of which may belong to
+/// others from some byte on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pages<'a> {
     pieces: &'a [Piece],

@@ -16,21 +16,27 @@ use crate::links::{Direction, ENGINE_PIECE_BYTES};
 use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
-/// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine computes, a segment's kernel waits until one of
-/// the engine's has ended: beside a prefill these carried 16 to 22 GB/s on an H200, four of 8 MiB 33. Those would be more than the
-/// 64 MiB that a GPU gives in all.
+/// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine
+/// computes, a segment's kernel waits until one of the engine's has ended: beside a prefill these
+/// carried 16 to 22 GB/s on an H200, four of 8 MiB 33. Those would be more than the 64 MiB that a
+/// GPU gives in all.
 const OWN_SLOTS: u64 = 3;
 const OWN_SLOT_BYTES: u64 = 2 << 20;
-/// A share is cut into this many segments at least, if they are not too small then, so that its two hops overlap.
+/// A share is cut into this many segments at least, if they are not too small then, so that its two
+/// hops overlap.
 const SEGMENTS: u64 = 4;
 const SEGMENT_BYTES_MIN: u64 = 512 << 10;
-/// Pages as long as this on average go through a relay in slot streams. Shorter ones were not tried so.
+/// Pages as long as this on average go through a relay in slot streams. Shorter ones were not tried
+/// so.
 const SLOT_STREAM_PIECE_BYTES: u64 = 48 << 10;
-/// What is awaited goes by kernels if its pieces are shorter than this on average, though long enough for a copy engine: behind each call
-/// there is a gap, in which a kernel reads on. The first token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43 with 512 KiB.
+/// What is awaited goes by kernels if its pieces are shorter than this on average, though long
+/// enough for a copy engine: behind each call there is a gap, in which a kernel reads on. The first
+/// token of a prompt of 8k tokens came after 49 ms on an H200 by calls for 256 KiB each, after 43
+/// with 512 KiB.
 const AWAITED_CALL_BYTES_MIN: u64 = 1 << 20;
 
-/// Everything that stream copies for one GPU in one direction need, but for the pipelines of its peers.
+/// Everything that stream copies for one GPU in one direction need, but for the pipelines of its
+/// peers.
 #[derive(Debug)]
 pub struct PathSet {
     target: Arc<Kernels>,
@@ -43,7 +49,8 @@ pub struct PathSet {
     lists: Lists,
     /// Whose stream copy is under way.
     holder: Option<StreamId>,
-    /// The driver refused what was to tell where a stream copy ends, so nobody knows when the path set is free.
+    /// The driver refused what was to tell where a stream copy ends, so nobody knows when the path
+    /// set is free.
     is_lost: bool,
 }
 
@@ -72,8 +79,9 @@ impl PathSet {
         !passed || self.is_lost
     }
 
-    /// Takes the path set for a stream copy of a stream. Says whether the stream is idle, so that the stream copy begins at once, or `None`
-    /// when a stream copy of another stream has the path set.
+    /// Takes the path set for a stream copy of a stream. Says whether the stream is idle, so that
+    /// the stream copy begins at once, or `None` when a stream copy of another stream has the path
+    /// set.
     pub fn take(&mut self, stream: StreamHandle, holder: StreamId) -> Result<Option<bool>, CudaError> {
         if !self.take_at_once(holder) {
             return Ok(None);
@@ -82,24 +90,28 @@ impl PathSet {
         self.begun.is_passed().map(Some)
     }
 
-    /// Takes the path set for a stream copy that ends in a stream, whatever is in that. `false`: a stream copy of another stream has it.
+    /// Takes the path set for a stream copy that ends in a stream, whatever is in that. `false`: a
+    /// stream copy of another stream has it.
     pub fn take_at_once(&mut self, joined: StreamId) -> bool {
         !self.is_busy() || (self.holder == Some(joined) && !self.is_lost)
     }
 
-    /// Where a stream copy of so many pieces can have its lists; `None` until stream copies that are under way have come further.
+    /// Where a stream copy of so many pieces can have its lists; `None` until stream copies that
+    /// are under way have come further.
     pub fn room_for(&mut self, pieces: usize) -> Option<Range<usize>> {
         self.lists.room_for(pieces)
     }
 
-    /// Queues a stream copy over the target's own PCIe link and pipelines that are free for its stream. Whatever it returns, the joined
-    /// stream goes on only when everything that was queued is over.
+    /// Queues a stream copy over the target's own PCIe link and pipelines that are free for its
+    /// stream. Whatever it returns, the joined stream goes on only when everything that was queued
+    /// is over.
     ///
     /// # Safety
     ///
-    /// The path set was taken for the stream copy's stream and the target's context is current. Until the stream has passed the stream copy,
-    /// the pieces are valid for all contexts as far as they are host memory and for the target's as far as they are its, and
-    /// the rules of a copy in that stream hold for who else may use them.
+    /// The path set was taken for the stream copy's stream and the target's context is current.
+    /// Until the stream has passed the stream copy, the pieces are valid for all contexts as far as
+    /// they are host memory and for the target's as far as they are its, and the rules of a copy in
+    /// that stream hold for who else may use them.
     pub unsafe fn queue<C: DerefMut<Target = RelayPipeline>>(
         &mut self,
         mut stream_copy: StreamCopy,
@@ -146,7 +158,8 @@ impl PathSet {
                 let each = |(mut list, work)| order.queue_here(std::slice::from_mut(work), &mut list);
                 submit_pool.beside(parts, each, || direct().and(order.queue(own, &mut list)))
             }
-            // Few calls for the direct path, so that the PCIe link is at work while the rest is queued.
+            // Few calls for the direct path, so that the PCIe link is at work while the rest is
+            // queued.
             None => (direct(), order.queue(&mut at_work, &mut list)),
         };
         let listed = stream_copy.places.len() - list.left();
@@ -165,8 +178,9 @@ impl PathSet {
         whole.and(queued).and(ended)
     }
 
-    /// If the path set is lost, waits until nothing of the target's own pipeline is under way. Says until when its other pipelines work: it is lost
-    /// until all of these have been waited for too, and [`regain`](PathSet::regain) is told.
+    /// If the path set is lost, waits until nothing of the target's own pipeline is under way. Says
+    /// until when its other pipelines work: it is lost until all of these have been waited for too,
+    /// and [`regain`](PathSet::regain) is told.
     pub fn settle(&mut self) -> Option<Arc<Event>> {
         // What is not lost is behind the stream of its stream copy, which may be anybody's.
         if !self.is_lost {
@@ -176,7 +190,8 @@ impl PathSet {
         Some(Arc::clone(&self.done))
     }
 
-    /// If the path set is lost and nothing of the target's own pipeline is under way, says until when its other pipelines work.
+    /// If the path set is lost and nothing of the target's own pipeline is under way, says until
+    /// when its other pipelines work.
     pub fn lost_and_quiet(&self) -> Option<Arc<Event>> {
         (self.is_lost && self.own.is_quiet()).then(|| Arc::clone(&self.done))
     }
@@ -195,8 +210,9 @@ impl PathSet {
     }
 }
 
-/// How a relay works. Kernels of the target wait for room on it while an engine computes, and what the engine waits for comes late. So
-/// pages that are long enough for few blocks of a relay's kernel to keep up with its link are not left to these.
+/// How a relay works. Kernels of the target wait for room on it while an engine computes, and what
+/// the engine waits for comes late. So pages that are long enough for few blocks of a relay's
+/// kernel to keep up with its link are not left to these.
 pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> How {
     let least = match direction {
         Direction::HostToDevice => SLOT_STREAM_PIECE_BYTES,
@@ -227,7 +243,8 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    /// Has pipelines begin, and queues a segment of each in turn, so that all PCIe links are at work soon. The target's context is current.
+    /// Has pipelines begin, and queues a segment of each in turn, so that all PCIe links are at
+    /// work soon. The target's context is current.
     fn queue(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
         let target = self.target.device().index();
         for (pipeline, work) in at_work.iter_mut() {

@@ -21,8 +21,9 @@ use std::sync::Arc;
 
 /// Blocks of a target's kernel.
 const BLOCKS: u32 = 64;
-/// Blocks of a kernel that writes to a peer, of whose 132 multiprocessors an engine on an H100 has the others: 8 and 32 were as fast. Products of
-/// matrices there took 1 % longer meanwhile, and of matrices and vectors 5 %, where copy engines relayed 1 and 3 %.
+/// Blocks of a kernel that writes to a peer, of whose 132 multiprocessors an engine on an H100 has
+/// the others: 8 and 32 were as fast. Products of matrices there took 1 % longer meanwhile, and of
+/// matrices and vectors 5 %, where copy engines relayed 1 and 3 %.
 const SLOT_STREAM_BLOCKS: u32 = 16;
 
 /// A GPU at work for others, or for itself where pages are small.
@@ -50,7 +51,8 @@ pub struct RelayPipeline {
     _staging: DeviceMemory,
 }
 
-/// A slot, its stream, and the event of the pipeline's own GPU for its state: filled or emptied, by direction.
+/// A slot, its stream, and the event of the pipeline's own GPU for its state: filled or emptied, by
+/// direction.
 #[derive(Debug)]
 struct Slot {
     address: Address,
@@ -58,7 +60,8 @@ struct Slot {
     near: Event,
 }
 
-/// What the pipeline has on a target: a stream for the second hop, and that GPU's events for the slots' state.
+/// What the pipeline has on a target: a stream for the second hop, and that GPU's events for the
+/// slots' state.
 #[derive(Debug)]
 struct Hop {
     kernels: Arc<Kernels>,
@@ -81,7 +84,8 @@ pub struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Places that it takes at most: a piece is cut where a segment ends, and segments of one piece keep none.
+    /// Places that it takes at most: a piece is cut where a segment ends, and segments of one piece
+    /// keep none.
     pub fn places(&self) -> usize {
         let (pieces, ends) = (self.pages.pieces(), self.pages.bytes() / self.segment_bytes);
         pieces + usize::try_from(ends).map_or(pieces, |ends| ends.min(pieces)) + 1
@@ -91,9 +95,11 @@ impl Work<'_> {
 /// How a pipeline works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// A segment is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it goes to small pages.
+    /// A segment is what fits into a slot. Copy engines carry it, and the pipeline's kernel if it
+    /// goes to small pages.
     SlotStreams,
-    /// A segment is the same, but the target carries it between slot and pages, by its kernel if these are small.
+    /// A segment is the same, but the target carries it between slot and pages, by its kernel if
+    /// these are small.
     Handover,
     /// The target's kernel reads or writes host memory itself, page by page, without a slot.
     Straight,
@@ -142,7 +148,8 @@ impl RelayPipeline {
         self.slot_bytes
     }
 
-    /// Whether a stream copy of `stream` may have it: nobody has, or an earlier stream copy of the same stream.
+    /// Whether a stream copy of `stream` may have it: nobody has, or an earlier stream copy of the
+    /// same stream.
     pub fn is_free_for(&self, stream: StreamId) -> bool {
         let is_over = |done: &Event| match done.is_passed() {
             Ok(is_over) => is_over,
@@ -154,7 +161,8 @@ impl RelayPipeline {
         is_free && !self.is_lost && !self.is_gone
     }
 
-    /// Whether its GPU's context is lost, which is found out now if nobody knew. The error, the first time.
+    /// Whether its GPU's context is lost, which is found out now if nobody knew. The error, the
+    /// first time.
     pub fn look_after(&mut self) -> Option<CudaError> {
         if self.is_gone {
             return None;
@@ -168,7 +176,8 @@ impl RelayPipeline {
         Some(error)
     }
 
-    /// Whether nothing of it is under way. A stream that cannot be asked is lost, and its work with it.
+    /// Whether nothing of it is under way. A stream that cannot be asked is lost, and its work with
+    /// it.
     pub fn is_quiet(&self) -> bool {
         let slot_streams = self.slots.iter().map(|slot| &slot.stream);
         let hops = self.hops.values().map(|hop| &hop.stream);
@@ -185,8 +194,8 @@ impl RelayPipeline {
         self.is_lost = true;
     }
 
-    /// Gives it to a stream copy. Its work waits for `begun`, behind which no other work of this pipeline is left; for nothing if that
-    /// has passed already.
+    /// Gives it to a stream copy. Its work waits for `begun`, behind which no other work of this
+    /// pipeline is left; for nothing if that has passed already.
     pub fn begin(
         &mut self,
         stream: StreamId,
@@ -197,11 +206,12 @@ impl RelayPipeline {
     ) -> Result<(), CudaError> {
         let before = self.holder.replace((stream, Arc::clone(done)));
         let was_in_slot_streams = std::mem::replace(&mut self.in_slot_streams, work.how == How::SlotStreams);
-        // Where a stream copy does not wait for the one before in its stream, slots are kept apart by their streams or by their events.
-        // These know nothing of each other.
-        // After an error below it is torn all the same: the next stream copy waits then.
+        // Where a stream copy does not wait for the one before in its stream, slots are kept apart
+        // by their streams or by their events. These know nothing of each other. After an error
+        // below it is torn all the same: the next stream copy waits then.
         let was_torn = std::mem::replace(&mut self.is_torn, true);
-        // What it did for another stream is over, and that one's event may be a later stream copy's by now.
+        // What it did for another stream is over, and that one's event may be a later stream copy's
+        // by now.
         let before = before.filter(|(holder, _)| {
             *holder == stream && (was_torn || was_in_slot_streams != self.in_slot_streams)
         });
@@ -223,7 +233,8 @@ impl RelayPipeline {
         self.direction
     }
 
-    /// The slots that a stream copy of so many segments uses: each costs a few calls, so a short stream copy has few.
+    /// The slots that a stream copy of so many segments uses: each costs a few calls, so a short
+    /// stream copy has few.
     pub fn slots_for(&self, segments: u64, how: How) -> usize {
         let useful = match how {
             How::SlotStreams => (segments / 2).max(2).min(segments),
@@ -237,8 +248,8 @@ impl RelayPipeline {
     ///
     /// # Safety
     ///
-    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In slot streams, the pipeline's GPU reaches the target's memory. The list lies in
-    /// pinned memory.
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In slot streams, the pipeline's
+    /// GPU reaches the target's memory. The list lies in pinned memory.
     pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
         if work.pages.bytes() == 0 {
             return Ok(());
@@ -337,7 +348,8 @@ impl RelayPipeline {
         self.holder.as_ref().is_some_and(|(_, held)| Arc::ptr_eq(held, done))
     }
 
-    /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its work with it.
+    /// Waits until nothing of it is under way. A stream that cannot be waited for is lost, and its
+    /// work with it.
     pub fn settle(&mut self) {
         let slot_streams = self.slots.iter().map(|slot| &slot.stream);
         let hops = self.hops.values().map(|hop| &hop.stream);
@@ -345,8 +357,9 @@ impl RelayPipeline {
         self.is_lost = false;
     }
 
-    /// Has the stream copy's stream wait for all of the stream copy's work here. Segments end in the second hop or in their slots' streams; where
-    /// something was not queued, some have come no further than the other of the two.
+    /// Has the stream copy's stream wait for all of the stream copy's work here. Segments end in
+    /// the second hop or in their slots' streams; where something was not queued, some have come no
+    /// further than the other of the two.
     pub fn join(&self, stream: StreamHandle, target: u16, work: &Work) -> Result<(), CudaError> {
         let behind = |event: &Event, last: &Stream| event.record(last).and_then(|()| event.hold(stream));
         let hop = self.hops.get(&target).filter(|_| work.how != How::SlotStreams);
@@ -383,7 +396,8 @@ impl Slot {
     fn copy_runs(&self, runs: &[Piece]) -> Result<(), CudaError> {
         // A copy, unlike a kernel, may be put into a stream of a device that is not current.
         for run in runs {
-            // SAFETY: by the contract of `RelayPipeline::queue`; the slot is the stream copy's, and events keep its uses apart.
+            // SAFETY: by the contract of `RelayPipeline::queue`; the slot is the stream copy's, and
+            // events keep its uses apart.
             unsafe { self.stream.copy(run.from, run.to, run.bytes)? };
         }
         Ok(())
@@ -391,7 +405,8 @@ impl Slot {
 }
 
 impl Hop {
-    /// Carries what is listed, by calls if pieces are so long, else by a kernel. Says how many places of the list that reads.
+    /// Carries what is listed, by calls if pieces are so long, else by a kernel. Says how many
+    /// places of the list that reads.
     fn carry(&self, listed: &Listed, call_bytes: u64) -> Result<usize, CudaError> {
         let Listed { pages, bytes, .. } = *listed;
         if !listed.are_shorter(call_bytes) {
@@ -401,7 +416,8 @@ impl Hop {
             }
             return Ok(0);
         }
-        // SAFETY: by the contract of `RelayPipeline::queue`; the caller keeps these places as they are.
+        // SAFETY: by the contract of `RelayPipeline::queue`; the caller keeps these places as they
+        // are.
         unsafe { self.kernels.copy(&self.stream, listed.address(), pages.len() as u32, bytes, BLOCKS)? };
         Ok(pages.len())
     }
@@ -433,8 +449,9 @@ mod tests {
             done.record(&one).unwrap();
             one.synchronize().unwrap();
             assert!(pipeline.is_free_for(other_id));
-            // The first stream's next stream copy, in which this pipeline has no part, is queued before the other one's begins.
-            // SAFETY: both are as long as that, and nobody else uses them.
+            // The first stream's next stream copy, in which this pipeline has no part, is queued
+            // before the other one's begins. SAFETY: both are as long as that, and nobody else uses
+            // them.
             unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
             done.record(&one).unwrap();
             pipeline.begin(other_id, &others_done, None, 0, &work(How::Handover)).unwrap();

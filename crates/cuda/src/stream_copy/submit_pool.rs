@@ -1,7 +1,7 @@
-//! Threads that queue the work of a batch's relays, each beside the others and beside the thread that
-//! queues the direct path. The driver wants close to a microsecond for each page, so one thread queues
-//! 64 MiB of 64 KiB pages at 79 GB/s, which is less than two links carry. Nobody's stream waits for
-//! them: whoever sends a batch comes back when all of it is queued.
+//! Threads that queue the work of a batch's relays, each beside the others and beside the thread
+//! that queues the direct path. The driver wants close to a microsecond for each page, so one
+//! thread queues 64 MiB of 64 KiB pages at 79 GB/s, which is less than two links carry. Nobody's
+//! stream waits for them: whoever sends a batch comes back when all of it is queued.
 
 use crate::driver::CudaError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -17,8 +17,8 @@ impl SubmitPool {
         ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok().map(SubmitPool)
     }
 
-    /// Does `each` with each of these, by a thread of the pool, and `own` on this thread meanwhile. Comes back when all of it was done: what `own`
-    /// returned, and the first error of the others.
+    /// Does `each` with each of these, by a thread of the pool, and `own` on this thread meanwhile.
+    /// Comes back when all of it was done: what `own` returned, and the first error of the others.
     pub fn beside<T: Send, R>(
         &self,
         work: Vec<T>,

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Memory of the host, and what this process may have of it. What the system does not tell is `None`.
+/// Memory of the host, and what this process may have of it. What the system does not tell is
+/// `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFacts {
     /// All of it.
@@ -104,7 +105,8 @@ impl Transparent {
     }
 }
 
-/// The NUMA nodes of the tree at `root`, by their numbers. `processors` are those that this process may run on.
+/// The NUMA nodes of the tree at `root`, by their numbers. `processors` are those that this process
+/// may run on.
 pub fn numa_nodes(root: &Root, processors: &BTreeSet<u32>) -> Vec<NumaNode> {
     let mut nodes: Vec<NumaNode> = root
         .names("sys/devices/system/node")
@@ -131,7 +133,8 @@ pub fn own_processors() -> BTreeSet<u32> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect()
 }
 
-/// The value of a line of `meminfo`, in bytes where it has a unit. Lines of a node begin with the node's name.
+/// The value of a line of `meminfo`, in bytes where it has a unit. Lines of a node begin with the
+/// node's name.
 fn in_meminfo(meminfo: &str, key: &str) -> Option<u64> {
     let line = meminfo.lines().find(|line| line.split_whitespace().any(|word| word == key))?;
     let mut words = line.split_whitespace().skip_while(|word| *word != key).skip(1);

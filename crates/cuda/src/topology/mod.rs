@@ -43,7 +43,8 @@ pub struct GpuFacts {
     pub uuid: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// Whether it reads host memory by the host's own page tables, as GPUs that are joined to the processor by NVLink do.
+    /// Whether it reads host memory by the host's own page tables, as GPUs that are joined to the
+    /// processor by NVLink do.
     pub coherent: Option<bool>,
     /// Its place on PCIe.
     pub pci: PciPlace,
@@ -87,8 +88,8 @@ impl Topology {
         })
     }
 
-    /// What measurements of this host are kept under: equal only where the same GPUs are joined in the same way. Link
-    /// generations are not part of it, since idle GPUs lower theirs.
+    /// What measurements of this host are kept under: equal only where the same GPUs are joined in
+    /// the same way. Link generations are not part of it, since idle GPUs lower theirs.
     pub fn digest(&self) -> String {
         let gpu = |gpu: &GpuFacts| {
             let pci = &gpu.pci;

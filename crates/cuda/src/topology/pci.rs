@@ -17,8 +17,8 @@ pub struct PciPlace {
     pub lanes: Option<u8>,
     /// Lanes that the device is capable of.
     pub most_lanes: Option<u8>,
-    /// The bridges between the device and the processor, the one at the processor first. Empty where it is plugged in
-    /// there directly, as in many virtual machines.
+    /// The bridges between the device and the processor, the one at the processor first. Empty
+    /// where it is plugged in there directly, as in many virtual machines.
     pub bridges: Option<Vec<String>>,
     /// The NUMA node that it is plugged in at.
     pub numa_node: Option<u16>,
@@ -51,7 +51,8 @@ impl PciPlace {
     }
 }
 
-/// The bridges above a device: the parts of its real path that are PCI addresses, but for the last, which is itself.
+/// The bridges above a device: the parts of its real path that are PCI addresses, but for the last,
+/// which is itself.
 fn bridges(root: &Root, folder: &str) -> Option<Vec<String>> {
     let path = root.real(folder)?;
     let mut addresses: Vec<String> = path

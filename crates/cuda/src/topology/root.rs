@@ -16,7 +16,8 @@ impl Root {
         Root(folder.into())
     }
 
-    /// The text of a file, without the white space around it. `None` where there is none that can be read.
+    /// The text of a file, without the white space around it. `None` where there is none that can
+    /// be read.
     pub fn text(&self, path: &str) -> Option<String> {
         use std::io::Read;
         let mut text = String::new();

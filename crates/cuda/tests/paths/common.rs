@@ -1,4 +1,5 @@
-//! A copier on the fake driver, in a process of the test's own: counters, faults and misuse are the test's alone.
+//! A copier on the fake driver, in a process of the test's own: counters, faults and misuse are the
+//! test's alone.
 
 use forebay_cuda::device::{DeviceMemory, HostMemory};
 use forebay_cuda::driver::{Driver, LIBRARY_VARIABLE, abi};

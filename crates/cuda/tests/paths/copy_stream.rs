@@ -1,4 +1,5 @@
-//! Copy streams: batches that follow each other without a gap keep their bytes and their order all the same.
+//! Copy streams: batches that follow each other without a gap keep their bytes and their order all
+//! the same.
 
 use crate::common::{Fake, World, alone, pattern};
 use forebay_cuda::device::{Event, Stream};
@@ -106,8 +107,9 @@ fn a_copy_streams_batches_arrive_whole_over_one_link() {
 const HOLD_KERNELS: &str = "freeze compute.0; freeze compute.1; freeze compute.2";
 const LET_KERNELS_GO: &str = "release compute.0; release compute.1; release compute.2";
 
-/// Loads small pages in all slots, by handover if peers do not reach them, then a few long ones in slot streams and in two, then many of these, while
-/// the kernels that empty the slots are late. `refused` has a call of the batch in the middle refused; says whether there was such a call.
+/// Loads small pages in all slots, by handover if peers do not reach them, then a few long ones in
+/// slot streams and in two, then many of these, while the kernels that empty the slots are late.
+/// `refused` has a call of the batch in the middle refused; says whether there was such a call.
 fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool {
     let to_gpu = copy_stream(world, Direction::HostToDevice);
     let batches = [(64 << 10, 24 * MIB), (512 << 10, 3 * MIB), (512 << 10, 24 * MIB)]
@@ -318,7 +320,8 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
         let world = fake.world(CopierOptions::default());
         let to_gpu = copy_stream(&world, Direction::HostToDevice);
         let bytes = 48 * MIB;
-        // Where peers do not reach the GPU's side, its own kernels have a part in what relays bring.
+        // Where peers do not reach the GPU's side, its own kernels have a part in what relays
+        // bring.
         let cases = [
             (Some(15 * MIB), true, false),
             (Some(16 * MIB), true, true),
@@ -448,7 +451,8 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         while last.is_none() {
             let ended = Event::to_sleep_for(memory.device()).unwrap();
             let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
-            // SAFETY: the memory outlives the copies. That batches write the same bytes in no order does no harm: they are equal.
+            // SAFETY: the memory outlives the copies. That batches write the same bytes in no order
+            // does no harm: they are equal.
             match unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended).unwrap() } {
                 Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
                 Sent::Later => last = Some(sent),
@@ -466,8 +470,9 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
     });
 }
 
-/// Batches that go all ways there are, by handover and in slot streams by the driver's batches, one behind the other; of the one in the middle
-/// a call is refused. Says whether there was such a call.
+/// Batches that go all ways there are, by handover and in slot streams by the driver's batches, one
+/// behind the other; of the one in the middle a call is refused. Says whether there was such a
+/// call.
 fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> bool {
     let copy_stream = copy_stream(world, direction);
     let (short, long) = (Some(6 * MIB), Some(128 * MIB));
@@ -506,7 +511,8 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
         sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
     }
     world.fake.control(LET_KERNELS_GO);
-    // As the connector does it: each is waited for by its own event, and only what was refused is settled.
+    // As the connector does it: each is waited for by its own event, and only what was refused is
+    // settled.
     for (nth, (is_queued, ended)) in sent.iter().enumerate() {
         if *is_queued {
             ended.synchronize().unwrap();

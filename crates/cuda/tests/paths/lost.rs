@@ -1,5 +1,6 @@
-//! Relays whose context is lost while copies are under way, or before: no copy ends as success with bytes that did not arrive, and copies
-//! go on over the others. And calls that are refused once: no direction ends with them.
+//! Relays whose context is lost while copies are under way, or before: no copy ends as success with
+//! bytes that did not arrive, and copies go on over the others. And calls that are refused once: no
+//! direction ends with them.
 
 use crate::common::{Log, World, alone, pattern};
 use crate::copy_stream::pages;

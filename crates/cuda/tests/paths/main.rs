@@ -1,4 +1,5 @@
-//! Copies over all paths, on the fake driver: every byte arrives over whichever path, in the order of the caller's stream.
+//! Copies over all paths, on the fake driver: every byte arrives over whichever path, in the order
+//! of the caller's stream.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -113,7 +114,8 @@ fn a_stream_copy_keeps_the_order_of_its_stream() {
         }
         for round in 0..4 {
             let _current = memory.device().enter().unwrap();
-            // What is in the stream before and after each stream copy would show bytes that came too early or too late.
+            // What is in the stream before and after each stream copy would show bytes that came
+            // too early or too late.
             for host in &hosts {
                 stream_copy(host.address(), memory.address()).unwrap();
                 // SAFETY: as above.
@@ -231,7 +233,8 @@ fn default_streams_of_two_gpus_are_not_taken_for_each_other() {
                 pages(Direction::HostToDevice, hosts[gpu].address(), memories[gpu], page, bytes)
             };
             hosts.iter().zip(1..).for_each(|(host, seed)| host.fill(&pattern(seed, bytes)));
-            // GPU 0's stream copy has filled the slots on GPU 2, and its kernels have not read them yet.
+            // GPU 0's stream copy has filled the slots on GPU 2, and its kernels have not read them
+            // yet.
             fake.control("freeze compute.0");
             let copy = |gpu: usize, page| {
                 let _current = world.device(gpu as u16).enter().unwrap();

@@ -1,5 +1,5 @@
-//! Copies of which the driver refuses a call, each call in its turn: what is said to be copied is, and when the copy returns nothing of it
-//! is under way any more.
+//! Copies of which the driver refuses a call, each call in its turn: what is said to be copied is,
+//! and when the copy returns nothing of it is under way any more.
 
 use crate::common::{Fake, Host, World, alone, pattern};
 use crate::copy_stream::pages;
@@ -33,7 +33,8 @@ impl Site<'_> {
         Site { world, page, bytes, source, target, memory }
     }
 
-    /// Copies there and back, one of the two with a call refused, and then both with none. Says whether there was such a call.
+    /// Copies there and back, one of the two with a call refused, and then both with none. Says
+    /// whether there was such a call.
     fn there_and_back(&self, refused_way: Direction, refused: &str) -> bool {
         let mut was_met = false;
         for seed in 1..3 {
@@ -87,7 +88,8 @@ fn a_refused_call_costs_a_transfer_at_most_and_leaves_nothing_under_way() {
     });
 }
 
-/// Queues a stream copy with a call refused and another one behind it, in a stream that goes on only then. Says whether there was such a call.
+/// Queues a stream copy with a call refused and another one behind it, in a stream that goes on
+/// only then. Says whether there was such a call.
 fn two_in_a_stream(world: &World, refused: &str) -> bool {
     let (page, bytes) = (16 << 10, 2 * MIB);
     let (first, second) = (Site::new(world, page, bytes), Site::new(world, page, bytes));
@@ -140,7 +142,8 @@ fn a_stream_copy_whose_end_nobody_knows_keeps_its_lists() {
             let met = |nth: &u64| two_in_a_stream(&world, &format!("fail {call} {nth} 719"));
             assert!((1..1000).take_while(met).count() < 999, "{call}");
         }
-        // What the refused stream copy left behind is in no order with the driver's copy of the same bytes, and is counted.
+        // What the refused stream copy left behind is in no order with the driver's copy of the
+        // same bytes, and is counted.
     });
 }
 
@@ -175,7 +178,8 @@ fn a_refused_copy_waits_for_no_stream_copy_of_another_gpus() {
     });
 }
 
-/// Queues a stream copy with an event's record refused, whose kernels are late, and another one. Says whether there was such a call.
+/// Queues a stream copy with an event's record refused, whose kernels are late, and another one.
+/// Says whether there was such a call.
 fn with_late_kernels(world: &World, way: Direction, nth: u64) -> bool {
     let (page, bytes) = (16 << 10, 2 * MIB);
     let sites = [Site::new(world, page, bytes), Site::new(world, page, bytes)];

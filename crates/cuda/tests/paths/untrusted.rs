@@ -1,5 +1,5 @@
-//! Peers that report success and move wrong bytes, GPUs that cannot be opened, and GPUs that are somebody else's: copies use the others, and
-//! what is not used is named.
+//! Peers that report success and move wrong bytes, GPUs that cannot be opened, and GPUs that are
+//! somebody else's: copies use the others, and what is not used is named.
 
 use crate::common::{Fake, Log, World, alone, pattern};
 use crate::copy_stream::pages;
@@ -12,8 +12,8 @@ use forebay_cuda::{Copier, CopierOptions, LeftOut, Relay, StartError};
 
 const MIB: u64 = 1 << 20;
 
-/// Copies there and back, of a run and of pages of several sizes; every byte arrives. Gives what went over links of other GPUs than the
-/// first one.
+/// Copies there and back, of a run and of pages of several sizes; every byte arrives. Gives what
+/// went over links of other GPUs than the first one.
 fn relayed(world: &World, seed: u64) -> u64 {
     let over_peers = || {
         let ways = ["bytes.h2d.1", "bytes.h2d.2", "bytes.d2h.1", "bytes.d2h.2"];

@@ -115,8 +115,8 @@ impl Engine {
             .unwrap();
     }
 
-    /// Copies to the GPU and back, with `during` called while each is under way; it is told how to see that one is over. No byte
-    /// may be wrong.
+    /// Copies to the GPU and back, with `during` called while each is under way; it is told how to
+    /// see that one is over. No byte may be wrong.
     pub fn round_trip(&self, seed: u64, during: impl Fn(&Engine, &str, &dyn Fn() -> bool)) {
         self.fill(seed);
         for (direction, way) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {

@@ -1,5 +1,6 @@
-//! Relays across processes, on the fake driver. Each test runs this binary again as the process that plays the scenario, with
-//! GPUs of its own choice, and that one starts the other side as a third process.
+//! Relays across processes, on the fake driver. Each test runs this binary again as the process
+//! that plays the scenario, with GPUs of its own choice, and that one starts the other side as a
+//! third process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +30,8 @@ const BYTES: u64 = 24 << 20;
 const OFFSET: u64 = 1 << 20;
 /// Slow PCIe links, so that relays pay and a node can be killed in the middle.
 const RATES: &str = "h2d=0.1,d2h=0.1,p2p=4,host_h2d=0.4,host_d2h=0.4";
-/// So slow that a copy lasts much longer than a process that is to be stopped in the middle can be held up.
+/// So slow that a copy lasts much longer than a process that is to be stopped in the middle can be
+/// held up.
 const SLOW_RATES: &str = "h2d=0.02,d2h=0.02,p2p=4,host_h2d=0.08,host_d2h=0.08";
 const RATES_VARIABLE: &str = "FAKE_CUDA_RATES";
 
@@ -58,7 +60,8 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("engine_unseen", engine_unseen),
     ("stranger", stranger),
 ];
-/// Runs a program in a process namespace of its own, in which it sees nobody outside, and ends it with itself.
+/// Runs a program in a process namespace of its own, in which it sees nobody outside, and ends it
+/// with itself.
 const APART: [&str; 3] = ["unshare", "-Urpf", "--kill-child"];
 
 /// What a process that this binary started does.
@@ -460,7 +463,8 @@ fn engine_killed(socket: &Path) {
     }
 }
 
-/// A program that says nothing of relays, in an environment that does; memory of its own alone goes over its own PCIe link.
+/// A program that says nothing of relays, in an environment that does; memory of its own alone goes
+/// over its own PCIe link.
 fn environment(socket: &Path) {
     let _node = Node::start(socket);
     let token = socket.with_file_name("token");

@@ -1,6 +1,6 @@
-//! A flow's asking end at work. Usually its thread carries out what is posted; a small operation is begun by the thread
-//! that posts it, if nobody else is at it, so that nobody has to be woken up for it. This file joins inbox, connection and
-//! carrier.
+//! A flow's asking end at work. Usually its thread carries out what is posted; a small operation is
+//! begun by the thread that posts it, if nobody else is at it, so that nobody has to be woken up
+//! for it. This file joins inbox, connection and carrier.
 
 use super::broken::Broken;
 use super::carrier::Carrier;
@@ -20,7 +20,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Operations up to this length are begun by the thread that posts them: it is held up no longer than a wake-up takes.
+/// Operations up to this length are begun by the thread that posts them: it is held up no longer
+/// than a wake-up takes.
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// A flow's worker, for its thread and for those who post.
@@ -90,7 +91,8 @@ impl AskingEnd {
         worker.as_mut().is_none_or(Worker::run_ahead)
     }
 
-    /// The flow's thread: carries out what is posted until the flow is dropped or breaks, and then fails the rest.
+    /// The flow's thread: carries out what is posted until the flow is dropped or breaks, and then
+    /// fails the rest.
     pub fn run(&self, watch: Option<Watch>) {
         let broken = self.drive(watch.as_ref()).err().unwrap_or(Broken::Ended);
         // It would keep the connection open.
@@ -138,7 +140,8 @@ impl AskingEnd {
                 return;
             }
             if self.inbox.may_sleep(false) && self.wake.wait(None, None).is_err() {
-                // Without a wait the thread would spin. What is posted from now on fails when the flow is dropped.
+                // Without a wait the thread would spin. What is posted from now on fails when the
+                // flow is dropped.
                 self.inbox.close();
             }
         }
@@ -193,7 +196,8 @@ impl Worker {
         }
     }
 
-    /// Carries out what was posted, and what the peer has sent. `None`: the flow was dropped, and all is done.
+    /// Carries out what was posted, and what the peer has sent. `None`: the flow was dropped, and
+    /// all is done.
     fn step(&mut self, ready: Ready) -> Result<Option<Sleep>, Broken> {
         if let Some(broken) = self.broken.take() {
             return Err(broken);
@@ -213,7 +217,8 @@ impl Worker {
         Ok(Some(Sleep { sending: pumped.send_blocked, timeout: self.timeout(awake) }))
     }
 
-    /// Carries out what was posted on the thread that has posted it. Says whether the flow's own thread is needed too.
+    /// Carries out what was posted on the thread that has posted it. Says whether the flow's own
+    /// thread is needed too.
     fn run_ahead(&mut self) -> bool {
         let mut messages = Vec::new();
         self.handle.inbox.take_unseen(&mut messages);

@@ -1,9 +1,9 @@
-//! Calls of the asking end: what is asked of a peer beside its memory, and how each call ends, exactly once. This file
-//! knows numbers, limits and time.
+//! Calls of the asking end: what is asked of a peer beside its memory, and how each call ends,
+//! exactly once. This file knows numbers, limits and time.
 //!
-//! Calls have numbers of their own and travel between the DATA of operations. A call that this end has given up stays in
-//! the peer's hands until it answers, so it still counts as one of those that may be unanswered; its answer comes after its
-//! end.
+//! Calls have numbers of their own and travel between the DATA of operations. A call that this end
+//! has given up stays in the peer's hands until it answers, so it still counts as one of those that
+//! may be unanswered; its answer comes after its end.
 
 use super::bad_frame::BadFrame;
 use super::broken::Broken;
@@ -88,7 +88,8 @@ impl Calls {
         number
     }
 
-    /// Appends the calls that may be sent now, no more than about one DATA at a time. Says whether there was one.
+    /// Appends the calls that may be sent now, no more than about one DATA at a time. Says whether
+    /// there was one.
     pub fn tell(&mut self, out: &mut Vec<u8>) -> bool {
         let before = out.len();
         while self.told.len() < CALLS_MAX.into() && out.len() - before < CHUNK_BYTES_MAX as usize {

@@ -1,5 +1,5 @@
-//! What carries the bytes of a connection: a socket, or something that can stand in for one. This file
-//! is the contract.
+//! What carries the bytes of a connection: a socket, or something that can stand in for one. This
+//! file is the contract.
 
 use super::broken::Broken;
 use super::tls::SpeaksFor;
@@ -10,14 +10,16 @@ use std::time::Duration;
 
 /// A stream of bytes that never waits: `WouldBlock` instead.
 pub trait Wire: Send {
-    /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin with the same bytes.
+    /// Sends a prefix of the slices, at least a byte. After `WouldBlock` the next send has to begin
+    /// with the same bytes.
     ///
     /// # Safety
     ///
     /// The slices must be readable.
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize>;
 
-    /// Receives into the slices, in their order. Less than they hold: there is no more for now. 0: the peer sends nothing more.
+    /// Receives into the slices, in their order. Less than they hold: there is no more for now. 0:
+    /// the peer sends nothing more.
     ///
     /// # Safety
     ///
@@ -38,8 +40,8 @@ pub struct Ready {
 
 /// A wire that its thread can wait for, and end.
 pub trait Carrier: Wire + std::fmt::Debug {
-    /// Waits until there is something to receive, something can be sent (if `sending`), somebody calls `waker`, or
-    /// `timeout` is over.
+    /// Waits until there is something to receive, something can be sent (if `sending`), somebody
+    /// calls `waker`, or `timeout` is over.
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready>;
 
     /// A socket to wait for while another thread uses the carrier, if there is one.
@@ -47,7 +49,8 @@ pub trait Carrier: Wire + std::fmt::Debug {
         Ok(None)
     }
 
-    /// Brings up what has to be up before the first frame, within a limit. `stop`: asked whenever `waker` was called.
+    /// Brings up what has to be up before the first frame, within a limit. `stop`: asked whenever
+    /// `waker` was called.
     fn shake_hands(
         &mut self,
         _waker: &WakeUp,

@@ -1,5 +1,5 @@
-//! What an operation says of the peer's memory, and how the peer says no. This file knows the bytes of READ, WRITE, FAILED
-//! and REGIONS.
+//! What an operation says of the peer's memory, and how the peer says no. This file knows the bytes
+//! of READ, WRITE, FAILED and REGIONS.
 //!
 //! ```text
 //! READ and WRITE, little endian:
@@ -79,7 +79,8 @@ impl Command {
         }
     }
 
-    /// A command whose spans are in number and bytes what an operation may have. Reserves no more than the body takes.
+    /// A command whose spans are in number and bytes what an operation may have. Reserves no more
+    /// than the body takes.
     pub fn parse(body: &[u8]) -> Result<Command, BadFrame> {
         let mut reader = Reader(body);
         let cut = BadFrame::Body { what: "a list of spans that is cut" };

@@ -1,8 +1,9 @@
-//! One connection as a state machine: bytes become frames and payload in place, frames and payload become bytes. Both ends
-//! use it, with a [`Role`] that knows what to say. Time and the wire are passed in, so that a test can cut, delay and
-//! damage at every byte.
+//! One connection as a state machine: bytes become frames and payload in place, frames and payload
+//! become bytes. Both ends use it, with a [`Role`] that knows what to say. Time and the wire are
+//! passed in, so that a test can cut, delay and damage at every byte.
 //!
-//! Payload is received straight into the spans it is for; only what came together with a header is copied there.
+//! Payload is received straight into the spans it is for; only what came together with a header is
+//! copied there.
 
 use super::broken::Broken;
 use super::carrier::Ready;
@@ -18,8 +19,8 @@ const SLICES_MAX: usize = 1_024;
 const STASH_BYTES: usize = 16 << 10;
 /// Sends and receives of one pump at most, so that callers are heard in between.
 const ROUNDS: usize = 16;
-/// Buffers on the way take this much whether or not the peer is alive. Whoever sends more without being held up is slow, and
-/// the peer is not to blame.
+/// Buffers on the way take this much whether or not the peer is alive. Whoever sends more without
+/// being held up is slow, and the peer is not to blame.
 const BUFFERED_BYTES: usize = 1 << 20;
 
 /// How a chunk came to its place.
@@ -47,11 +48,13 @@ pub(super) trait Role {
     fn placed(&mut self, operation: u64, arrival: Arrival) -> Result<(), Broken>;
     /// Appends the frames that are to be sent now, and says which DATA follows them.
     fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)>;
-    /// The bytes of a DATA have been sent. `withdrawn`: some were zeros, because their owner withdrew them.
+    /// The bytes of a DATA have been sent. `withdrawn`: some were zeros, because their owner
+    /// withdrew them.
     fn sent(&mut self, operation: u64, withdrawn: bool);
     /// Whether anything is due from the peer.
     fn awaits(&self) -> bool;
-    /// Whether bytes that are found after a long silence are void, because the peer has given up by then.
+    /// Whether bytes that are found after a long silence are void, because the peer has given up by
+    /// then.
     fn distrusts_late_bytes(&self) -> bool;
     /// When [`expire`](Role::expire) has to be called.
     fn next_timeout_us(&self) -> Option<u64>;
@@ -85,7 +88,8 @@ pub(super) struct Connection<R> {
     outlet: Outlet,
     void: Void,
     progress_limit_us: u64,
-    /// When the peer gave the last sign of life: sent something, or took what had filled the buffers.
+    /// When the peer gave the last sign of life: sent something, or took what had filled the
+    /// buffers.
     moved_us: u64,
     /// When something became due of which nothing was before.
     due_us: u64,
@@ -181,7 +185,8 @@ impl<R: Role> Connection<R> {
         [frozen_us, self.role.next_timeout_us()].into_iter().flatten().min()
     }
 
-    /// Whether the peer must do something before this end is content: send what is due, or take what is sent.
+    /// Whether the peer must do something before this end is content: send what is due, or take
+    /// what is sent.
     fn is_awaiting(&self) -> bool {
         self.role.awaits() || !self.outlet.is_empty()
     }
@@ -199,7 +204,8 @@ impl<R: Role> Connection<R> {
         Broken::Frozen { limit_us: self.progress_limit_us }
     }
 
-    /// The peer is said to be frozen. That is believed unless it gave a sign of life in the last half of the limit.
+    /// The peer is said to be frozen. That is believed unless it gave a sign of life in the last
+    /// half of the limit.
     pub fn doubt(&self, now_us: u64) -> Result<(), Broken> {
         let believed = now_us.saturating_sub(self.moved_us) >= self.progress_limit_us / 2;
         if believed { Err(self.frozen()) } else { Ok(()) }
@@ -210,8 +216,8 @@ impl<R: Role> Connection<R> {
         self.unheeded_bytes = 0;
     }
 
-    /// Sends once. Once held up, not before a wait has said that the wire takes more: what little room is left then is in
-    /// this end's own buffers, and says nothing of the peer.
+    /// Sends once. Once held up, not before a wait has said that the wire takes more: what little
+    /// room is left then is in this end's own buffers, and says nothing of the peer.
     fn send(&mut self, now_us: u64, wire: &mut dyn Wire) -> Result<Sent, Broken> {
         if self.held_up {
             return Ok(Sent::Blocked);
@@ -400,7 +406,8 @@ impl Outlet {
         self.frames_sent = 0;
         let Some((operation, chunk)) = role.outbound(&mut self.frames) else { return };
         Frame::Data(chunk.len() as u32).put(operation, &mut self.frames);
-        // If the memory was withdrawn, sending finds that and sends zeros, which nobody uses, whatever their CRC.
+        // If the memory was withdrawn, sending finds that and sends zeros, which nobody uses,
+        // whatever their CRC.
         let crc = chunk.owners().hold().map_or(0, |_held| chunk.crc()).to_le_bytes();
         self.data = Some(Data { operation, chunk, crc, crc_sent: 0, withdrawn: false });
     }

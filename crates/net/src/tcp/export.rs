@@ -1,5 +1,5 @@
-//! One region that is offered to peers: what they may do with it, and who touches it now. Checks what an
-//! operation names against it.
+//! One region that is offered to peers: what they may do with it, and who touches it now. Checks
+//! what an operation names against it.
 
 use super::command::{Fault, FaultCode, PeerRegion, Section};
 use forebay_transfer::Backing;
@@ -7,12 +7,14 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it must be quick.
+/// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it
+/// must be quick.
 pub trait Leases: Send + Sync {
     /// Whether `lease` gives the right to use the region now.
     fn is_alive(&self, lease: u64, region: PeerRegion) -> bool;
 
-    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an operation begins.
+    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an
+    /// operation begins.
     fn permits(&self, lease: u64, region: PeerRegion, _offset: u64, _len: u64) -> bool {
         self.is_alive(lease, region)
     }
@@ -98,7 +100,8 @@ impl Export {
         Ok(())
     }
 
-    /// Appends the addresses of a section's spans, which have to lie in the region and under the lease.
+    /// Appends the addresses of a section's spans, which have to lie in the region and under the
+    /// lease.
     pub fn append(
         &self,
         section: &Section,

@@ -1,8 +1,9 @@
-//! What a node offers to its peers: memory by key and generation, and the leases under which it may be used. This file
-//! checks what an operation names against what is offered.
+//! What a node offers to its peers: memory by key and generation, and the leases under which it may
+//! be used. This file checks what an operation names against what is offered.
 //!
-//! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only while it holds the
-//! export, for one system call at a time, and nobody can hold an export that is withdrawn.
+//! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only
+//! while it holds the export, for one system call at a time, and nobody can hold an export that is
+//! withdrawn.
 
 use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::export::{Access, Export, Leases, Wish};
@@ -39,7 +40,8 @@ struct Table {
 impl Exports {
     /// An empty table.
     pub fn new(leases: Arc<dyn Leases>) -> Exports {
-        // Generations start at random, so that none that an earlier process gave out, and a peer kept, is right by chance.
+        // Generations start at random, so that none that an earlier process gave out, and a peer
+        // kept, is right by chance.
         let next_generation = RandomState::new().build_hasher().finish() >> 1;
         Exports { table: RwLock::new(Table { offered: HashMap::new(), next_generation }), leases }
     }
@@ -65,8 +67,8 @@ impl Exports {
         Ok(region)
     }
 
-    /// Ends an offer. When this returns, no flow touches the memory any more; operations that are not through fail.
-    /// Says whether the key was offered.
+    /// Ends an offer. When this returns, no flow touches the memory any more; operations that are
+    /// not through fail. Says whether the key was offered.
     pub fn withdraw(&self, key: u64) -> bool {
         let mut table = self.table.write();
         let Some(export) = table.offered.remove(&key) else { return false };
@@ -107,7 +109,8 @@ impl Exports {
         }
         found.sort_unstable_by_key(|export| export.region.key);
         found.dedup_by_key(|export| export.region.key);
-        // SAFETY: the pieces lie in backings that the exports keep alive, and the payload keeps the exports.
+        // SAFETY: the pieces lie in backings that the exports keep alive, and the payload keeps the
+        // exports.
         let payload = unsafe { Payload::new(pieces, found.into()) };
         let grant = Grant { payload, leases };
         self.still_leased(&grant).map(|()| grant)

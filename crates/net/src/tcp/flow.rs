@@ -1,5 +1,5 @@
-//! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking end. This file joins the
-//! parts.
+//! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking
+//! end. This file joins the parts.
 
 use super::asking::AskingEnd;
 use super::bad_frame::VERSION;
@@ -33,11 +33,12 @@ pub enum FlowError {
     Greeting { address: SocketAddr, broken: Broken },
 }
 
-/// A connection to a peer as a link of a mover. The window of its [`LinkSpec`](forebay_transfer::LinkSpec) should have two
-/// lots or more, so that one travels while the next is made ready.
+/// A connection to a peer as a link of a mover. The window of its
+/// [`LinkSpec`](forebay_transfer::LinkSpec) should have two lots or more, so that one travels while
+/// the next is made ready.
 ///
-/// A broken flow fails every operation, at once; the mover uses other routes. Dropping the flow finishes what was
-/// started.
+/// A broken flow fails every operation, at once; the mover uses other routes. Dropping the flow
+/// finishes what was started.
 ///
 /// ```
 /// use crate::tcp::*;

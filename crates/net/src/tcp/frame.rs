@@ -1,4 +1,5 @@
-//! Frames: what travels on a flow. This file knows the bytes of headers, which bodies they go with, and the limits of both. `docs/reference/wire.md` shows the same in diagrams.
+//! Frames: what travels on a flow. This file knows the bytes of headers, which bodies they go with,
+//! and the limits of both. `docs/reference/wire.md` shows the same in diagrams.
 //!
 //! ```text
 //! header, 24 bytes, little endian:
@@ -25,7 +26,8 @@ pub(super) const CRC_BYTES: usize = 4;
 pub const OPS_MAX: u16 = 32;
 /// Regions that a peer is told of at most when it connects.
 pub const REGIONS_MAX: usize = 16_384;
-/// Payload of one DATA at most. Little enough to stay in the cache between the CRC and the copy into the socket.
+/// Payload of one DATA at most. Little enough to stay in the cache between the CRC and the copy
+/// into the socket.
 pub const CHUNK_BYTES_MAX: u32 = 512 << 10;
 /// Bytes of a call, and of a reply, at most.
 pub const CALL_BYTES_MAX: u32 = 1 << 20;

@@ -1,5 +1,5 @@
-//! What two ends tell each other before the first operation: who they are, what they speak, and why not. This file knows
-//! the bytes of HELLO, WELCOME and REFUSED.
+//! What two ends tell each other before the first operation: who they are, what they speak, and why
+//! not. This file knows the bytes of HELLO, WELCOME and REFUSED.
 
 use crate::bytes::{Reader, put_bytes};
 
@@ -67,7 +67,8 @@ impl Hello {
         let mut reader = Reader(body);
         let magic = reader.array()?;
         let versions = (reader.u16()?, reader.u16()?);
-        // Capabilities that this version does not know are no reason to refuse: only what both know is used.
+        // Capabilities that this version does not know are no reason to refuse: only what both know
+        // is used.
         let _capabilities = reader.u32()?;
         let from = Identity::parse(&mut reader)?;
         let to_instance = reader.array()?;

@@ -13,13 +13,15 @@ use std::sync::Arc;
 /// How a flow is used.
 #[derive(Debug, Clone)]
 pub struct FlowOptions {
-    /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX) bytes.
+    /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX)
+    /// bytes.
     pub token: Vec<u8>,
     /// The instance to speak to; another one is an error. `None`: whoever answers.
     pub instance: Option<[u8; 16]>,
     /// Connecting and the greeting may take this long.
     pub connect_limit_us: u64,
-    /// With something under way and no byte moved for this long, the peer counts as frozen and the flow ends.
+    /// With something under way and no byte moved for this long, the peer counts as frozen and the
+    /// flow ends.
     pub progress_limit_us: u64,
     /// An operation may take this long.
     pub op_limit_us: u64,
@@ -82,7 +84,8 @@ pub(super) enum Message {
     Sever,
 }
 
-/// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to grief.
+/// Whoever waits for the end of a call. Hears of it once, also when the flow's thread comes to
+/// grief.
 pub(super) struct Caller {
     pub on_reply: Option<Box<dyn FnOnce(CallEnd) + Send>>,
     /// Hears of an answer that comes after the call was given up.
@@ -120,29 +123,32 @@ impl FlowHandle {
         FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() }
     }
 
-    /// Asks for an early end of all operations that are under way. Each fails once it is quiet at both ends, unless it
-    /// succeeds before. To be called after the mover's transfers were cancelled, or it tries again.
+    /// Asks for an early end of all operations that are under way. Each fails once it is quiet at
+    /// both ends, unless it succeeds before. To be called after the mover's transfers were
+    /// cancelled, or it tries again.
     pub fn cancel_all(&self) {
         // A flow that has ended has nothing left to cancel.
         let _ = self.inbox.post(Message::Cancel);
     }
 
-    /// Ends the connection now. Operations that are under way fail at once and touch nothing any more, at either end; the
-    /// peer is not waited for. For a peer that is known to be frozen or gone.
+    /// Ends the connection now. Operations that are under way fail at once and touch nothing any
+    /// more, at either end; the peer is not waited for. For a peer that is known to be frozen or
+    /// gone.
     pub fn sever(&self) {
         // A flow that has ended has nothing left to sever.
         let _ = self.inbox.post(Message::Sever);
     }
 
-    /// Another flow has found the peer frozen. This one ends as well, unless it has moved a byte lately: then it is that
-    /// other connection which is.
+    /// Another flow has found the peer frozen. This one ends as well, unless it has moved a byte
+    /// lately: then it is that other connection which is.
     pub fn doubt(&self) {
         // A flow that has ended is beyond doubt.
         let _ = self.inbox.post(Message::Doubt);
     }
 
-    /// Asks the peer for something beside its memory and tells `on_reply`, once, on the flow's thread, which moves no byte
-    /// meanwhile. Calls overtake operations, and each other's answers. A call that waits is given up after `limit_us`.
+    /// Asks the peer for something beside its memory and tells `on_reply`, once, on the flow's
+    /// thread, which moves no byte meanwhile. Calls overtake operations, and each other's answers.
+    /// A call that waits is given up after `limit_us`.
     pub fn call(
         &self,
         body: Vec<u8>,
@@ -152,7 +158,8 @@ impl FlowHandle {
         self.call_and_hear(body, limit_us, on_reply, |_| {});
     }
 
-    /// The same, for who has to know the answer also after the limit: `on_late` is told then, once, if one comes.
+    /// The same, for who has to know the answer also after the limit: `on_late` is told then, once,
+    /// if one comes.
     pub fn call_and_hear(
         &self,
         body: Vec<u8>,
@@ -166,8 +173,8 @@ impl FlowHandle {
         }
     }
 
-    /// Tells `watcher`, once, why the flow has ended: on the flow's thread after all operations and calls, or at once if
-    /// that is past.
+    /// Tells `watcher`, once, why the flow has ended: on the flow's thread after all operations and
+    /// calls, or at once if that is past.
     pub fn on_broken(&self, watcher: impl FnOnce(Broken) + Send + 'static) {
         self.ending.watch(Box::new(watcher));
     }

@@ -1,11 +1,12 @@
-//! The TCP link: memory of other processes and machines, read and written over connections. One connection is one *flow*,
-//! one link of the mover. The bytes are in `docs/reference/wire.md`.
+//! The TCP link: memory of other processes and machines, read and written over connections. One
+//! connection is one *flow*, one link of the mover. The bytes are in `docs/reference/wire.md`.
 //!
-//! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they lie; `exports` is what a
-//! node offers; `connection` turns bytes into frames and payload in place, `requester` and `responder` say what the two
-//! ends do, with `call` and `service` for what is asked beside memory. Driver: `socket`, with
-//! TLS over it in `tls`, `session` and `secured`. Glue: [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
-//! connection. Knows the wire and whose memory is meant.
+//! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they
+//! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,
+//! `requester` and `responder` say what the two ends do, with `call` and `service` for what is
+//! asked beside memory. Driver: `socket`, with TLS over it in `tls`, `session` and `secured`. Glue:
+//! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
+//! Knows the wire and whose memory is meant.
 
 mod asking;
 mod bad_frame;

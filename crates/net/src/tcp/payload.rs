@@ -1,5 +1,6 @@
-//! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one for each DATA. Together
-//! with `socket.rs` this is the only file of the TCP link that follows an address.
+//! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one
+//! for each DATA. Together with `socket.rs` this is the only file of the TCP link that follows an
+//! address.
 
 use super::export::Piece;
 use super::export::{Export, Held};
@@ -7,7 +8,8 @@ use super::frame::crc32c;
 use crc_fast::Digest;
 use std::sync::Arc;
 
-/// Pieces of a chunk that is sent at most, so that header, pieces and CRC are one system call (`IOV_MAX` is 1,024).
+/// Pieces of a chunk that is sent at most, so that header, pieces and CRC are one system call
+/// (`IOV_MAX` is 1,024).
 pub(super) const CHUNK_PIECES_MAX: usize = 1_000;
 
 /// The bytes of an operation that are not in a chunk yet.
@@ -20,7 +22,8 @@ pub(super) struct Payload {
     exports: Arc<[Arc<Export>]>,
 }
 
-// SAFETY: pieces are addresses of memory that `Payload::new` was promised, which any thread may reach.
+// SAFETY: pieces are addresses of memory that `Payload::new` was promised, which any thread may
+// reach.
 unsafe impl Send for Payload {}
 
 impl Payload {
@@ -28,8 +31,8 @@ impl Payload {
     ///
     /// # Safety
     ///
-    /// The pieces must be readable and writable for as long as the payload and its chunks live, by whoever holds
-    /// `exports`, or by everybody if there are none.
+    /// The pieces must be readable and writable for as long as the payload and its chunks live, by
+    /// whoever holds `exports`, or by everybody if there are none.
     pub unsafe fn new(pieces: Vec<Piece>, exports: Arc<[Arc<Export>]>) -> Payload {
         let left = pieces.iter().map(|piece| piece.len as u64).sum();
         Payload { pieces, next: 0, within: 0, left, exports }
@@ -148,8 +151,8 @@ impl Chunk {
         }
     }
 
-    /// Appends where what has not moved is to be received, as long as `slices` stays within `slices_max`, and says
-    /// whether all of it was appended.
+    /// Appends where what has not moved is to be received, as long as `slices` stays within
+    /// `slices_max`, and says whether all of it was appended.
     pub fn incoming(&self, void: &mut Void, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
         if self.is_hollow() {
             append_void(void.0.as_mut_ptr(), self.left, slices, slices_max)
@@ -165,7 +168,8 @@ impl Chunk {
         room == rest.len()
     }
 
-    /// Notes that `len` bytes have moved, and adds them to `sum` if one is given. The caller holds the owners.
+    /// Notes that `len` bytes have moved, and adds them to `sum` if one is given. The caller holds
+    /// the owners.
     pub fn advance(&mut self, mut len: usize, mut sum: Option<&mut Digest>) {
         self.left -= len;
         while len > 0 && !self.is_hollow() {
@@ -183,13 +187,14 @@ impl Chunk {
         }
     }
 
-    /// Puts bytes that came with something else in place. The caller holds the owners; there are no more than are left.
+    /// Puts bytes that came with something else in place. The caller holds the owners; there are no
+    /// more than are left.
     pub fn put(&mut self, mut bytes: &[u8], sum: &mut Digest) {
         debug_assert!(bytes.len() <= self.left);
         while let (false, Some(piece)) = (bytes.is_empty(), self.pieces.get(self.next)) {
             let (now, rest) = bytes.split_at(bytes.len().min(piece.len));
-            // SAFETY: as `Payload::new` was promised; the caller holds the exports. A connection's own buffer is never
-            // a piece.
+            // SAFETY: as `Payload::new` was promised; the caller holds the exports. A connection's
+            // own buffer is never a piece.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.start.as_ptr(), now.len()) };
             self.advance(now.len(), Some(sum));
             bytes = rest;

@@ -1,5 +1,5 @@
-//! A peer's memory as regions of a mover, and operations of a mover in the words of the wire. This file joins region ids,
-//! keys and addresses.
+//! A peer's memory as regions of a mover, and operations of a mover in the words of the wire. This
+//! file joins region ids, keys and addresses.
 
 use super::command::{Command, PeerRegion, Section};
 use super::export::Piece;
@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Regions of peers that are known to a mover. Shared by all flows, so that each flow to a peer can be a route to the
-/// same regions. Cheap to clone.
+/// Regions of peers that are known to a mover. Shared by all flows, so that each flow to a peer can
+/// be a route to the same regions. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct PeerRegions {
     table: Arc<RwLock<HashMap<RegionId, Known>>>,
@@ -27,8 +27,8 @@ struct Known {
 }
 
 impl PeerRegions {
-    /// Makes a peer's region a region of the mover, at the place that stands for the peer. Operations name `lease`; 0:
-    /// none.
+    /// Makes a peer's region a region of the mover, at the place that stands for the peer.
+    /// Operations name `lease`; 0: none.
     pub fn register(
         &self,
         mover: &MoverHandle,
@@ -62,8 +62,8 @@ impl PeerRegions {
         };
         let command = command(&table, &theirs)?;
         let pieces = pieces(memory, &ours, wish == Wish::Read)?;
-        // SAFETY: the mover keeps the regions of an operation registered, and so their memory in place, until the
-        // operation has ended, which is after its payload is gone.
+        // SAFETY: the mover keeps the regions of an operation registered, and so their memory in
+        // place, until the operation has ended, which is after its payload is gone.
         let payload = unsafe { Payload::new(pieces, Arc::new([])) };
         Ok(Asking { wish, command, payload })
     }

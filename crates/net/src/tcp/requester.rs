@@ -1,8 +1,9 @@
-//! The end that asks: operations on a peer's memory, in order, within the window that the peer allows. Each ends exactly
-//! once.
+//! The end that asks: operations on a peer's memory, in order, within the window that the peer
+//! allows. Each ends exactly once.
 //!
-//! An operation ends when nothing of it can touch its spans any more: a WRITE not before the last byte that was begun has
-//! left, a READ not before the peer said that no more will come, a cancelled one not before the peer said that it stopped.
+//! An operation ends when nothing of it can touch its spans any more: a WRITE not before the last
+//! byte that was begun has left, a READ not before the peer said that no more will come, a
+//! cancelled one not before the peer said that it stopped.
 
 use super::bad_frame::{BadFrame, VERSION};
 use super::broken::Broken;

@@ -1,8 +1,8 @@
-//! The end that owns the memory: it lets a peer in, carries out its operations on what is offered, and says no with a
-//! reason. Nothing that a peer says is trusted.
+//! The end that owns the memory: it lets a peer in, carries out its operations on what is offered,
+//! and says no with a reason. Nothing that a peer says is trusted.
 //!
-//! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was answered early is thrown
-//! away until the peer has heard.
+//! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was
+//! answered early is thrown away until the peer has heard.
 
 use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX, VERSION};
 use super::broken::Broken;
@@ -17,7 +17,8 @@ use super::service::CallSession;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Answers that may wait for a peer that does not take them, in bytes. One that goes on asking is cut off.
+/// Answers that may wait for a peer that does not take them, in bytes. One that goes on asking is
+/// cut off.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Decides who is let in.
@@ -326,8 +327,8 @@ impl Role for Responder {
         self.is_writing()
     }
 
-    /// A peer that heard nothing for so long has told its caller that the operation failed. What it sent before must not
-    /// be written now.
+    /// A peer that heard nothing for so long has told its caller that the operation failed. What it
+    /// sent before must not be written now.
     fn distrusts_late_bytes(&self) -> bool {
         true
     }
@@ -345,7 +346,8 @@ impl Role for Responder {
     }
 }
 
-/// What to tell a peer before the connection is closed, if anything. A browser is told in its own language.
+/// What to tell a peer before the connection is closed, if anything. A browser is told in its own
+/// language.
 pub(super) fn farewell(broken: &Broken) -> Option<Vec<u8>> {
     let refusal = match broken {
         Broken::Bad(BadFrame::Http) => {

@@ -1,5 +1,5 @@
-//! Lists of spans as they travel: runs of spans of one length at one stride, so that a million equal blocks are a few
-//! bytes.
+//! Lists of spans as they travel: runs of spans of one length at one stride, so that a million
+//! equal blocks are a few bytes.
 //!
 //! ```text
 //! run, 24 bytes, little endian:
@@ -110,7 +110,8 @@ pub(super) fn encode(runs: &[Run], bytes: &mut Vec<u8>) {
     }
 }
 
-/// The runs that these bytes say. No list makes the reader reserve more memory than the list takes itself.
+/// The runs that these bytes say. No list makes the reader reserve more memory than the list takes
+/// itself.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Run>, BadRuns> {
     let (whole, rest) = bytes.as_chunks::<RUN_BYTES>();
     if !rest.is_empty() {

@@ -1,5 +1,5 @@
-//! A TLS session as the carrier of a connection: the handshake within its limit, waits that know what was received already,
-//! and what to say to a peer that speaks no TLS.
+//! A TLS session as the carrier of a connection: the handshake within its limit, waits that know
+//! what was received already, and what to say to a peer that speaks no TLS.
 
 use super::broken::Broken;
 use super::carrier::Carrier;

@@ -1,5 +1,5 @@
-//! The port on which peers reach a node's memory: who is let in, how many, and the thread of each connection. This file
-//! counts and closes.
+//! The port on which peers reach a node's memory: who is let in, how many, and the thread of each
+//! connection. This file counts and closes.
 
 use super::broken::Broken;
 use super::carrier::Carrier;
@@ -36,7 +36,8 @@ pub struct ServerOptions {
     pub token: Vec<u8>,
     /// Connections at a time that were let in, of all peers.
     pub flows_max: usize,
-    /// Connections at a time that were not let in yet. Of a full room the oldest gives way to one that comes.
+    /// Connections at a time that were not let in yet. Of a full room the oldest gives way to one
+    /// that comes.
     pub pending_max: usize,
     /// Connections at a time, of one peer.
     pub flows_per_peer_max: usize,
@@ -86,7 +87,8 @@ pub struct ServerStats {
     pub faults: HashMap<FaultCode, u64>,
 }
 
-/// Listens for peers. Dropping it closes the port, lets operations that are under way end, and closes the connections.
+/// Listens for peers. Dropping it closes the port, lets operations that are under way end, and
+/// closes the connections.
 #[derive(Debug)]
 pub struct TcpServer {
     shared: Arc<Shared>,
@@ -129,8 +131,8 @@ struct State {
 }
 
 impl TcpServer {
-    /// Listens on an address, and refuses calls. Without TLS an address beyond loopback is refused unless it is asked for:
-    /// whoever can reach it sees plain text.
+    /// Listens on an address, and refuses calls. Without TLS an address beyond loopback is refused
+    /// unless it is asked for: whoever can reach it sees plain text.
     pub fn listen(
         address: SocketAddr,
         me: Identity,
@@ -192,7 +194,8 @@ impl TcpServer {
     }
 }
 
-/// A way into a server beside its port, for connections that come about otherwise. Does not keep the server.
+/// A way into a server beside its port, for connections that come about otherwise. Does not keep
+/// the server.
 #[derive(Debug, Clone)]
 pub struct Acceptor(Weak<Shared>);
 
@@ -312,7 +315,8 @@ impl Port {
     fn run(mut self, listener: &TcpListener) {
         while !self.shared.closing.load(Ordering::Acquire) {
             for carrier in self.shared.take_arrived() {
-                // Where threads or descriptors are short, the peer finds that the connection has ended.
+                // Where threads or descriptors are short, the peer finds that the connection has
+                // ended.
                 let _ = self.host(carrier, None);
             }
             let rest = match listener.accept() {
@@ -322,7 +326,8 @@ impl Port {
                     let waited = self.shared.wake.wait(Some(listener), None);
                     waited.is_err()
                 }
-                // Of those who connect some are gone already; where descriptors are short, a rest helps.
+                // Of those who connect some are gone already; where descriptors are short, a rest
+                // helps.
                 Err(_) => true,
             };
             self.reap();
@@ -340,7 +345,8 @@ impl Port {
         self.host(Box::new(socket), Some(from))
     }
 
-    /// Gives what has come about a thread of its own, as soon as there is a place for one that is not let in yet.
+    /// Gives what has come about a thread of its own, as soon as there is a place for one that is
+    /// not let in yet.
     fn host(&mut self, carrier: Box<dyn Carrier>, from: Option<IpAddr>) -> io::Result<()> {
         let carrier = match &self.shared.options.tls {
             Some(tls) => Box::new(Session::answering(carrier, tls)?),

@@ -1,5 +1,5 @@
-//! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any thread. This file
-//! carries them and bounds them.
+//! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any
+//! thread. This file carries them and bounds them.
 
 use super::bad_frame::BadFrame;
 use super::broken::Broken;
@@ -14,12 +14,12 @@ const REPLY_BYTES_MAX: usize = 8 << 20;
 
 /// Answers what peers ask beside memory.
 pub trait Service: Send + Sync {
-    /// Called on the connection's thread, which moves no byte meanwhile: be quick, keep `reply` and answer from another
-    /// thread what takes time.
+    /// Called on the connection's thread, which moves no byte meanwhile: be quick, keep `reply` and
+    /// answer from another thread what takes time.
     fn call(&self, from: Identity, body: Vec<u8>, reply: Reply);
 
-    /// The last connection of this instance has ended. No other of the same instance is let in before this returns, so
-    /// be quick, and wait for no peer.
+    /// The last connection of this instance has ended. No other of the same instance is let in
+    /// before this returns, so be quick, and wait for no peer.
     fn gone(&self, from: Identity);
 }
 
@@ -46,7 +46,8 @@ impl Reply {
         self.try_send(body);
     }
 
-    /// The same, for who has to know if the peer will never hear it: `false`, if it was refused or the connection has ended.
+    /// The same, for who has to know if the peer will never hear it: `false`, if it was refused or
+    /// the connection has ended.
     pub fn try_send(self, body: Vec<u8>) -> bool {
         let bytes = body.len();
         if bytes <= CALL_BYTES_MAX as usize {
@@ -153,7 +154,8 @@ impl CallSession {
         Ok(())
     }
 
-    /// Appends answers that are ready, no more than about one DATA at a time. To be called again until it appends none.
+    /// Appends answers that are ready, no more than about one DATA at a time. To be called again
+    /// until it appends none.
     pub fn tell(&mut self, out: &mut Vec<u8>) {
         let before = out.len();
         while out.len() - before < CHUNK_BYTES_MAX as usize {

@@ -1,8 +1,8 @@
-//! One TLS session over a carrier: the handshake, and bytes that are sealed and opened on their way. This file knows records
-//! and buffers.
+//! One TLS session over a carrier: the handshake, and bytes that are sealed and opened on their
+//! way. This file knows records and buffers.
 //!
-//! Short slices are gathered into records of 16 KiB, long ones are sealed where they lie, and as many records as make a DATA
-//! are one send. Bytes count as sent when their whole record is.
+//! Short slices are gathered into records of 16 KiB, long ones are sealed where they lie, and as
+//! many records as make a DATA are one send. Bytes count as sent when their whole record is.
 
 use super::carrier::Carrier;
 use super::carrier::Wire;
@@ -90,7 +90,8 @@ enum Step {
 impl Session {
     /// The end that connects.
     pub fn asking(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<Session> {
-        // An address is not told to the peer, and this one is not compared with its certificate either.
+        // An address is not told to the peer, and this one is not compared with its certificate
+        // either.
         let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
         let connection = UnbufferedClientConnection::new(tls.asking(), name).map_err(invalid)?;
         Ok(Session::over(carrier, State::Asking(connection)))
@@ -121,7 +122,8 @@ impl Session {
         Session { carrier, state, incoming, outgoing }
     }
 
-    /// Goes on with the handshake as far as it can without waiting. When it fails, a peer that speaks TLS was told why.
+    /// Goes on with the handshake as far as it can without waiting. When it fails, a peer that
+    /// speaks TLS was told why.
     pub fn shake(&mut self) -> io::Result<Shaken> {
         loop {
             self.outgoing.flush(&mut *self.carrier)?;
@@ -335,7 +337,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Seals slices, as many as are sent at once. Their memory is readable: `Wire::send` was promised that.
+    /// Seals slices, as many as are sent at once. Their memory is readable: `Wire::send` was
+    /// promised that.
     fn seal<Data>(&mut self, slices: &[libc::iovec], traffic: &mut WriteTraffic<'_, Data>) -> io::Result<()> {
         let mut gathered = std::mem::take(&mut self.gathered);
         let room = RECORD_BYTES * (RECORDS_MAX - self.records.len().min(RECORDS_MAX - 1));
@@ -368,7 +371,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends what the carrier takes, and says how many bytes of the caller have left with whole records.
+    /// Sends what the carrier takes, and says how many bytes of the caller have left with whole
+    /// records.
     fn flush(&mut self, carrier: &mut dyn Carrier) -> io::Result<usize> {
         while self.sent < self.end {
             let rest = &self.sealed[self.sent..self.end];
@@ -413,8 +417,8 @@ impl<'a> Scatter<'a> {
         let mut taken = 0;
         while let Some((slice, rest)) = self.slices.split_first() {
             let now = (slice.iov_len - self.within).min(bytes.len() - taken);
-            // SAFETY: the caller of `Wire::receive` says that the slices are writable; `now` bytes are left in this one.
-            // Nobody's slices lie in what a session has opened.
+            // SAFETY: the caller of `Wire::receive` says that the slices are writable; `now` bytes
+            // are left in this one. Nobody's slices lie in what a session has opened.
             unsafe {
                 let to = slice.iov_base.cast::<u8>().add(self.within);
                 std::ptr::copy_nonoverlapping(bytes[taken..].as_ptr(), to, now);

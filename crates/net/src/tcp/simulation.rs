@@ -1,5 +1,5 @@
-//! Both ends of a flow over a wire that a test can cut, damage, slow down and freeze at any byte, with real memory at both
-//! ends. Nothing here sleeps or knows a socket.
+//! Both ends of a flow over a wire that a test can cut, damage, slow down and freeze at any byte,
+//! with real memory at both ends. Nothing here sleeps or knows a socket.
 #![allow(clippy::unwrap_used)]
 
 mod calls;
@@ -116,7 +116,8 @@ impl Wire for End {
         for slice in slices {
             let len = slice.iov_len.min(most - received);
             let part: Vec<u8> = pipe.bytes.drain(..len).collect();
-            // SAFETY: the caller says that the slices are writable; `part` is no longer than the slice.
+            // SAFETY: the caller says that the slices are writable; `part` is no longer than the
+            // slice.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), slice.iov_base.cast(), len) };
             received += len;
         }
@@ -318,7 +319,8 @@ impl World {
         kept.into_iter().rev().for_each(|(body, reply)| reply.send(mirrored(&body)));
     }
 
-    /// Steps until `count` operations have ended, with time passing quickly when nothing happens any more.
+    /// Steps until `count` operations have ended, with time passing quickly when nothing happens
+    /// any more.
     fn run(&mut self, count: usize) {
         for step in 0..1_000_000 {
             if self.ended.len() >= count {
@@ -333,7 +335,8 @@ impl World {
     }
 }
 
-/// Operations whose spans, of both ends, do not overlap, so that the end of each can be judged by itself.
+/// Operations whose spans, of both ends, do not overlap, so that the end of each can be judged by
+/// itself.
 fn plans(seed: u64, count: u64) -> Vec<Plan> {
     let mut dice = SplitMix(seed);
     let share = BYTES as u64 / count;
@@ -351,8 +354,8 @@ fn plans(seed: u64, count: u64) -> Vec<Plan> {
     (0..count).map(plan).collect()
 }
 
-/// Targets of operations that succeeded hold the source's bytes; all else, apart from the targets of the others, holds
-/// what it held before.
+/// Targets of operations that succeeded hold the source's bytes; all else, apart from the targets
+/// of the others, holds what it held before.
 fn judge(world: &World, before: (&[u8], &[u8]), plans: &[Plan]) {
     let (ours, theirs) = (bytes(&world.ours), bytes(&world.theirs));
     let (mut our_old, mut their_old) = (before.0.to_vec(), before.1.to_vec());

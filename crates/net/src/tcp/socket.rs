@@ -1,5 +1,5 @@
-//! A socket as a carrier: vectored sends and receives that never wait, and the wait for whatever comes
-//! first.
+//! A socket as a carrier: vectored sends and receives that never wait, and the wait for whatever
+//! comes first.
 
 use super::carrier::Carrier;
 use super::carrier::Ready;
@@ -19,7 +19,8 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// A socket that sends small frames at once. `buffer_bytes`: of each direction; the system decides otherwise.
+    /// A socket that sends small frames at once. `buffer_bytes`: of each direction; the system
+    /// decides otherwise.
     pub fn new(stream: TcpStream, buffer_bytes: Option<usize>) -> io::Result<Socket> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
@@ -34,14 +35,16 @@ impl Socket {
 impl Wire for Socket {
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         let message = message(slices);
-        // SAFETY: the message names the slices, which the caller says are readable; nothing is written through them.
+        // SAFETY: the message names the slices, which the caller says are readable; nothing is
+        // written through them.
         let sent = unsafe { libc::sendmsg(self.stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
     unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         let mut message = message(slices);
-        // SAFETY: the message names the slices, which the caller says are writable, and no other memory.
+        // SAFETY: the message names the slices, which the caller says are writable, and no other
+        // memory.
         let received = unsafe { libc::recvmsg(self.stream.as_raw_fd(), &mut message, 0) };
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }

@@ -1,9 +1,10 @@
-//! Who may speak TLS with this node, and for which nodes a certificate speaks. TLS 1.3 only, both ends show a certificate.
+//! Who may speak TLS with this node, and for which nodes a certificate speaks. TLS 1.3 only, both
+//! ends show a certificate.
 //!
 //!
-//! Authorities are the deployment's own: whoever holds a certificate that they signed is a peer, at whatever address. A
-//! certificate that has names of the form `forebay:<node id in hex>` (URIs of its subject alternative name) speaks for those
-//! nodes only; one without speaks for any.
+//! Authorities are the deployment's own: whoever holds a certificate that they signed is a peer, at
+//! whatever address. A certificate that has names of the form `forebay:<node id in hex>` (URIs of
+//! its subject alternative name) speaks for those nodes only; one without speaks for any.
 
 use super::greeting::{Refusal, RefusalCode};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -45,8 +46,8 @@ impl std::fmt::Debug for TlsConfig {
 }
 
 impl TlsConfig {
-    /// From the contents of PEM files: this node's certificate with what leads to its authority, its key, and the
-    /// certificates of the authorities whose peers are let in.
+    /// From the contents of PEM files: this node's certificate with what leads to its authority,
+    /// its key, and the certificates of the authorities whose peers are let in.
     pub fn from_pem(certificates: &[u8], key: &[u8], authorities: &[u8]) -> Result<TlsConfig, TlsError> {
         let chain = certificates_of("certificates", certificates)?;
         let key = PrivateKeyDer::from_pem_slice(key)
@@ -93,8 +94,8 @@ fn certificates_of(what: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<
     if certificates.is_empty() { Err(TlsError::Missing { what }) } else { Ok(certificates) }
 }
 
-/// Whom an asking end speaks to: whoever an authority signed. Addresses come and go, so they are in no certificate; which
-/// node it is, is compared with the greeting.
+/// Whom an asking end speaks to: whoever an authority signed. Addresses come and go, so they are in
+/// no certificate; which node it is, is compared with the greeting.
 #[derive(Debug)]
 struct Owners {
     roots: Arc<RootCertStore>,

@@ -1,5 +1,5 @@
-//! Why a peer is not reached, as one of a few reasons: for labels of metrics, and with what to do about
-//! each.
+//! Why a peer is not reached, as one of a few reasons: for labels of metrics, and with what to do
+//! about each.
 
 use super::bad_frame::BadFrame;
 use super::broken::Broken;

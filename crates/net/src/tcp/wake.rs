@@ -21,7 +21,8 @@ impl WakeUp {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Waits for a wake-up, or for `other` to be readable if there is one, or for the end of `timeout`.
+    /// Waits for a wake-up, or for `other` to be readable if there is one, or for the end of
+    /// `timeout`.
     pub fn wait(&self, other: Option<&dyn AsFd>, timeout: Option<Duration>) -> io::Result<()> {
         let mut fds = vec![PollFd::new(&self.0, PollFlags::IN)];
         fds.extend(other.map(|other| PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN)));
@@ -32,7 +33,8 @@ impl WakeUp {
         Ok(())
     }
 
-    /// Waits as [`wait`](WakeUp::wait) does, for whatever is to happen to `others`. Says whether there was a wake-up.
+    /// Waits as [`wait`](WakeUp::wait) does, for whatever is to happen to `others`. Says whether
+    /// there was a wake-up.
     pub fn wait_beside<'a>(
         &'a self,
         others: &mut Vec<PollFd<'a>>,

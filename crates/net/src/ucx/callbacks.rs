@@ -1,6 +1,7 @@
-//! Where a worker's callbacks put what they are told: messages that have come, requests that are over, an endpoint that has
-//! failed. Everything here happens on the worker's thread, inside calls of `worker_progress` or of the function that the
-//! request was begun with; so nothing is borrowed here while such a call is made.
+//! Where a worker's callbacks put what they are told: messages that have come, requests that are
+//! over, an endpoint that has failed. Everything here happens on the worker's thread, inside calls
+//! of `worker_progress` or of the function that the request was begun with; so nothing is borrowed
+//! here while such a call is made.
 
 use super::card::Secret;
 use super::free::{Free, SLOT_BYTES};
@@ -142,7 +143,8 @@ impl Callbacks {
 }
 
 impl State {
-    /// The first message that is only offered, and a slot to fetch it into: its number, the offer, its length, the slot.
+    /// The first message that is only offered, and a slot to fetch it into: its number, the offer,
+    /// its length, the slot.
     pub fn take_offer(&mut self) -> Option<(u64, *mut c_void, usize, usize)> {
         let offered = self.inbound.iter().find_map(|(number, message)| match message {
             Message::Offered { offer, len } => Some((number, *offer, *len)),
@@ -204,7 +206,8 @@ pub(super) unsafe extern "C" fn on_message(
     if header.is_null() || header_len != HEADER_BYTES {
         return sys::OK;
     }
-    // SAFETY: UCX passes the callbacks that the worker was given, which outlives it, a header of this length, and parameters.
+    // SAFETY: UCX passes the callbacks that the worker was given, which outlives it, a header of
+    // this length, and parameters.
     let (callbacks, header, attributes) = unsafe {
         let header = std::slice::from_raw_parts(header.cast::<u8>(), header_len);
         (&*arg.cast::<Callbacks>(), header, (*param).attributes)
@@ -214,7 +217,8 @@ pub(super) unsafe extern "C" fn on_message(
 
 /// Called when a message is sent.
 pub(super) unsafe extern "C" fn on_sent(request: *mut c_void, status: Status, ticket: *mut c_void) {
-    // SAFETY: tickets live as long as the callbacks, and both outlive the worker. The request is over.
+    // SAFETY: tickets live as long as the callbacks, and both outlive the worker. The request is
+    // over.
     unsafe {
         let ticket = &*ticket.cast::<Ticket>();
         (*ticket.callbacks).with(|state| state.sent(ticket.slot, status));

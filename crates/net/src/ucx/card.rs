@@ -1,5 +1,6 @@
-//! What an end tells the other before they can speak over UCX: its worker's address, what messages to it must carry, and
-//! which process it is. It travels over a connection on which the two already know each other.
+//! What an end tells the other before they can speak over UCX: its worker's address, what messages
+//! to it must carry, and which process it is. It travels over a connection on which the two already
+//! know each other.
 //!
 //! ```text
 //! little endian:
@@ -12,7 +13,8 @@
 //! 48  address  the rest
 //! ```
 //!
-//! UCX believes an address, so a card must come from a peer that was let in, over a connection that it cannot be changed on.
+//! UCX believes an address, so a card must come from a peer that was let in, over a connection that
+//! it cannot be changed on.
 
 use super::error::UcxError;
 use super::fabric::Fabric;

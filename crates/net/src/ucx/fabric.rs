@@ -7,8 +7,8 @@ pub enum Fabric {
     Memory,
     /// InfiniBand and RoCE.
     Rdma,
-    /// Sockets. Whoever can reach UCX's port can have it write anywhere in this process (`docs/decisions/004-ucx-link.md`),
-    /// so only on devices that nobody else is on.
+    /// Sockets. Whoever can reach UCX's port can have it write anywhere in this process
+    /// (`docs/decisions/004-ucx-link.md`), so only on devices that nobody else is on.
     Tcp,
 }
 

@@ -1,10 +1,12 @@
-//! Transports over what libucp finds: shared memory, InfiniBand, RoCE and sockets. The library is loaded at run time;
-//! where it is missing, everything else works and [`UcxRail::open`] says why this does not.
+//! Transports over what libucp finds: shared memory, InfiniBand, RoCE and sockets. The library is
+//! loaded at run time; where it is missing, everything else works and [`UcxRail::open`] says why
+//! this does not.
 //!
-//! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order, `report` reads what UCX prints,
-//! `timeout` is how long a wait lasts. Driver: `sys` is the library's interface, `worker` its calls, `callbacks` its callbacks,
-//! `slots` all the memory that it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`,
-//! which is what [`crate::transport`] asks for.
+//! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order,
+//! `report` reads what UCX prints, `timeout` is how long a wait lasts. Driver: `sys` is the
+//! library's interface, `worker` its calls, `callbacks` its callbacks, `slots` all the memory that
+//! it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`, which is
+//! what [`crate::transport`] asks for.
 
 mod callbacks;
 mod card;

@@ -1,9 +1,10 @@
-//! A stream of bytes between two workers: what a connection needs of a socket, made of UCX's active messages. This file says
-//! when they are sent and fetched, and when it is over.
+//! A stream of bytes between two workers: what a connection needs of a socket, made of UCX's active
+//! messages. This file says when they are sent and fetched, and when it is over.
 //!
-//! Bytes are copied into a slot, sent as one message, and copied out of a slot or of UCX's own memory at the other end. UCX
-//! never sees an address of memory that is offered to peers or is a target of an operation, so whatever a peer, its NIC or
-//! the library does late can only reach slots; `docs/decisions/004-ucx-link.md` says why that is worth two copies.
+//! Bytes are copied into a slot, sent as one message, and copied out of a slot or of UCX's own
+//! memory at the other end. UCX never sees an address of memory that is offered to peers or is a
+//! target of an operation, so whatever a peer, its NIC or the library does late can only reach
+//! slots; `docs/decisions/004-ucx-link.md` says why that is worth two copies.
 
 use super::callbacks::{Callbacks, Kind, Message, State, header};
 use super::card::{Card, Process, Secret};
@@ -48,7 +49,8 @@ pub(super) struct Pipe {
     read: usize,
 }
 
-// SAFETY: callbacks run inside calls of the worker, so whatever the shelf has is used by the thread that has the pipe.
+// SAFETY: callbacks run inside calls of the worker, so whatever the shelf has is used by the thread
+// that has the pipe.
 unsafe impl Send for Pipe {}
 
 impl Pipe {
@@ -58,7 +60,8 @@ impl Pipe {
         // Before the worker, so that it is dropped after it.
         let shelf = Shelf::new(Callbacks::new(secret));
         let worker = Worker::new(context)?;
-        // SAFETY: the shelf keeps the callbacks until the worker has ended, and `Callbacks::with` borrows it around no call.
+        // SAFETY: the shelf keeps the callbacks until the worker has ended, and `Callbacks::with`
+        // borrows it around no call.
         unsafe { worker.listen(&shelf.callbacks) }?;
         let (major, minor, _) = context.ucp.release();
         let card = Card {
@@ -114,12 +117,13 @@ impl Pipe {
         }
     }
 
-    /// Begins to fetch the first message that is only offered, if there is a slot. Says whether there may be another.
+    /// Begins to fetch the first message that is only offered, if there is a slot. Says whether
+    /// there may be another.
     fn fetch(&mut self) -> bool {
         let Some((number, offer, len, slot)) = self.with(State::take_offer) else { return false };
         let (start, ticket) = (self.shelf.incoming(slot), self.shelf.fetching(slot, number));
-        // SAFETY: the offer was taken, once; the slot has room for as much as a message may have, and is nobody else's
-        // until the request is over, which the ticket tells.
+        // SAFETY: the offer was taken, once; the slot has room for as much as a message may have,
+        // and is nobody else's until the request is over, which the ticket tells.
         if let Some(status) = unsafe { self.worker.fetch(offer, start, len, ticket) } {
             self.with(|state| state.fetched(number, slot, status, len));
         }
@@ -131,13 +135,15 @@ impl Pipe {
         let (number, bytes) = (self.number, self.shelf.outgoing(slot));
         self.number += 1;
         let (header, ticket) = self.shelf.sending(slot, number, header(&self.peer_secret, number, kind));
-        // SAFETY: the slot with its header and ticket is nobody else's until the request is over, which the ticket tells.
+        // SAFETY: the slot with its header and ticket is nobody else's until the request is over,
+        // which the ticket tells.
         if let Some(status) = unsafe { self.worker.send(header, bytes, len, ticket) } {
             self.with(|state| state.sent(slot, status));
         }
     }
 
-    /// A message without bytes, if there is a slot to send it from. Waits a little until it is gone.
+    /// A message without bytes, if there is a slot to send it from. Waits a little until it is
+    /// gone.
     fn last_words(&mut self, kind: Kind) {
         if self.ready().reset || !self.worker.is_connected() {
             return;
@@ -181,7 +187,8 @@ impl Pipe {
         self.with(|state| state.outgoing.any())
     }
 
-    /// Copies as much of the first message as there is room for. `None`: there is none, or it is the end.
+    /// Copies as much of the first message as there is room for. `None`: there is none, or it is
+    /// the end.
     ///
     /// # Safety
     ///
@@ -193,7 +200,8 @@ impl Pipe {
             _ => None,
         });
         let (start, len) = found?;
-        // SAFETY: a message's bytes stay until it is released; `read` is below its length; the room is writable.
+        // SAFETY: a message's bytes stay until it is released; `read` is below its length; the room
+        // is writable.
         let copied = unsafe { room.fill(start.add(self.read), len - self.read) };
         self.read += copied;
         if self.read == len {
@@ -215,11 +223,12 @@ impl Pipe {
         }
     }
 
-    /// Closes the endpoint. Says whether the worker can be ended so that nothing reaches the slots any more.
+    /// Closes the endpoint. Says whether the worker can be ended so that nothing reaches the slots
+    /// any more.
     fn close(&mut self) -> bool {
         if self.worker.context.fabric == Fabric::Memory {
-            // Ending the worker closes the endpoint. Peers only ever read slots (`RNDV_SCHEME` of the rail), and one that
-            // does so after the end finds that the CRC is wrong.
+            // Ending the worker closes the endpoint. Peers only ever read slots (`RNDV_SCHEME` of
+            // the rail), and one that does so after the end finds that the CRC is wrong.
             self.discard();
             return true;
         }
@@ -284,7 +293,8 @@ impl Wire for Pipe {
         };
         let room = [libc::iovec { iov_base: self.shelf.outgoing(slot).cast(), iov_len: SLOT_BYTES }];
         let mut room = Room { slices: &room, filled: 0 };
-        // SAFETY: the slot is this end's until it is posted; the caller says that the slices are readable.
+        // SAFETY: the slot is this end's until it is posted; the caller says that the slices are
+        // readable.
         let len = slices.iter().map(|slice| unsafe { room.fill(slice.iov_base.cast(), slice.iov_len) }).sum();
         self.post(slot, len, Kind::Bytes);
         Ok(len)
@@ -370,7 +380,8 @@ impl Drop for Pipe {
             self.worker.context.quarantine();
             return;
         }
-        // SAFETY: neither is used after this. The worker ends first, and with it the last use of the shelf.
+        // SAFETY: neither is used after this. The worker ends first, and with it the last use of
+        // the shelf.
         unsafe {
             ManuallyDrop::drop(&mut self.worker);
             ManuallyDrop::drop(&mut self.shelf);

@@ -13,13 +13,15 @@ impl Process {
         Ok(Process { pid, started })
     }
 
-    /// What becomes readable when the process ends. An error if it has ended, or is none of those that are seen here.
+    /// What becomes readable when the process ends. An error if it has ended, or is none of those
+    /// that are seen here.
     pub fn watch(self) -> Result<OwnedFd, UcxError> {
         let doing = "watching the peer's process";
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| system(doing, "its number is none of a process"))?;
         let fd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| system(doing, &error.to_string()))?;
-        // The number may be another's by now, or in another namespace. From here on it stays who it is.
+        // The number may be another's by now, or in another namespace. From here on it stays who it
+        // is.
         match started(self.pid) {
             Some(started) if started == self.started => Ok(fd),
             _ => Err(system(doing, "the process with its number is not the peer, as seen from here")),
@@ -37,7 +39,8 @@ pub(super) fn secret() -> Result<Secret, UcxError> {
     }
 }
 
-/// When a process started, in clock ticks since boot. The name before it may hold anything, parentheses included.
+/// When a process started, in clock ticks since boot. The name before it may hold anything,
+/// parentheses included.
 fn started(pid: u64) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;

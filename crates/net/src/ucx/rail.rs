@@ -1,5 +1,5 @@
-//! A rail: the library opened for the transports of one fabric, on some or all devices. This file says what is asked of
-//! UCX.
+//! A rail: the library opened for the transports of one fabric, on some or all devices. This file
+//! says what is asked of UCX.
 
 use super::error::UcxError;
 use super::fabric::Fabric;
@@ -59,13 +59,15 @@ impl std::fmt::Debug for Ucp {
 }
 
 impl UcxRail {
-    /// Opens UCX. The environment's `UCX_` settings hold, except for those that make the rail what it is.
+    /// Opens UCX. The environment's `UCX_` settings hold, except for those that make the rail what
+    /// it is.
     pub fn open(fabric: Fabric, devices: &[String]) -> Result<UcxRail, UcxError> {
         let ucp = Ucp::get()?;
         if let Some(name) = devices.iter().find(|name| !is_device(name)) {
             return Err(UcxError::DeviceName { name: name.clone() });
         }
-        // Large messages are fetched by the end that they are for: nobody ever writes into another's memory.
+        // Large messages are fetched by the end that they are for: nobody ever writes into
+        // another's memory.
         let mut settings =
             vec![("TLS", fabric.transports().to_string()), ("RNDV_SCHEME", "get_zcopy".to_string())];
         if !devices.is_empty() {
@@ -101,7 +103,8 @@ impl UcxRail {
     }
 }
 
-/// Whether a name can be one of a device. Commas and the like would make it several, or something else.
+/// Whether a name can be one of a device. Commas and the like would make it several, or something
+/// else.
 fn is_device(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
     !name.is_empty() && name.bytes().all(allowed)

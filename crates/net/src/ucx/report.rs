@@ -1,5 +1,6 @@
-//! Which transports of a machine a rail has taken, and which not and why. UCX tells it in print only; this file reads that
-//! print. It must never fail because a line looks unlike those of the version that it was written for.
+//! Which transports of a machine a rail has taken, and which not and why. UCX tells it in print
+//! only; this file reads that print. It must never fail because a line looks unlike those of the
+//! version that it was written for.
 
 use super::fabric::Fabric;
 use std::fmt;
@@ -28,8 +29,8 @@ impl fmt::Display for Resource {
     }
 }
 
-/// What carries an endpoint's bytes, and why nothing else of the machine does, for people. `open`: what
-/// the rail was allowed.
+/// What carries an endpoint's bytes, and why nothing else of the machine does, for people. `open`:
+/// what the rail was allowed.
 pub(super) fn report(
     (fabric, version): (Fabric, (u32, u32, u32)),
     machine: &[Resource],
@@ -52,7 +53,8 @@ pub(super) fn report(
     out
 }
 
-/// The transports of a context: lines like `#      resource 1  :  md 1  dev 1  flags -- sysv/memory`.
+/// The transports of a context: lines like
+/// `#      resource 1  :  md 1  dev 1  flags -- sysv/memory`.
 pub(super) fn resources(print: &str) -> Vec<Resource> {
     let lines = print.lines().filter(|line| line.contains(" resource "));
     lines.filter_map(|line| transport(line.split_whitespace().last()?)).collect()

@@ -1,12 +1,13 @@
-//! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots is ever shown to UCX. This
-//! file has the memory and counts it.
+//! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots
+//! is ever shown to UCX. This file has the memory and counts it.
 
 use super::callbacks::{Callbacks, HEADER_BYTES, Header, Ticket};
 use super::free::{SLOT_BYTES, SLOTS};
 use forebay_transfer::{Backing, HostBuffer};
 use libc::c_void;
 
-/// The slots of one direction, with what goes with each. UCX keeps addresses of what is in here, which stays in place.
+/// The slots of one direction, with what goes with each. UCX keeps addresses of what is in here,
+/// which stays in place.
 struct Side {
     memory: HostBuffer,
     headers: Box<[Header]>,

@@ -1,7 +1,9 @@
-//! The C interface of libucp, as far as it is used: structures, constants and a table of functions that is filled at run
-//! time. Nothing is linked, so a machine without the library runs everything else. This file knows the ABI of UCX 1.x.
+//! The C interface of libucp, as far as it is used: structures, constants and a table of functions
+//! that is filled at run time. Nothing is linked, so a machine without the library runs everything
+//! else. This file knows the ABI of UCX 1.x.
 //!
-//! Parameter structures say by a mask which of their fields are meant, so later versions read these as they are.
+//! Parameter structures say by a mask which of their fields are meant, so later versions read these
+//! as they are.
 
 use super::error::UcxError;
 use libc::{c_char, c_int, c_uint, c_void, size_t};
@@ -151,7 +153,8 @@ pub struct RequestParam {
 impl RequestParam {
     /// A request with no wishes.
     pub fn plain() -> RequestParam {
-        // SAFETY: all fields are numbers or pointers that may be null; the mask says that none is meant.
+        // SAFETY: all fields are numbers or pointers that may be null; the mask says that none is
+        // meant.
         let mut param: RequestParam = unsafe { std::mem::zeroed() };
         param.callback = Callback { none: std::ptr::null() };
         param
@@ -198,7 +201,8 @@ macro_rules! functions {
         impl Ucp {
             fn load(handle: *mut c_void) -> Result<Ucp, UcxError> {
                 Ok(Ucp { $(
-                    // SAFETY: the symbol, which is not null, is a function of this type: the interface of UCX says so.
+                    // SAFETY: the symbol, which is not null, is a function of this type: the
+                    // interface of UCX says so.
                     $field: unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) $(-> $result)?>(
                             symbol(handle, $symbol)?,
@@ -238,14 +242,16 @@ functions! {
 }
 
 impl Ucp {
-    /// The library of this machine. Loaded once and never unloaded: it keeps threads' and processes' state of its own.
+    /// The library of this machine. Loaded once and never unloaded: it keeps threads' and
+    /// processes' state of its own.
     pub fn get() -> Result<&'static Ucp, UcxError> {
         static LOADED: OnceLock<Result<Ucp, UcxError>> = OnceLock::new();
         LOADED.get_or_init(Ucp::open).as_ref().map_err(Clone::clone)
     }
 
     fn open() -> Result<Ucp, UcxError> {
-        // SAFETY: the name ends with a zero; what the library runs at its start is safe on any thread.
+        // SAFETY: the name ends with a zero; what the library runs at its start is safe on any
+        // thread.
         let handle = unsafe { libc::dlopen(super::LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(UcxError::NoLibrary { why: last_error() });
@@ -287,7 +293,8 @@ impl Ucp {
             return String::new();
         }
         print(stream);
-        // SAFETY: the stream is open; closing it leaves `len` bytes at `start`, which are this function's to free.
+        // SAFETY: the stream is open; closing it leaves `len` bytes at `start`, which are this
+        // function's to free.
         unsafe {
             libc::fclose(stream);
             let text = std::slice::from_raw_parts(start.cast::<u8>(), len);
@@ -305,7 +312,8 @@ fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, UcxEr
 }
 
 fn last_error() -> String {
-    // SAFETY: it gives back null or a text that ends with a zero, this thread's until its next call.
+    // SAFETY: it gives back null or a text that ends with a zero, this thread's until its next
+    // call.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "no reason was given".into();

@@ -1,4 +1,5 @@
-//! What cannot be shown from outside: damage on the way between two pipes, and strangers who find a worker.
+//! What cannot be shown from outside: damage on the way between two pipes, and strangers who find a
+//! worker.
 #![allow(clippy::unwrap_used)]
 
 use super::card::Card;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// The most that counts between two looks at the clock.
 const TURN_MAX: Duration = Duration::from_millis(1);
 
-/// A wait that only the time counts for in which its thread had turns. What was stopped for a second, or had no processor
-/// for so long, has not tried for a second.
+/// A wait that only the time counts for in which its thread had turns. What was stopped for a
+/// second, or had no processor for so long, has not tried for a second.
 pub(super) struct TurnTimeout {
     left: Duration,
     looked: Instant,

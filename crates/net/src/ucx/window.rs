@@ -1,5 +1,5 @@
-//! Messages in the order in which they were sent, though UCX may deliver them in another: one that goes ahead waits for
-//! those before it.
+//! Messages in the order in which they were sent, though UCX may deliver them in another: one that
+//! goes ahead waits for those before it.
 
 use std::collections::VecDeque;
 

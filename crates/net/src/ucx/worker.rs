@@ -1,5 +1,5 @@
-//! UCX's worker with its one endpoint: every call that is made of them, and what has to hold for it. This file does the
-//! calls.
+//! UCX's worker with its one endpoint: every call that is made of them, and what has to hold for
+//! it. This file does the calls.
 
 use super::callbacks::{self, Callbacks, Header};
 use super::card::Card;
@@ -28,7 +28,8 @@ unsafe impl Send for Worker {}
 
 impl Worker {
     pub fn new(context: &Arc<Context>) -> Result<Worker, UcxError> {
-        // SAFETY: all fields are numbers or pointers that may be null; the mask says which are meant.
+        // SAFETY: all fields are numbers or pointers that may be null; the mask says which are
+        // meant.
         let mut params: sys::WorkerParams = unsafe { std::mem::zeroed() };
         params.field_mask = sys::WORKER_THREAD_MODE | sys::WORKER_FLAGS;
         params.thread_mode = sys::THREAD_MODE_SERIALIZED;
@@ -41,7 +42,8 @@ impl Worker {
         Ok(Worker { context: Arc::clone(context), handle, endpoint: std::ptr::null_mut() })
     }
 
-    /// What becomes readable after [`arm`](Worker::arm). UCX's own: open as long as the worker, and never to be closed.
+    /// What becomes readable after [`arm`](Worker::arm). UCX's own: open as long as the worker, and
+    /// never to be closed.
     pub fn event_fd(&self) -> Result<BorrowedFd<'static>, UcxError> {
         let mut fd = -1;
         // SAFETY: the worker is open; the descriptor is written.
@@ -69,7 +71,8 @@ impl Worker {
     ///
     /// # Safety
     ///
-    /// The callbacks must outlive the worker, and not be borrowed while any function of the worker is called.
+    /// The callbacks must outlive the worker, and not be borrowed while any function of the worker
+    /// is called.
     pub unsafe fn listen(&self, callbacks: &Callbacks) -> Result<(), UcxError> {
         let handler = sys::AmHandler {
             field_mask: sys::AM_HANDLER_ALL,
@@ -87,9 +90,11 @@ impl Worker {
     ///
     /// # Safety
     ///
-    /// As for [`listen`](Worker::listen). The card must be of a peer that was let in: UCX believes its address.
+    /// As for [`listen`](Worker::listen). The card must be of a peer that was let in: UCX believes
+    /// its address.
     pub unsafe fn connect(&mut self, card: &Card, callbacks: &Callbacks) -> Result<(), UcxError> {
-        // SAFETY: all fields are numbers or pointers that may be null; the mask says which are meant.
+        // SAFETY: all fields are numbers or pointers that may be null; the mask says which are
+        // meant.
         let mut params: sys::EpParams = unsafe { std::mem::zeroed() };
         params.field_mask = sys::EP_REMOTE_ADDRESS | sys::EP_ERR_HANDLING_MODE | sys::EP_ERR_HANDLER;
         params.address = card.address.as_ptr().cast();
@@ -125,7 +130,8 @@ impl Worker {
         unsafe { (self.context.ucp.worker_progress)(self.handle) != 0 }
     }
 
-    /// Has the event descriptor tell of what comes from now on. `false`: something has come already.
+    /// Has the event descriptor tell of what comes from now on. `false`: something has come
+    /// already.
     pub fn arm(&self) -> io::Result<bool> {
         // SAFETY: the worker is open.
         match unsafe { (self.context.ucp.worker_arm)(self.handle) } {
@@ -135,7 +141,8 @@ impl Worker {
         }
     }
 
-    /// Sends a message. `None`: `on_sent` will be called with the ticket. Otherwise it is over, and this is how it ended.
+    /// Sends a message. `None`: `on_sent` will be called with the ticket. Otherwise it is over, and
+    /// this is how it ended.
     ///
     /// # Safety
     ///
@@ -157,12 +164,13 @@ impl Worker {
         begun(unsafe { am_send(self.endpoint, MESSAGE, header, header_len, bytes.cast(), len, &param) })
     }
 
-    /// Fetches what was offered. `None`: `on_fetched` will be called with the ticket. Otherwise as [`send`](Worker::send).
+    /// Fetches what was offered. `None`: `on_fetched` will be called with the ticket. Otherwise as
+    /// [`send`](Worker::send).
     ///
     /// # Safety
     ///
-    /// The offer must be one that was not fetched or released. The bytes must be writable by UCX alone, and the ticket
-    /// stay, until it is over.
+    /// The offer must be one that was not fetched or released. The bytes must be writable by UCX
+    /// alone, and the ticket stay, until it is over.
     pub unsafe fn fetch(
         &self,
         offer: *mut c_void,
@@ -188,7 +196,8 @@ impl Worker {
         unsafe { (self.context.ucp.am_release)(self.handle, data) };
     }
 
-    /// Closes the endpoint without waiting for the peer. `None`: that is over; otherwise what is to be asked until it is.
+    /// Closes the endpoint without waiting for the peer. `None`: that is over; otherwise what is to
+    /// be asked until it is.
     pub fn close(&mut self) -> Option<Closing> {
         if !self.is_connected() {
             return None;

@@ -9,7 +9,8 @@ pub const BLOCK: u64 = 64 << 10;
 pub const BLOCKS: u64 = 1_024;
 pub const BYTES: usize = (BLOCK * BLOCKS) as usize;
 
-/// A peer with so much memory. The test's file has a test `the_other_process`, ignored, that calls [`run`].
+/// A peer with so much memory. The test's file has a test `the_other_process`, ignored, that calls
+/// [`run`].
 pub fn spawn(bytes: usize, rails: &[&str]) -> Other {
     Other::spawn("the_other_process", format!("{bytes} {}", rails.join(",")))
 }
@@ -34,7 +35,8 @@ pub fn busy(one: &super::End, op: Op, rails: &[&str]) -> (Other, Request) {
     (other, request)
 }
 
-/// Has something happen while a request is under way, and says what came of that and how long it took.
+/// Has something happen while a request is under way, and says what came of that and how long it
+/// took.
 pub fn while_busy(request: &Request, happen: impl Fn()) -> (End, Duration) {
     for round in 0u64.. {
         let ended = post(request);

@@ -1,5 +1,5 @@
-//! Counts what this process holds of the heap: the resident size alone cannot tell a leak from memory that the allocator
-//! keeps for later.
+//! Counts what this process holds of the heap: the resident size alone cannot tell a leak from
+//! memory that the allocator keeps for later.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -18,7 +18,8 @@ use std::time::Duration;
 /// Long enough for the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the connection.
+/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the
+/// connection.
 pub const BELOW_OPERATIONS: Duration = Duration::from_secs(15);
 
 /// An agent and the memory that it offers.

@@ -17,7 +17,8 @@ impl Relay {
         Relay::taking(agent, u64::MAX)
     }
 
-    /// A relay that carries so many bytes of each connection's answers, and then takes no more of them.
+    /// A relay that carries so many bytes of each connection's answers, and then takes no more of
+    /// them.
     pub fn taking(agent: SocketAddr, answers: u64) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Two ends of flows for tests: a server that offers a buffer, a mover that uses it, and blocks that can be compared.
+//! Two ends of flows for tests: a server that offers a buffer, a mover that uses it, and blocks
+//! that can be compared.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use forebay_net::tcp::*;
@@ -31,7 +32,8 @@ pub fn server(bytes: usize, options: ServerOptions) -> (TcpServer, Arc<HostBuffe
     (server, memory, exports)
 }
 
-/// A mover with flows to a peer and a buffer as large as the peer's. The mover, with it the flows, is dropped first.
+/// A mover with flows to a peer and a buffer as large as the peer's. The mover, with it the flows,
+/// is dropped first.
 pub struct Asking {
     thread: Option<MoverThread>,
     pub mover: MoverHandle,

@@ -1,6 +1,6 @@
-//! What a configuration needs of the machine: places for sockets and logs. It looks and changes nothing; it
-//! must never say no to what a node that runs already has. The check of a configuration and the start of a
-//! node ask the same.
+//! What a configuration needs of the machine: places for sockets and logs. It looks and changes
+//! nothing; it must never say no to what a node that runs already has. The check of a configuration
+//! and the start of a node ask the same.
 
 use super::{ConfigError, NodeConfig, SsdConfig};
 use crate::size;

@@ -51,12 +51,14 @@ const SEGMENTS_MAX: u64 = *SEGMENTS.end();
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeConfig {
-    /// What other nodes call it. Otherwise the host's name with a digest of the machine and the socket behind it.
+    /// What other nodes call it. Otherwise the host's name with a digest of the machine and the
+    /// socket behind it.
     #[serde(default, deserialize_with = "name::given")]
     pub name: String,
     /// Where clients connect.
     pub socket: PathBuf,
-    /// A file with what clients have to show; its last line break does not count. Without one they show nothing.
+    /// A file with what clients have to show; its last line break does not count. Without one they
+    /// show nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
     /// What is in it.
@@ -102,8 +104,8 @@ pub struct MemoryConfig {
     /// The pages to ask for.
     #[serde(default)]
     pub pages: PagesConfig,
-    /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and 256 MiB, or a usual chunk up to a
-    /// 64th.
+    /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and
+    /// 256 MiB, or a usual chunk up to a 64th.
     #[serde(default, with = "size")]
     pub largest_chunk: u64,
     /// A usual chunk, also for the tables that decide what is written to disk.
@@ -134,8 +136,8 @@ pub struct SsdConfig {
     /// How long it is made.
     #[serde(with = "size")]
     pub size: u64,
-    /// The segments it is made of; a chunk is shorter than one. 0 for such as hold the largest chunk and four usual ones, if there are 64
-    /// of them, and 16 MiB at least.
+    /// The segments it is made of; a chunk is shorter than one. 0 for such as hold the largest
+    /// chunk and four usual ones, if there are 64 of them, and 16 MiB at least.
     #[serde(default, with = "size")]
     pub segment_size: u64,
     /// Whether a log is made where there is none. Without it a missing log is an error, as it is
@@ -160,8 +162,8 @@ pub enum WriteBackPolicy {
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
     pub clients: usize,
-    /// Connections at a time that have not said who they are, at each of the node's ports: clients' socket, peers' port, and
-    /// the port for metrics. Of more the oldest gives way.
+    /// Connections at a time that have not said who they are, at each of the node's ports: clients'
+    /// socket, peers' port, and the port for metrics. Of more the oldest gives way.
     pub unauthenticated: usize,
     /// How long a connection may take to say who it is.
     pub authentication_ms: u64,
@@ -203,9 +205,9 @@ pub enum ConfigError {
 }
 
 impl Default for LimitsConfig {
-    /// 64 clients, and as many connections that have two seconds to become one, with 64 MiB of unfinished
-    /// requests; 4096 leases, 1024 slots and 1024 chunks under way each; leases of a minute; 30 seconds for
-    /// the end, and 60 more to close the logs.
+    /// 64 clients, and as many connections that have two seconds to become one, with 64 MiB of
+    /// unfinished requests; 4096 leases, 1024 slots and 1024 chunks under way each; leases of a
+    /// minute; 30 seconds for the end, and 60 more to close the logs.
     fn default() -> LimitsConfig {
         LimitsConfig {
             clients: 64,
@@ -321,7 +323,8 @@ impl NodeConfig {
         Ok(config)
     }
 
-    /// The same with every value that follows from others filled in: what a node uses that is started so.
+    /// The same with every value that follows from others filled in: what a node uses that is
+    /// started so.
     pub fn effective(&self) -> NodeConfig {
         let mut config = self.clone();
         let largest = largest_chunk(self);
@@ -339,7 +342,8 @@ impl NodeConfig {
         toml::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Whether all values are allowed, each and together. The start of a node asks this too, however it was told.
+    /// Whether all values are allowed, each and together. The start of a node asks this too,
+    /// however it was told.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_memory()?;
         self.check_logs()?;

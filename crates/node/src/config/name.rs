@@ -1,6 +1,6 @@
-//! What a node is called where nothing was said: the host's name with a digest of the machine and of the
-//! socket behind it, so that neither two machines that have one host name nor two nodes of one machine have
-//! one name.
+//! What a node is called where nothing was said: the host's name with a digest of the machine and
+//! of the socket behind it, so that neither two machines that have one host name nor two nodes of
+//! one machine have one name.
 
 use super::ConfigError;
 use crate::directory::{NAME_BYTES_MAX, check_name};

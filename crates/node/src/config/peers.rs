@@ -232,7 +232,8 @@ impl DirectoryConfig {
     }
 }
 
-/// Whether a list of nodes can be read, and has this node's name for its address and for no other one.
+/// Whether a list of nodes can be read, and has this node's name for its address and for no other
+/// one.
 pub(super) fn check_list(list: &Path, name: &str, peers: &PeersConfig) -> Result<(), ConfigError> {
     let (node, addresses) = (directory::node_of_name(name), [peers.told(), peers.listen]);
     let nodes = StaticDirectory::read(list)?;

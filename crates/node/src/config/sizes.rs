@@ -21,8 +21,9 @@ fn slab_bytes(config: &NodeConfig, default: u64) -> u64 {
     }
 }
 
-/// As told; else so that what fits into memory fits onto the disk, four usual chunks at least, if there are 64 segments of that: space
-/// is reused by segments. No more than a segment may have, and no more segments than there may be. Usual chunks leave nothing over.
+/// As told; else so that what fits into memory fits onto the disk, four usual chunks at least, if
+/// there are 64 segments of that: space is reused by segments. No more than a segment may have, and
+/// no more segments than there may be. Usual chunks leave nothing over.
 pub(crate) fn segment_bytes(config: &SsdConfig, usual_chunk: u64, largest_chunk: u64) -> u64 {
     if config.segment_size != 0 {
         return config.segment_size;

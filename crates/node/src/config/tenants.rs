@@ -1,5 +1,5 @@
-//! What tenants may use, and whose chunks are sealed on SSD. This file knows numbers and where the keys are; it must never
-//! keep a key.
+//! What tenants may use, and whose chunks are sealed on SSD. This file knows numbers and where the
+//! keys are; it must never keep a key.
 
 use super::{ConfigError, size_in};
 use crate::size;

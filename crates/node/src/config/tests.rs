@@ -1,4 +1,4 @@
-//! What a configuration may say, and what is refused with which words. It must not know what a node does with it.
+//! What a configuration may say, and what is refused with which words.
 
 use super::*;
 

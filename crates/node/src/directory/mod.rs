@@ -1,7 +1,8 @@
 //! Who holds which chunks, as far as is known without asking.
 //!
-//! A directory is a hint. It may be late, down or wrong: a wrong answer costs one refused request to a peer, and without
-//! any directory everything but finding chunks elsewhere works. From whom a chunk is read is decided elsewhere.
+//! A directory is a hint. It may be late, down or wrong: a wrong answer costs one refused request
+//! to a peer, and without any directory everything but finding chunks elsewhere works. From whom a
+//! chunk is read is decided elsewhere.
 
 mod etcd;
 mod record;
@@ -23,10 +24,12 @@ pub trait Directory: Send + Sync {
     /// Which nodes are said to hold chunks. Answered from memory, without waiting for anything.
     fn holders(&self, ids: &[ChunkId]) -> Holders;
 
-    /// Says which chunks this node has from now on, and which no more. Remembered and sent later: never waits.
+    /// Says which chunks this node has from now on, and which no more. Remembered and sent later:
+    /// never waits.
     fn announce(&self, added: &[ChunkId], removed: &[ChunkId]);
 
-    /// Says that this node has these chunks and no others from now on. As [`announce`](Directory::announce).
+    /// Says that this node has these chunks and no others from now on. As
+    /// [`announce`](Directory::announce).
     fn announce_all(&self, here: &[ChunkId]);
 
     /// Another live node with this one's name, in a sentence. Each hides the other from all others.
@@ -43,7 +46,8 @@ pub trait Directory: Send + Sync {
 pub enum Holders {
     /// The directory does not know: only asking the nodes helps.
     Unknown,
-    /// For each id asked for, in order, nodes that are listed in [`Directory::nodes`]; never this one.
+    /// For each id asked for, in order, nodes that are listed in [`Directory::nodes`]; never this
+    /// one.
     Said(Vec<Vec<[u8; 16]>>),
 }
 
@@ -64,7 +68,8 @@ pub struct DirectoryStat {
     pub lists: u64,
     /// Whether another live node has this one's name.
     pub name_conflict: bool,
-    /// How often this node had to begin anew as a member: at the start, and after it was given up for dead.
+    /// How often this node had to begin anew as a member: at the start, and after it was given up
+    /// for dead.
     pub joins: u64,
     /// What went wrong.
     pub faults: DirectoryFaults,

@@ -7,8 +7,9 @@
 //! node = "00112233445566778899aabbccddeeff"  # optional: follows from the name otherwise
 //! ```
 //!
-//! The file says who is there, not who holds what, so that is [`Holders::Unknown`]. A changed file is read again when
-//! somebody asks for the nodes; no thread waits for that. A file that cannot be read changes nothing and is counted.
+//! The file says who is there, not who holds what, so that is [`Holders::Unknown`]. A changed file
+//! is read again when somebody asks for the nodes; no thread waits for that. A file that cannot be
+//! read changes nothing and is counted.
 
 use super::record::{check_name, id_of, node_of_name};
 use super::{Directory, DirectoryFaults, DirectoryStat, Holders, NodeRecord, RecordError};

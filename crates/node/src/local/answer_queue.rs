@@ -1,8 +1,9 @@
-//! Answers on their way to a client, from any thread and without waiting: what the socket has no room for stays here until the
-//! client's own thread sends it. This file knows bytes and their order; it must never know what they say.
+//! Answers on their way to a client, from any thread and without waiting: what the socket has no
+//! room for stays here until the client's own thread sends it. This file knows bytes and their
+//! order.
 //!
-//! It needs no limit of its own: while anything waits here the client's thread takes no further request, so what can come is
-//! bounded by what the client may have under way, and may watch.
+//! It needs no limit of its own: while anything waits here the client's thread takes no further
+//! request, so what can come is bounded by what the client may have under way, and may watch.
 
 use forebay_client::protocol::frame::Frame;
 use forebay_client::protocol::socket::{WakeUp, send_some};
@@ -50,7 +51,8 @@ impl AnswerQueue {
         }
     }
 
-    /// Sends what waits, and says whether anything still does. Nothing waits for a client that takes nothing any more.
+    /// Sends what waits, and says whether anything still does. Nothing waits for a client that
+    /// takes nothing any more.
     pub fn flush(&self) -> bool {
         let mut waiting = self.waiting.lock();
         if !waiting.is_empty() {

@@ -1,6 +1,7 @@
-//! A Bring under way: chunks come into memory one by one, and are told to the client in few answers.
-//! An answer goes when the last chunk has ended, or when enough has gathered that waiting for more
-//! would hold the client up. So small chunks cost few messages, and large ones are told at once.
+//! A Bring under way: chunks come into memory one by one, and are told to the client in few
+//! answers. An answer goes when the last chunk has ended, or when enough has gathered that waiting
+//! for more would hold the client up. So small chunks cost few messages, and large ones are told at
+//! once.
 
 use forebay_client::protocol::answer::{Answer, Brought, Lent, Refusal};
 use parking_lot::Mutex;
@@ -65,7 +66,8 @@ mod tests {
     use super::*;
     use forebay_store::ChunkShape;
 
-    /// How many chunks each answer tells of, and whether it is the last one, where each chunk has so many bytes.
+    /// How many chunks each answer tells of, and whether it is the last one, where each chunk has
+    /// so many bytes.
     fn answers(chunks: usize, bytes: u64) -> Vec<(usize, bool)> {
         let told = Arc::new(Mutex::new(Vec::new()));
         let sent = Arc::clone(&told);

@@ -231,7 +231,8 @@ impl Clients {
         }
     }
 
-    /// A client watches: from now on the store tells what leaves it, until no client watches any more.
+    /// A client watches: from now on the store tells what leaves it, until no client watches any
+    /// more.
     pub fn tell_who_watches(self: &Arc<Self>) -> std::io::Result<()> {
         let mut is_told = self.is_told.lock();
         if !*is_told {

@@ -1,6 +1,6 @@
-//! A connection of a client that is let in: its thread takes requests until the client goes, and then
-//! frees what the client held. Slots of a client that went without a word are kept until its process
-//! has exited, since its copies may still write them.
+//! A connection of a client that is let in: its thread takes requests until the client goes, and
+//! then frees what the client held. Slots of a client that went without a word are kept until its
+//! process has exited, since its copies may still write them.
 
 use super::clients::Clients;
 use super::session::{Next, Session};
@@ -147,7 +147,8 @@ fn hang_up(session: &Session, asked: Asked, why: String) -> Gone {
     Gone::BadRequest(why)
 }
 
-/// Sleeps until the process of a client that went without a word has exited: until then it may write its slots.
+/// Sleeps until the process of a client that went without a word has exited: until then it may
+/// write its slots.
 fn wait_for_exit(clients: &Clients, session: &Session, credentials: &Credentials) {
     clients.count_orphans(&session.name, session.holdings().slots());
     socket::disconnect(session.answers.socket());

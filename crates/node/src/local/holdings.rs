@@ -1,8 +1,9 @@
-//! What one client holds: leases with the chunks lent under them, and slots that it writes. Time is an argument. This file
-//! knows limits and when something ends; it must never know the words that led to it.
+//! What one client holds: leases with the chunks lent under them, and slots that it writes. Time is
+//! an argument. This file knows limits and when something ends.
 //!
-//! When the client's connection ends, its leases end at once: whoever still reads finds that they are dead. Its slots do not:
-//! its copies may still write them until the process has exited, or has said before that none does.
+//! When the client's connection ends, its leases end at once: whoever still reads finds that they
+//! are dead. Its slots do not: its copies may still write them until the process has exited, or has
+//! said before that none does.
 
 use forebay_kv::ChunkId;
 use forebay_store::{Lease, ReadGuard, Reservation};

@@ -1,5 +1,6 @@
-//! The node's socket: who is let in, how many, and the thread of each connection. Connections that have
-//! not said who they are have a room of their own, in which the process that has most of them gives way.
+//! The node's socket: who is let in, how many, and the thread of each connection. Connections that
+//! have not said who they are have a room of their own, in which the process that has most of them
+//! gives way.
 
 use super::clients::{ClientPermit, Clients};
 use super::connection::{REST, Welcomed, serve};
@@ -24,7 +25,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is not.
+    /// Binds the socket. A file that a node left behind is replaced, one on which a node answers is
+    /// not.
     pub fn bind(path: &Path, admission: &Admission) -> io::Result<Listener> {
         let (socket, file) = bind_socket(path, SocketType::STREAM, admission.mode())?;
         Ok(Listener { socket: socket.into(), _file: file })
@@ -51,7 +53,8 @@ impl Listener {
     }
 }
 
-/// Gives a connection of a user that may connect a thread, in which it says who it is, as soon as there is a place.
+/// Gives a connection of a user that may connect a thread, in which it says who it is, as soon as
+/// there is a place.
 fn admit(clients: &Arc<Clients>, stream: Arc<OwnedFd>) {
     if clients.is_draining() || clients.is_stopped() {
         return refuse(clients, &stream, Refusal::Draining, "the node is shutting down".into());
@@ -78,7 +81,8 @@ fn admit(clients: &Arc<Clients>, stream: Arc<OwnedFd>) {
     let run = move || match greet(&own, &stream, &place, credentials) {
         Ok((welcomed, permit)) => {
             drop((place, greeting));
-            // Nobody else has it any more: what would have evicted this connection is gone with its place.
+            // Nobody else has it any more: what would have evicted this connection is gone with its
+            // place.
             if let Some(stream) = Arc::into_inner(stream) {
                 serve(&own, stream, welcomed);
             }

@@ -1,8 +1,9 @@
 //! The node and the processes of its host: a UNIX socket for messages, the arena for bytes.
 //!
-//! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests, `bring`
-//! is a request with several answers, and `answer_queue` sends answers from any thread. `holdings` and
-//! `watched` are what a client holds and watches: pure. `clients` is all of them together.
+//! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests,
+//! `bring` is a request with several answers, and `answer_queue` sends answers from any thread.
+//! `holdings` and `watched` are what a client holds and watches: pure. `clients` is all of them
+//! together.
 
 mod answer_queue;
 mod bring;

@@ -1,5 +1,5 @@
-//! The session of a client: every request becomes a call of the store or of other nodes, and what comes
-//! of it an answer. It never waits for a disk or a peer.
+//! The session of a client: every request becomes a call of the store or of other nodes, and what
+//! comes of it an answer. It never waits for a disk or a peer.
 
 use super::answer_queue::AnswerQueue;
 use super::bring::{BringRequest, BroughtEnd};
@@ -20,7 +20,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by one.
+/// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by
+/// one.
 const LENT_BYTES_MAX: usize = 4 << 20;
 
 /// Chunks behind one that is pulled that are named along with it.
@@ -305,7 +306,8 @@ impl Session {
         }
     }
 
-    /// A client found wrong bytes. Only what is wrong here too is dropped: a client's own memory may be at fault.
+    /// A client found wrong bytes. Only what is wrong here too is dropped: a client's own memory
+    /// may be at fault.
     fn check(&self, name: u64, chunk: usize) {
         let holdings = self.holdings();
         let lent = holdings.lease(name, chunk).ok().and_then(|held| held.loan(chunk));

@@ -1,5 +1,5 @@
-//! Requests of a client that are traced, from when they are taken until they are answered. This file knows numbers of
-//! requests; it must never know what is asked.
+//! Requests of a client that are traced, from when they are taken until they are answered. This
+//! file knows numbers of requests.
 
 use crate::metrics::{Spans, Trace};
 use parking_lot::Mutex;

@@ -1,8 +1,7 @@
-//! Which chunks a client wants to know gone. Pure: this file knows names; it must never know who asks for them, and whether a
-//! chunk is there it is told.
+//! Which chunks a client wants to know gone. Pure: this file knows names.
 //!
-//! A chunk that was said to be gone is not watched any more, until the client asks again. So what there is to say is bounded
-//! by what the client has asked.
+//! A chunk that was said to be gone is not watched any more, until the client asks again. So what
+//! there is to say is bounded by what the client has asked.
 
 use forebay_kv::ChunkId;
 use forebay_store::Left;
@@ -16,8 +15,8 @@ pub const WATCHED_MAX: usize = 1 << 20;
 pub struct Watched(HashSet<ChunkId>);
 
 impl Watched {
-    /// Watches these chunks, those that are watched already too. Says which of them are not there, or are too many; they are
-    /// not watched.
+    /// Watches these chunks, those that are watched already too. Says which of them are not there,
+    /// or are too many; they are not watched.
     pub fn watch(&mut self, ids: &[ChunkId], is_here: impl Fn(&ChunkId) -> bool) -> Vec<ChunkId> {
         let mut absent = Vec::new();
         for id in ids {
@@ -77,8 +76,8 @@ mod tests {
     }
 
     proptest! {
-        /// A client that takes what it is told in order knows, when the store has told all, which of the chunks that it
-        /// asked for are there, and is told of each going once.
+        /// A client that takes what it is told in order knows, when the store has told all, which
+        /// of the chunks that it asked for are there, and is told of each going once.
         #[test]
         fn who_follows_what_is_told_knows_what_is_there(acts in acts()) {
             let (mut watched, mut here, mut left) = (Watched::default(), HashSet::new(), Vec::new());

@@ -1,6 +1,7 @@
-//! The port on which the node shows itself: `GET /metrics` for Prometheus, `/healthz` and `/readyz` for whoever starts
-//! and stops it. It runs on a thread of its own and lets nobody stay: a connection that has not sent its request gives way
-//! to the next, few read numbers at a time, and health is answered to all, so that nobody keeps others from it.
+//! The port on which the node shows itself: `GET /metrics` for Prometheus, `/healthz` and `/readyz`
+//! for whoever starts and stops it. It runs on a thread of its own and lets nobody stay: a
+//! connection that has not sent its request gives way to the next, few read numbers at a time, and
+//! health is answered to all, so that nobody keeps others from it.
 
 use super::{Metrics, prometheus};
 use forebay_transfer::LogGate;
@@ -55,7 +56,8 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Listens. `ready` says whether the node takes work, with what is to be said about it, or why not.
+    /// Listens. `ready` says whether the node takes work, with what is to be said about it, or why
+    /// not.
     pub fn listen(
         address: SocketAddr,
         metrics: Arc<Metrics>,
@@ -132,7 +134,8 @@ async fn accept(listener: TcpListener, shown: Arc<Shown>) {
     }
 }
 
-/// A place for a connection that has not sent its request. Those after it wait in the system's queue meanwhile.
+/// A place for a connection that has not sent its request. Those after it wait in the system's
+/// queue meanwhile.
 async fn enter(room: &Arc<Room<IpAddr>>, from: IpAddr, evicted: &Arc<Notify>) -> RoomPlace<IpAddr> {
     loop {
         let evict = Arc::clone(evicted);
@@ -151,7 +154,8 @@ async fn visit(
     evicted: Arc<Notify>,
 ) {
     let serve = timeout(CONNECTION_LIMIT, serve(stream, Arc::clone(&shown), place));
-    // Whether it ended well, gave way or was cut off, nothing is left to do but to tell of what was no request.
+    // Whether it ended well, gave way or was cut off, nothing is left to do but to tell of what was
+    // no request.
     let ended = tokio::select! {
         ended = serve => ended,
         () = evicted.notified() => return,

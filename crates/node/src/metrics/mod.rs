@@ -1,8 +1,9 @@
-//! What the node shows of itself: numbers for Prometheus and OpenTelemetry, spans of sampled transfers.
+//! What the node shows of itself: numbers for Prometheus and OpenTelemetry, spans of sampled
+//! transfers.
 //!
-//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks, and
-//! answers with what its owner counts anyway. A source that panics, a collector that is down and a
-//! client that reads slowly harm nobody; they are counted.
+//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks,
+//! and answers with what its owner counts anyway. A source that panics, a collector that is down
+//! and a client that reads slowly harm nobody; they are counted.
 
 mod http;
 mod otlp;
@@ -28,7 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Numbers of one source at most; those after are left out.
 const METRICS_MAX: usize = 10_000;
 
-/// A name that numbers are shown under. There is one constant per name, so that a name has one kind and one help.
+/// A name that numbers are shown under. There is one constant per name, so that a name has one kind
+/// and one help.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Family {
     /// Letters, digits and underscores; what it counts, with its unit. Counters end in `_total`.

@@ -1,6 +1,7 @@
 //! Metrics and spans as OTLP's JSON, for OTLP/HTTP. It does no I/O.
 //!
-//! Ids are hexadecimal and 64-bit integers are strings, as the encoding has it. Counters and histograms are cumulative.
+//! Ids are hexadecimal and 64-bit integers are strings, as the encoding has it. Counters and
+//! histograms are cumulative.
 
 use super::{Histogram, Kind, Metric, Span, Value};
 use serde_json::{Value as Json, json};

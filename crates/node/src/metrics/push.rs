@@ -1,6 +1,6 @@
-//! The thread that pushes metrics and spans to an OpenTelemetry collector. What goes wrong with it is
-//! counted and logged, and matters to nobody else: what could not be pushed is lost, the next push
-//! has the newer numbers anyway.
+//! The thread that pushes metrics and spans to an OpenTelemetry collector. What goes wrong with it
+//! is counted and logged, and matters to nobody else: what could not be pushed is lost, the next
+//! push has the newer numbers anyway.
 
 use super::otlp::{self, Resource};
 use super::{Family, Kind, Metric, Metrics};

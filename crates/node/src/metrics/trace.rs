@@ -6,7 +6,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Work that is traced. It is over when this is dropped; where it broke off the stages after that are missing.
+/// Work that is traced. It is over when this is dropped; where it broke off the stages after that
+/// are missing.
 #[derive(Debug)]
 pub struct Trace {
     spans: Arc<Spans>,

@@ -53,8 +53,8 @@ impl Ender {
 
 impl Node {
     /// Ends the node in order: nobody gets anything new, what clients and peers hold may end until
-    /// `limit` is over, what waits for the disk is written, and the logs are closed. Waits no longer
-    /// than [`end_limit`](Node::end_limit); a node that is late goes on ending.
+    /// `limit` is over, what waits for the disk is written, and the logs are closed. Waits no
+    /// longer than [`end_limit`](Node::end_limit); a node that is late goes on ending.
     pub fn drain(self, limit: Duration) -> Result<Drained, DrainError> {
         let whole = self.end_limit(limit);
         let (sender, ended) = channel();
@@ -71,8 +71,8 @@ impl Node {
         limit.saturating_add(self.close_limit).saturating_add(STOP_PATIENCE)
     }
 
-    /// The same without waiting: `on_end` is called on the node's own thread when nothing of the node
-    /// is left. A disk that does not answer may keep that from ever happening.
+    /// The same without waiting: `on_end` is called on the node's own thread when nothing of the
+    /// node is left. A disk that does not answer may keep that from ever happening.
     pub fn end(self, limit: Duration, on_end: impl FnOnce(Result<Drained, DrainError>) + Send + 'static) {
         let ender = self.ender.clone();
         // Should the thread have gone, the job is dropped, and the node and `on_end` with it.

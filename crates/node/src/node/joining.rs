@@ -1,5 +1,5 @@
-//! What a node starts beside its store and its clients, as the configuration says: other nodes, relays,
-//! and the places where it shows its metrics.
+//! What a node starts beside its store and its clients, as the configuration says: other nodes,
+//! relays, and the places where it shows its metrics.
 
 use super::{HOST, Node, NodeError};
 use crate::config::{CollectorConfig, NodeConfig};

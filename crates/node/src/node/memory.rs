@@ -1,6 +1,5 @@
 //! Whether the memory that a node is told to take is there: what the machine and the control groups
-//! of this process have left. It knows the files in which the kernel says so, as text; it must never
-//! know what the memory is for.
+//! of this process have left. It knows the files in which the kernel says so, as text.
 
 use crate::config::{MemoryConfig, NodeConfig, PagesConfig};
 use std::fmt;
@@ -114,7 +113,8 @@ impl Version {
         }
     }
 
-    /// Lines of `memory.stat` that count what the kernel gives up when memory is short: pages of files.
+    /// Lines of `memory.stat` that count what the kernel gives up when memory is short: pages of
+    /// files.
     fn reclaimable(self) -> [&'static str; 2] {
         match self {
             Version::One => ["total_active_file", "total_inactive_file"],

@@ -1,5 +1,5 @@
-//! Opening the store that the configuration describes, with its disks. This file knows sizes and defaults; it must never know
-//! what is done with the store.
+//! Opening the store that the configuration describes, with its disks. This file knows sizes and
+//! defaults.
 
 use super::{HOST, NodeError, memory};
 use crate::config::{LimitsConfig, NodeConfig, SsdConfig, largest_chunk, segment_bytes};
@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 
 /// Staging of disks at least.
 const STAGING_BYTES_MIN: u64 = 64 << 20;
-/// And if that is no more than an eighth of the arena: chunks of 8 MiB came at 1.2 GB/s by way of 66 MiB, at 1.4 to 1.5 by way of 256.
+/// And if that is no more than an eighth of the arena: chunks of 8 MiB came at 1.2 GB/s by way of
+/// 66 MiB, at 1.4 to 1.5 by way of 256.
 const STAGING_BYTES_USUAL: u64 = 256 << 20;
 /// Tables of what is on disk are for no shorter chunks than these.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
-/// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers are to be lent.
+/// What waits for staging beside clients' loads: chunks on their way to disk, and those that peers
+/// are to be lent.
 const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
 /// The store of a node.
@@ -55,8 +57,8 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
 }
 
-/// Memory between disks and the arena: of several chunks, so that a disk is read while others are verified and copied on, in
-/// proportion to the arena, and never less than the largest one.
+/// Memory between disks and the arena: of several chunks, so that a disk is read while others are
+/// verified and copied on, in proportion to the arena, and never less than the largest one.
 fn staging_bytes(memory: u64, segment: u64, largest_chunk: u64) -> u64 {
     let largest = segment.min(largest_chunk.saturating_add(SLOT_ALIGN_BYTES));
     segment.saturating_mul(2).max(STAGING_BYTES_USUAL).min(memory / 8).max(largest).max(STAGING_BYTES_MIN)
@@ -68,7 +70,8 @@ fn chunks_max(ssd_bytes: u64, usual_chunk: u64) -> u32 {
     u32::try_from(chunks).unwrap_or(u32::MAX).max(DiskTierConfig::default().max_chunks)
 }
 
-/// What may wait for that memory: all that clients are allowed to load, so that it is late at worst, and never refused.
+/// What may wait for that memory: all that clients are allowed to load, so that it is late at
+/// worst, and never refused.
 fn waiting_max(limits: &LimitsConfig) -> usize {
     limits.loads().saturating_add(OTHERS_WAITING_MAX)
 }

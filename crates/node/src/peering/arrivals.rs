@@ -1,5 +1,6 @@
-//! Chunks that are on their way, and what waits for each: until it has a slot, so that those that follow it may have one, and
-//! until it is here or failed. Pure: this file keeps what waits and gives it back when its time has come; it must never run it.
+//! Chunks that are on their way, and what waits for each: until it has a slot, so that those that
+//! follow it may have one, and until it is here or failed. Pure: this file keeps what waits and
+//! gives it back when its time has come; it must never run it.
 
 use crate::remote::OnPulled;
 use forebay_kv::ChunkId;
@@ -41,7 +42,8 @@ impl Arrivals {
         Arrivals { asked_max, chunks: HashMap::new() }
     }
 
-    /// How many may come along with one that is asked for. They never take the place of one that may be asked for.
+    /// How many may come along with one that is asked for. They never take the place of one that
+    /// may be asked for.
     pub fn room(&self) -> Result<usize, Full> {
         let (arrivals, limit) = (self.chunks.len(), self.asked_max.saturating_mul(2));
         if arrivals >= limit {
@@ -69,7 +71,8 @@ impl Arrivals {
         None
     }
 
-    /// Keeps what waits for the slot of a chunk, or gives it back: the chunk has one, or is not on its way.
+    /// Keeps what waits for the slot of a chunk, or gives it back: the chunk has one, or is not on
+    /// its way.
     pub fn wait_for_slot(&mut self, tenant: TenantId, id: &ChunkId, job: Job) -> Option<Job> {
         match self.chunks.get_mut(&(tenant, *id)) {
             Some(waiting) if !waiting.has_slot => waiting.jobs.push(job),

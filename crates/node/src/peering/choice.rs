@@ -1,7 +1,8 @@
-//! Which peer to pull from: the one that would be through first, by what it moved lately and by what waits for it. A pure
-//! function; it must never know what is pulled.
+//! Which peer to pull from: the one that would be through first, by what it moved lately and by
+//! what waits for it. A pure function.
 
-/// What a peer whose rate nobody knows is expected to move in a microsecond: it is tried, and then it is known.
+/// What a peer whose rate nobody knows is expected to move in a microsecond: it is tried, and then
+/// it is known.
 const EXPECTED_BYTES_PER_US: f64 = 500.0;
 /// Bytes below which a measured rate says more about latency than about the peer.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;

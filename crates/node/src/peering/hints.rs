@@ -1,5 +1,5 @@
-//! What peers said lately about who has what, where the directory does not know. Sans-IO: time is an argument. It forgets by
-//! age and by number; it must never be asked for more than a hint.
+//! What peers said lately about who has what, where the directory does not know. Sans-IO: time is
+//! an argument. It forgets by age and by number; it must never be asked for more than a hint.
 
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
@@ -12,7 +12,8 @@ const AGE_US: u64 = 5_000_000;
 
 type Half = HashMap<(TenantId, ChunkId), Vec<String>>;
 
-/// What was said. Two halves: the younger one takes in, the older one goes when the younger is full or old.
+/// What was said. Two halves: the younger one takes in, the older one goes when the younger is full
+/// or old.
 #[derive(Debug, Default)]
 pub struct Hints {
     young: Half,

@@ -1,8 +1,9 @@
-//! Peers that lend to this node, and what waits until one of them may lend more. Pure: this file counts questions and loans; it
-//! must never know what is lease.
+//! Peers that lend to this node, and what waits until one of them may lend more. Pure: this file
+//! counts questions and loans.
 //!
-//! A question is open until it is answered without a loan, or its loan is given back. While a peer has any open, one that was
-//! told "not now" waits for one of them to be closed; with none open nothing would ever wake it, so it does not wait.
+//! A question is open until it is answered without a loan, or its loan is given back. While a peer
+//! has any open, one that was told "not now" waits for one of them to be closed; with none open
+//! nothing would ever wake it, so it does not wait.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -43,7 +44,8 @@ impl<T> LeaseQueue<T> {
         lender.closed
     }
 
-    /// A question is closed. Gives who may ask now: one, since as much is free as that one had; all, if nothing would wake them.
+    /// A question is closed. Gives who may ask now: one, since as much is free as that one had;
+    /// all, if nothing would wake them.
     pub fn close(&mut self, peer: &str) -> Vec<T> {
         let Some(lender) = self.peers.get_mut(peer) else { return Vec::new() };
         lender.open = lender.open.saturating_sub(1);

@@ -1,5 +1,5 @@
-//! What nodes ask each other beside memory: who has which chunks, and to be lent them. Pure: this file knows the words and
-//! their bytes, from peers that may be lying; it must never know how they are answered.
+//! What nodes ask each other beside memory: who has which chunks, and to be lent them. Pure: this
+//! file knows the words and their bytes, from peers that may be lying.
 //!
 //! A loan is for a few chunks at a time, and is renewed only while they come.
 
@@ -17,8 +17,8 @@ pub const LEASE_IDS_MAX: usize = 64;
 /// Longest time that a loan is for.
 pub const LEASE_US_MAX: u64 = 60_000_000;
 
-/// Whose chunks are meant: a number that both nodes give the same tenant, and a key that only those can know who share the
-/// nodes' token.
+/// Whose chunks are meant: a number that both nodes give the same tenant, and a key that only those
+/// can know who share the nodes' token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantKey {
     pub tenant: TenantId,
@@ -30,7 +30,8 @@ pub struct TenantKey {
 pub enum Question {
     /// How many of these chunks, from the first on, are there?
     Lookup(TenantKey, Vec<ChunkId>),
-    /// Lend the longest prefix of these chunks for so long. The class is how urgent it is where they have to be read first.
+    /// Lend the longest prefix of these chunks for so long. The class is how urgent it is where
+    /// they have to be read first.
     Lease(TenantKey, u64, Class, Vec<ChunkId>),
     /// A loan is of no more use.
     Return(u64),

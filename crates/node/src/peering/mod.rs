@@ -1,10 +1,12 @@
-//! Nodes among each other: finding chunks on other nodes, pulling them, and leasing one's own to them.
+//! Nodes among each other: finding chunks on other nodes, pulling them, and leasing one's own to
+//! them.
 //!
-//! A pull has four steps. **Lookup** (`hints`, `negative_cache`, `choice`): who has a chunk, and whom to
-//! ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still and says where
-//! they lie. **Read** (`pull`): the mover reads them into slots of the arena, and every byte is compared
-//! with its checksum. **Arrival** (`arrivals`): everybody who waits is told. `messages` is what nodes say.
-//! What a directory or a peer says is never believed: it costs a question at most.
+//! A pull has four steps. **Lookup** (`hints`, `negative_cache`, `choice`): who has a chunk, and
+//! whom to ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still
+//! and says where they lie. **Read** (`pull`): the mover reads them into slots of the arena, and
+//! every byte is compared with its checksum. **Arrival** (`arrivals`): everybody who waits is told.
+//! `messages` is what nodes say. What a directory or a peer says is never believed: it costs a
+//! question at most.
 
 mod arrivals;
 mod choice;
@@ -145,7 +147,8 @@ struct PendingLookup {
 }
 
 impl Peering {
-    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena at `here`.
+    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena
+    /// at `here`.
     pub fn start(
         config: &PeersConfig,
         name: &str,
@@ -238,7 +241,8 @@ impl Peering {
         self.agent.port_stats()
     }
 
-    /// Whether peers can find this node, with those that it does not reach, a line each; or why not.
+    /// Whether peers can find this node, with those that it does not reach, a line each; or why
+    /// not.
     pub fn readiness(&self) -> Result<String, String> {
         if let Some(conflict) = self.directory.conflict() {
             return Err(conflict);
@@ -250,7 +254,8 @@ impl Peering {
         Ok(unreached.map(line).collect())
     }
 
-    /// Tells the agent of nodes that are new in the directory, and to forget those that are gone, in the background.
+    /// Tells the agent of nodes that are new in the directory, and to forget those that are gone,
+    /// in the background.
     fn sync_peers(&self) {
         let listed: HashMap<String, SocketAddr> =
             self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
@@ -298,8 +303,8 @@ impl Peering {
         said.into_iter().map(names_of).collect()
     }
 
-    /// How many of these chunks, from the first on, every peer has that has the first one: whichever of them is asked, it can
-    /// lend them all.
+    /// How many of these chunks, from the first on, every peer has that has the first one:
+    /// whichever of them is asked, it can lend them all.
     fn together(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let holders = self.holders(tenant, &ids[..ids.len().min(BATCH)]);
         let Some(first) = holders.first() else { return 0 };
@@ -320,7 +325,8 @@ impl Peering {
         choice::rank(stats.filter(|stat| holders.contains(&stat.name)).map(candidate).collect(), bytes)
     }
 
-    /// Asks every peer that is connected; those that are not are greeted, and will be asked another time.
+    /// Asks every peer that is connected; those that are not are greeted, and will be asked another
+    /// time.
     fn ask_around(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
         let ids = ids[..ids.len().min(LOOKUP_IDS_MAX)].to_vec();
         let ask = Question::Lookup(TenantKey::of(&self.puller.token, tenant), ids.clone()).encode();
@@ -457,7 +463,8 @@ impl Puller {
         let _ = self.agent().map(|agent| agent.call(name, nothing.encode(), CONNECT_LIMIT_US, |_| {}));
     }
 
-    /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody else pulls it already.
+    /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody
+    /// else pulls it already.
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
         let mut arrivals = self.arrivals.lock();
         let Some(on_end) = arrivals.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
@@ -478,7 +485,8 @@ impl Puller {
         batch
     }
 
-    /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one only then.
+    /// Does it as soon as a chunk has a slot, or will have none: those that follow it may have one
+    /// only then.
     pub fn when_placed(&self, tenant: TenantId, id: &ChunkId, job: impl FnOnce() + Send + 'static) {
         let job = self.arrivals.lock().wait_for_slot(tenant, id, Box::new(job));
         if let Some(job) = job {
@@ -541,7 +549,8 @@ impl Puller {
         self.negative_cache.lock().note(tenant, *id);
     }
 
-    /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so that it looks for itself.
+    /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so
+    /// that it looks for itself.
     pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
         if let Some(repeated) = self.corrupt_gate.pass() {

@@ -1,5 +1,6 @@
-//! Chunks of peers that this node can never take, since no slab holds them. Whoever is told of one asks for it and gets nothing, time
-//! after time; so one refusal is remembered as long as there is room. Pure: this file must never know why a chunk does not fit.
+//! Chunks of peers that this node can never take, since no slab holds them. Whoever is told of one
+//! asks for it and gets nothing, time after time; so one refusal is remembered as long as there is
+//! room. Pure: this file must never know why a chunk does not fit.
 
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;

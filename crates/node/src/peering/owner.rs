@@ -1,8 +1,8 @@
-//! What this node has for its peers: it answers who has what, and leases chunks of the arena to them. It
-//! does not trust that whoever asks means well.
+//! What this node has for its peers: it answers who has what, and leases chunks of the arena to
+//! them. It does not trust that whoever asks means well.
 //!
-//! A chunk on disk comes into memory before it is lent. As long as a lease lives its chunks lie still; after it has ended no
-//! read of it ends well, whatever it has got by then.
+//! A chunk on disk comes into memory before it is lent. As long as a lease lives its chunks lie
+//! still; after it has ended no read of it ends well, whatever it has got by then.
 
 use super::messages::{Answer, LeasedChunk, Question, RemoteLease, TenantKey};
 use forebay_kv::ChunkId;
@@ -183,8 +183,9 @@ impl Owner {
         }
     }
 
-    /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be at fault. It takes as
-    /// long as reading the chunk, which is too long for the connection's thread.
+    /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be
+    /// at fault. It takes as long as reading the chunk, which is too long for the connection's
+    /// thread.
     fn examine(owner: &Arc<Owner>, from: Identity, key: &TenantKey, id: ChunkId, reply: Reply) {
         let tenant = match owner.tenant(key) {
             Ok(tenant) => tenant,
@@ -301,7 +302,8 @@ impl Drop for Pinned {
     }
 }
 
-/// How many of the loans, from the first on, fit into an answer and a number of bytes, and how many bytes they are.
+/// How many of the loans, from the first on, fit into an answer and a number of bytes, and how many
+/// bytes they are.
 fn fitting(loans: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
     let (mut count, mut bytes, mut answer) = (0, 0, 0);
     for loan in loans {
@@ -388,7 +390,8 @@ mod tests {
                 let shape = ChunkShape::new([5000, 6000]).unwrap();
                 let slot = node.store().reserve(TenantId(0), id, None, &shape).unwrap().unwrap();
                 let mut sums = slot.checksums();
-                // Bytes that have other sums than they should are as wrong as bytes that have changed.
+                // Bytes that have other sums than they should are as wrong as bytes that have
+                // changed.
                 sums[1] ^= u32::from(!is_right);
                 slot.commit(&sums).unwrap();
             }

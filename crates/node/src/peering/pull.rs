@@ -1,6 +1,6 @@
-//! Pulling chunks from a peer into this node's memory: to be lent them, to read them under that lease into slots of the arena,
-//! to compare every byte's checksum, to make them visible, and to give the loan back. This file knows these steps; it must
-//! never know who waits for a chunk or why this peer was chosen.
+//! Pulling chunks from a peer into this node's memory: to be lent them, to read them under that
+//! lease into slots of the arena, to compare every byte's checksum, to make them visible, and to
+//! give the loan back. This file knows these steps.
 
 use super::lease_queue::NotNow;
 use super::messages::{Answer, LEASE_IDS_MAX, Question, RemoteLease, TenantKey};
@@ -16,8 +16,8 @@ use std::sync::{Arc, Weak};
 
 /// How long chunks are lease for.
 const LEASE_US: u64 = 20_000_000;
-/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose disk is busy is not. What it lends
-/// later is given back at once.
+/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose
+/// disk is busy is not. What it lends later is given back at once.
 const LEASE_LIMIT_US: u64 = 30_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
@@ -33,8 +33,9 @@ pub struct Pull {
     pub peers: Vec<String>,
     /// It was asked of the same peer before, since its slot went with that of the chunk before it.
     pub is_repeated: bool,
-    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has lent it; `queued`, when the mover has it;
-    /// `posted`, when all its bytes are in place and acknowledged; `verified`, when it is visible.
+    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has lent it; `queued`,
+    /// when the mover has it; `posted`, when all its bytes are in place and acknowledged;
+    /// `verified`, when it is visible.
     pub trace: Option<Trace>,
 }
 
@@ -48,8 +49,8 @@ struct ReadLease {
     renew_at_us: AtomicU64,
 }
 
-/// A chunk on its way. Dropped before it is there, it has failed: where the peer is at fault the next one that may have it is
-/// asked.
+/// A chunk on its way. Dropped before it is there, it has failed: where the peer is at fault the
+/// next one that may have it is asked.
 struct Read {
     lease: Arc<ReadLease>,
     tenant: TenantId,
@@ -84,8 +85,9 @@ struct Retry {
 }
 
 impl Pull {
-    /// Asks the best peer for a loan as soon as the chunk before has a slot; on any thread. Who waits for that slot must hold no
-    /// loan: the peer may lend the chunk before only when that is given back.
+    /// Asks the best peer for a loan as soon as the chunk before has a slot; on any thread. Who
+    /// waits for that slot must hold no loan: the peer may lend the chunk before only when that is
+    /// given back.
     pub fn start(self) {
         let (puller, tenant) = (Arc::clone(&self.puller), self.tenant);
         match self.parent {
@@ -151,7 +153,8 @@ impl Pull {
         }
     }
 
-    /// Those chunks that were not lent along with the others are asked for when these are given back.
+    /// Those chunks that were not lent along with the others are asked for when these are given
+    /// back.
     fn put_off(&mut self, peer: &str, lent: usize) {
         let ids = self.ids.split_off(lent.min(self.ids.len()));
         if ids.is_empty() {
@@ -346,8 +349,8 @@ impl Drop for Read {
 }
 
 impl ReadLease {
-    /// A chunk has come: has the loan live on if half of its time is over and others are still on their way. A pull of
-    /// which no chunk comes for so long is of no use.
+    /// A chunk has come: has the loan live on if half of its time is over and others are still on
+    /// their way. A pull of which no chunk comes for so long is of no use.
     fn keep(self: &Arc<Self>) {
         let now_us = self.puller.store_mover().now_us();
         let due_us = self.renew_at_us.load(Ordering::Relaxed);

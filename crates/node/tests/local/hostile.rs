@@ -72,7 +72,8 @@ pub fn leave_sockets_to_a_child() {
             std::thread::sleep(CHILD_LIVES);
             Ok(())
         };
-        // SAFETY: between fork and exec it writes and sleeps, and takes nothing that another thread may have had.
+        // SAFETY: between fork and exec it writes and sleeps, and takes nothing that another thread
+        // may have had.
         unsafe { std::os::unix::process::CommandExt::pre_exec(&mut child, stay) };
         let _ = child.spawn();
     });
@@ -136,7 +137,8 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
 fn connections_that_say_nothing_keep_no_client_out() {
     let site = Site::new();
     let mut config = site.config();
-    // Without the room of their own they would be the only clients there may be, for longer than this test takes.
+    // Without the room of their own they would be the only clients there may be, for longer than
+    // this test takes.
     (config.limits.clients, config.limits.unauthenticated) = (4, 4);
     config.limits.authentication_ms = 60_000;
     let node = Node::start(&config).unwrap();

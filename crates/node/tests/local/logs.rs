@@ -1,4 +1,5 @@
-//! What a node says of its clients in its log: one line for each change, which names the client and the reason.
+//! What a node says of its clients in its log: one line for each change, which names the client and
+//! the reason.
 
 use crate::hostile;
 use crate::rig::*;

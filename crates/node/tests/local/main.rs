@@ -1,5 +1,5 @@
-//! The node and its clients through the real socket, in one process and in several: what clients get, what becomes of the
-//! dead, and what the node makes of the hostile.
+//! The node and its clients through the real socket, in one process and in several: what clients
+//! get, what becomes of the dead, and what the node makes of the hostile.
 #![allow(clippy::unwrap_used)]
 
 mod hostile;

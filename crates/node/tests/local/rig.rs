@@ -1,5 +1,5 @@
-//! Nodes and clients, in this process and in children of it. A child is this test program again, told by its environment
-//! what to be. Each program of tests uses a part of it.
+//! Nodes and clients, in this process and in children of it. A child is this test program again,
+//! told by its environment what to be. Each program of tests uses a part of it.
 #![allow(dead_code)]
 
 use forebay_client::{Client, ClientOptions, ConnectError, Lease, NotLoaded};
@@ -190,7 +190,8 @@ pub fn truth(number: usize) -> Vec<u8> {
 pub fn corrupt(node: &Node, number: usize, at: usize) {
     let loan = node.store().read_guard_by_id(TenantId(0), &id(number)).unwrap();
     let arena = node.store().arena_memory();
-    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
+    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk
+    // now.
     unsafe { *arena.as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
 }
 
@@ -236,7 +237,8 @@ impl Site {
         self.child_by(Command::new(std::env::current_exe().unwrap()), role)
     }
 
-    /// The same in a process namespace of its own, where it sees no other process. Nothing, loudly, where none can be made.
+    /// The same in a process namespace of its own, where it sees no other process. Nothing, loudly,
+    /// where none can be made.
     pub fn child_apart(&self, role: &str) -> Option<Process> {
         let apart = |program: &Path| {
             let mut command = Command::new("unshare");

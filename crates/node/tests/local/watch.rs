@@ -1,4 +1,5 @@
-//! What clients are told of chunks that go. Each follows what it is told, as an index of this node's chunks would.
+//! What clients are told of chunks that go. Each follows what it is told, as an index of this
+//! node's chunks would.
 
 use crate::rig::*;
 use forebay_client::Gone;

@@ -1,4 +1,5 @@
-//! HTTP as tests speak it: a look at a node's page, and a collector that nodes push to. Each program of tests uses a part.
+//! HTTP as tests speak it: a look at a node's page, and a collector that nodes push to. Each
+//! program of tests uses a part.
 #![allow(dead_code)]
 
 use std::io::{Read, Write};

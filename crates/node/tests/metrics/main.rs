@@ -1,5 +1,5 @@
-//! The node shows itself over real sockets: whoever reads slowly, and collectors that are dead, slow or refuse, change
-//! nothing for anybody else.
+//! The node shows itself over real sockets: whoever reads slowly, and collectors that are dead,
+//! slow or refuse, change nothing for anybody else.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,8 @@ fn metrics() -> Arc<Metrics> {
     metrics
 }
 
-/// With patience for a loaded machine: what is answered soon is not answered because others were timed out.
+/// With patience for a loaded machine: what is answered soon is not answered because others were
+/// timed out.
 fn limits() -> HttpLimits {
     HttpLimits { request_limit: LIMIT, ..HttpLimits::default() }
 }

@@ -1,12 +1,13 @@
-//! An etcd of a test's own, on an address of its own. `None`, said loudly, where there is none installed.
+//! An etcd of a test's own, on an address of its own. `None`, said loudly, where there is none
+//! installed.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 static INSTANCES: AtomicU8 = AtomicU8::new(1);
 
-/// Where clients and peers of an etcd find it. No two of one process, and no two processes side by side, have the same address; the
-/// ports are none that the system gives away.
+/// Where clients and peers of an etcd find it. No two of one process, and no two processes side by
+/// side, have the same address; the ports are none that the system gives away.
 pub fn urls() -> [String; 2] {
     let [low, high, ..] = std::process::id().to_le_bytes();
     let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);

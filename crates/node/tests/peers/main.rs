@@ -373,7 +373,8 @@ fn a_peer_that_is_killed_under_a_pull_is_a_miss_and_nothing_is_wrong() {
         std::thread::sleep(Duration::from_micros(delay_us));
         left.kill();
         for (number, load) in loads.iter().enumerate() {
-            // `hit` checks bytes by itself; here it is enough that everything ends and what ended well verifies.
+            // `hit` checks bytes by itself; here it is enough that everything ends and what ended
+            // well verifies.
             let done = matches!(ended(load), forebay_transfer::End::Done { .. });
             assert!(!done || reader.verify(&lease, number).is_ok(), "chunk {number}");
         }

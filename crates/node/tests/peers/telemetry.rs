@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::Instant;
 use testkit::eventually;
 
-/// Has a node tell this collector of everything, every second. A push that is late is lost, and its spans with it.
+/// Has a node tell this collector of everything, every second. A push that is late is lost, and its
+/// spans with it.
 fn tell(site: &Site, endpoint: &str, limit_ms: u64) {
     let mut config = site.config();
     let push = CollectorConfig { every_s: 1, limit_ms, trace_one_of: 1, ..CollectorConfig::new(endpoint) };

@@ -1,4 +1,5 @@
-//! What carries bytes between nodes: UCX's rails, and TLS. Whatever it is, hits are the same, and who is not trusted has none.
+//! What carries bytes between nodes: UCX's rails, and TLS. Whatever it is, hits are the same, and
+//! who is not trusted has none.
 
 use crate::rig::*;
 use crate::{Pair, store_all, write};

@@ -1,5 +1,5 @@
-//! How many chunks of a stored prefix to load and how many to compute: a pure function of sizes, queues and
-//! rates. [`CostModel::worth`](super::CostModel::worth) asks it with what was measured.
+//! How many chunks of a stored prefix to load and how many to compute: a pure function of sizes,
+//! queues and rates. [`CostModel::worth`](super::CostModel::worth) asks it with what was measured.
 //!
 //! Loading the first `k` chunks and computing the rest takes
 //!
@@ -10,10 +10,11 @@
 //! compute(a..b) = max(floor, C_lin * (b - a) + C_att * (b^2 - a^2) / 2)
 //! ```
 //!
-//! and [`choose`] takes the `k` that takes least. The cost of computing is that of the emulated engine's steps, `C_att` for
-//! each pair of a query and a key, so a token is the dearer the deeper it stands. With one source that makes it all or
-//! nothing but for the floor; part of a prefix is loaded when the rest lies on a slower or busier source, or when what is
-//! left fits into a step that has to run anyway.
+//! and [`choose`] takes the `k` that takes least. The cost of computing is that of the emulated
+//! engine's steps, `C_att` for each pair of a query and a key, so a token is the dearer the deeper
+//! it stands. With one source that makes it all or nothing but for the floor; part of a prefix is
+//! loaded when the rest lies on a slower or busier source, or when what is left fits into a step
+//! that has to run anyway.
 
 /// A chunk that could be loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_table_of_disks() {
-        // Computing takes 61.5 us for each token and 5.9 ns for each pair; loading at 1 GB/s takes 98.3 us for each token.
+        // Computing takes 61.5 us for each token and 5.9 ns for each pair; loading at 1 GB/s takes
+        // 98.3 us for each token.
         let cases = [
             ("a fast disk, a short prefix", 3.5, 0, 16, Decision::Load { chunks: 16 }),
             ("a slow disk, a short prefix: computing is quicker", 1.0, 0, 16, Decision::Recompute),

@@ -1,12 +1,14 @@
-//! Load or compute: this is where the vLLM connector decides how many chunks of a stored prefix it loads. Python
-//! calls [`CostModel::worth`] from `python/forebay/vllm/connector/load_or_compute.py`, the emulated engine from its
+//! Load or compute: this is where the vLLM connector decides how many chunks of a stored prefix it
+//! loads. Python calls [`CostModel::worth`] from
+//! `python/forebay/vllm/connector/load_or_compute.py`, the emulated engine from its
 //! `load_policy.rs`. Nothing here does I/O: callers say how long steps and loads took.
 //!
 //! [`CostModel`] keeps what was measured; [`choose`] is the decision, a pure function.
 //!
-//! Steps are kept in buckets by powers of two of their new tokens and their prefix. A cost that is linear in the new tokens and
-//! in the pairs of tokens that attend to each other is fitted to all buckets; near a bucket, its own measurement corrects the
-//! fit. What is not known yet is taken for worth loading: so it gets known.
+//! Steps are kept in buckets by powers of two of their new tokens and their prefix. A cost that is
+//! linear in the new tokens and in the pairs of tokens that attend to each other is fitted to all
+//! buckets; near a bucket, its own measurement corrects the fit. What is not known yet is taken for
+//! worth loading: so it gets known.
 //!
 //! # The profile
 //!
@@ -16,8 +18,9 @@
 //!  "tiers": {"memory": {"bytes_per_s": 5e10, "latency_s": 0.0005}}}
 //! ```
 //!
-//! `count` is how many steps the seconds are the mean of, 1 if it is left out. `tiers` may lack any of `memory`, `disk` and
-//! `peer`, `latency_s` is 0 if it is left out. A profile is a beginning: what is learned later outweighs it.
+//! `count` is how many steps the seconds are the mean of, 1 if it is left out. `tiers` may lack any
+//! of `memory`, `disk` and `peer`, `latency_s` is 0 if it is left out. A profile is a beginning:
+//! what is learned later outweighs it.
 
 mod choose;
 
@@ -35,10 +38,11 @@ const COUNT_MAX: u64 = 1_000;
 const TOKENS_MAX: u64 = 1 << 40;
 /// Loads below this say more about latency than about the rate.
 const RATE_BYTES_MIN: u64 = 1 << 20;
-/// Of so many first loads of a tier the fastest says how fast it is: others may have waited for what is made ready once.
+/// Of so many first loads of a tier the fastest says how fast it is: others may have waited for
+/// what is made ready once.
 const FIRST_LOADS: u32 = 4;
-/// Of so many answers that nothing of a tier is worth loading, one says to load a little all the same: what is never loaded is never
-/// measured, and slow loads would be believed for ever.
+/// Of so many answers that nothing of a tier is worth loading, one says to load a little all the
+/// same: what is never loaded is never measured, and slow loads would be believed for ever.
 const TRY_EVERY: u32 = 16;
 /// The profile's version.
 const VERSION: u32 = 1;
@@ -77,7 +81,8 @@ pub struct Question {
     pub chunk_tokens: u32,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// Chunks that can be had, from the one on that `held_tokens` ends in: the first ones are in memory,
+    /// Chunks that can be had, from the one on that `held_tokens` ends in: the first ones are in
+    /// memory,
     pub in_memory: usize,
     /// the next ones on disk,
     pub on_disk: usize,
@@ -87,7 +92,8 @@ pub struct Question {
     pub queued: [u64; 3],
     /// How long the GPU cannot compute for this prompt in any case, in microseconds.
     pub wait_us: u64,
-    /// Requests that compute meanwhile. What is computed for this one holds up all of them, what is loaded for it holds up none.
+    /// Requests that compute meanwhile. What is computed for this one holds up all of them, what is
+    /// loaded for it holds up none.
     pub others: u32,
 }
 
@@ -124,8 +130,8 @@ struct Bucket {
     count: u64,
 }
 
-/// How fast a tier is. The mean is of times for a byte: a mean of rates would follow the few measurements that caught a link between two
-/// loads.
+/// How fast a tier is. The mean is of times for a byte: a mean of rates would follow the few
+/// measurements that caught a link between two loads.
 #[derive(Debug, Clone, Copy)]
 struct Rate {
     us_per_byte: f64,
@@ -258,9 +264,10 @@ impl CostModel {
         }
     }
 
-    /// How many of the chunks to load so that all requests together wait least: this one until the KV of its prompt is there, the
-    /// others while it is computed. All of them as long as computing has no known cost, and now and then a first one of a tier of which none
-    /// would be worth it, so that this goes on learning; a tier of unknown rate costs nothing.
+    /// How many of the chunks to load so that all requests together wait least: this one until the
+    /// KV of its prompt is there, the others while it is computed. All of them as long as computing
+    /// has no known cost, and now and then a first one of a tier of which none would be worth it,
+    /// so that this goes on learning; a tier of unknown rate costs nothing.
     pub fn worth(&mut self, question: &Question) -> usize {
         let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
         let can_be_had =
@@ -300,7 +307,8 @@ impl CostModel {
         worth + self.tries(chunks.split_at(worth))
     }
 
-    /// How many of the chunks that are left to try all the same: a few, now and then, if nothing of their tier is loaded.
+    /// How many of the chunks that are left to try all the same: a few, now and then, if nothing of
+    /// their tier is loaded.
     fn tries(&mut self, (loaded, left): (&[StoredChunk], &[StoredChunk])) -> usize {
         let Some(StoredChunk { source, bytes, .. }) = left.first().copied() else { return 0 };
         if loaded.last().is_some_and(|last| last.source == source) {
@@ -326,8 +334,8 @@ impl CostModel {
         sources
     }
 
-    /// How long a load of so many bytes from memory, disk and other nodes takes behind those that are queued there; `None` if one
-    /// of these rates is not known.
+    /// How long a load of so many bytes from memory, disk and other nodes takes behind those that
+    /// are queued there; `None` if one of these rates is not known.
     pub fn load_us(&self, bytes: [u64; 3], queued: [u64; 3]) -> Option<f64> {
         let mut longest_us = 0.0_f64;
         for (number, bytes) in bytes.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
@@ -338,7 +346,8 @@ impl CostModel {
         Some(longest_us)
     }
 
-    /// How long a step takes that computes so many tokens behind a prefix; 0 as long as nothing is known.
+    /// How long a step takes that computes so many tokens behind a prefix; 0 as long as nothing is
+    /// known.
     pub fn step_us(&self, new_tokens: u64, prefix_tokens: u64) -> f64 {
         let Some(cost) = self.cost else { return 0.0 };
         let (new_tokens, prefix_tokens) = (new_tokens as f64, prefix_tokens as f64);
@@ -421,7 +430,8 @@ impl Bucket {
     }
 }
 
-/// The cost that is nearest to the buckets, by relative error: a step of a millisecond says as much as one of a second.
+/// The cost that is nearest to the buckets, by relative error: a step of a millisecond says as much
+/// as one of a second.
 fn fit<'a>(buckets: impl Iterator<Item = &'a Bucket> + Clone) -> Option<PrefillCost> {
     let floor_us = buckets.clone().map(|bucket| bucket.us).reduce(f64::min)?;
     // Steps that cost hardly more than the shortest one say nothing about tokens, unless all do.

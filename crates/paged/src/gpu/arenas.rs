@@ -9,8 +9,8 @@ use forebay_transfer::Backing;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// An arena is pinned in so many pieces, so that threads share the work and a first load waits for its piece only; within limits:
-/// few chunks are cut, and huge pages stay batch_end.
+/// An arena is pinned in so many pieces, so that threads share the work and a first load waits for
+/// its piece only; within limits: few chunks are cut, and huge pages stay batch_end.
 const PIECES: u64 = 64;
 const PIECE_BYTES_MIN: u64 = 2 << 20;
 const PIECE_BYTES_MAX: u64 = 512 << 20;
@@ -37,8 +37,9 @@ impl Arenas {
         Arenas { device: Arc::clone(device), known: Arc::default() }
     }
 
-    /// An arena, which begins to be pinned if it is new. It is let go of when its node is gone and nothing uses it: the host may
-    /// not have room for the next node's beside it. Unpinning is not waited for.
+    /// An arena, which begins to be pinned if it is new. It is let go of when its node is gone and
+    /// nothing uses it: the host may not have room for the next node's beside it. Unpinning is not
+    /// waited for.
     pub fn of(&self, arena: &Arc<NodeArena>) -> Result<Arc<PinnedBehind>, NotCopied> {
         let mut known = self.known.lock();
         let found = known.iter().find(|known| std::ptr::eq(known.arena.as_ptr(), Arc::as_ptr(arena)));

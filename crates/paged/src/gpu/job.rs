@@ -37,7 +37,8 @@ struct State {
     may_go: bool,
     is_watched: bool,
     held: Vec<Segment>,
-    /// Of each layer: segments that are not on their way yet, and the event behind the last one that is.
+    /// Of each layer: segments that are not on their way yet, and the event behind the last one
+    /// that is.
     layers: Vec<(usize, Option<Arc<Event>>)>,
 }
 
@@ -122,7 +123,8 @@ impl Inner {
         Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
     }
 
-    /// Waits until all segments of a layer are on their way or never will be. Gives the event behind the last one.
+    /// Waits until all segments of a layer are on their way or never will be. Gives the event
+    /// behind the last one.
     fn when_posted(&self, layer: u32) -> Result<Option<Arc<Event>>, NotCopied> {
         let mut state = self.state.lock();
         loop {

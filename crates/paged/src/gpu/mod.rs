@@ -1,9 +1,11 @@
-//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by copy streams and
-//! events. Nobody on the host waits for a copy: an engine's stream does, and who wants to know an end is told by a thread
-//! that sleeps until then. This folder vouches for addresses of the cache and the arena.
+//! Copies between an arena and a cache on a GPU: the contract of [`copies`](crate::copies), kept by
+//! copy streams and events. Nobody on the host waits for a copy: an engine's stream does, and who
+//! wants to know an end is told by a thread that sleeps until then. This folder vouches for
+//! addresses of the cache and the arena.
 //!
 //! - [`queue`] says how much is on its way, [`segment`] what is copied at a time.
-//! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did, [`arenas`] what is pinned.
+//! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did,
+//!   [`arenas`] what is pinned.
 
 mod arenas;
 mod job;
@@ -28,9 +30,11 @@ use stalls::{EventPool, Stalls};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it can carry.
+/// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it
+/// can carry.
 const BATCHES: usize = 8;
-/// What is copied at a time. A PCIe link does 64 MiB in a millisecond; a thread sees its end well before what follows has ended too.
+/// What is copied at a time. A PCIe link does 64 MiB in a millisecond; a thread sees its end well
+/// before what follows has ended too.
 const LOAD_SEGMENT_BYTES: u64 = 64 << 20;
 /// Shorter, since a load that comes has to wait for the one that is on its way.
 const STORE_SEGMENT_BYTES: u64 = 16 << 20;
@@ -51,7 +55,8 @@ pub struct Gpu {
     /// Whether peers reach all of the cache.
     is_open: bool,
     device: Arc<Device>,
-    // Dropped in this order: threads that wait, what they wait for, and the driver's things that all of it uses.
+    // Dropped in this order: threads that wait, what they wait for, and the driver's things that
+    // all of it uses.
     begins: Ends,
     loads: Sender,
     stores: Sender,
@@ -74,11 +79,13 @@ fn failed(error: impl ToString) -> NotCopied {
 }
 
 impl CudaCopies {
-    /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are visible but for its siblings.
+    /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are
+    /// visible but for its siblings.
     ///
     /// # Safety
     ///
-    /// The pages of the cache are memory of that GPU and stay so until everything that was begun has ended.
+    /// The pages of the cache are memory of that GPU and stay so until everything that was begun
+    /// has ended.
     pub unsafe fn new(cache: &CacheShape, device: u16, siblings: &[u16]) -> Result<CudaCopies, NotCopied> {
         let driver = Driver::load().map_err(failed)?;
         let visible = 0..Device::count(driver).map_err(failed)?;
@@ -179,7 +186,8 @@ impl Gpu {
         unsafe { stalls.open(&self.events, &self.device, layer, stream) }.map_err(failed)
     }
 
-    /// It may pass behind the last copy of that layer. The stream is that of [`open_stall`](Gpu::open_stall), which looked at it.
+    /// It may pass behind the last copy of that layer. The stream is that of
+    /// [`open_stall`](Gpu::open_stall), which looked at it.
     pub fn close_stall(
         &self,
         stream: u64,
@@ -273,15 +281,16 @@ impl Gpu {
         segment.job.note(segment.layer, Some(Arc::clone(&event)));
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
-            // What a relay carried that was lost meanwhile may not have arrived, whatever the driver says.
+            // What a relay carried that was lost meanwhile may not have arrived, whatever the
+            // driver says.
             let whole =
                 || gpu.stream_copies.is_whole_since(losses, &gpu.sender(segment.job.direction()).copy_stream);
             let ended = queued.and(passed).and_then(|()| whole());
             gpu.ended(segment, bytes, ended);
         };
         sender.ends.when_passed(event, Box::new(on_passed));
-        // Last: from here on another thread may post. Events are noted and waited for in the order of the queue, or a layer's
-        // last event would be that of an earlier segment.
+        // Last: from here on another thread may post. Events are noted and waited for in the order
+        // of the queue, or a layer's last event would be that of an earlier segment.
         sender.queue.lock().posted();
         true
     }
@@ -296,7 +305,8 @@ impl Gpu {
         });
         let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| segment.batch_bytes()));
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
-        // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps the arena mapped and pinned.
+        // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps
+        // the arena mapped and pinned.
         let sent = unsafe { self.stream_copies.send(&sender.copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
@@ -327,7 +337,8 @@ impl Gpu {
         }
     }
 
-    /// A stream that the engine gave, unless it is being captured: nothing of ours belongs into a graph. The device was entered.
+    /// A stream that the engine gave, unless it is being captured: nothing of ours belongs into a
+    /// graph. The device was entered.
     fn engine_stream(&self, stream: u64) -> Result<StreamHandle, NotCopied> {
         let stream = stream as StreamHandle;
         if self.stream_copies.is_captured(stream) {

@@ -15,7 +15,8 @@ pub struct Queue<T> {
     waiting: VecDeque<(T, u64)>,
     segments: usize,
     bytes: u64,
-    /// A thread has taken a segment and is putting it on its way. There is one at a time, so that segments keep their order.
+    /// A thread has taken a segment and is putting it on its way. There is one at a time, so that
+    /// segments keep their order.
     is_posting: bool,
     /// A segment has ended since that thread took its own.
     has_ended: bool,
@@ -34,8 +35,9 @@ impl<T> Queue<T> {
         self.waiting.push_back((segment, bytes));
     }
 
-    /// The next segment, if there is room for it and nobody else is putting one on its way. It counts as on its way; whoever takes
-    /// it says [`posted`](Queue::posted) or [`later`](Queue::later), and asks again.
+    /// The next segment, if there is room for it and nobody else is putting one on its way. It
+    /// counts as on its way; whoever takes it says [`posted`](Queue::posted) or
+    /// [`later`](Queue::later), and asks again.
     pub fn next(&mut self, limit: QueueLimit) -> Option<(T, u64)> {
         let bytes = self.waiting.front()?.1;
         let fits = self.segments < limit.segments && self.bytes.saturating_add(bytes) <= limit.bytes;
@@ -53,8 +55,9 @@ impl<T> Queue<T> {
         self.is_posting = false;
     }
 
-    /// The segment that was taken has to wait until another one has ended, and goes first then. Gives it back if no other is on its
-    /// way. Otherwise says whether one has ended meanwhile: nobody else asks again for that one.
+    /// The segment that was taken has to wait until another one has ended, and goes first then.
+    /// Gives it back if no other is on its way. Otherwise says whether one has ended meanwhile:
+    /// nobody else asks again for that one.
     pub fn later(&mut self, segment: T, bytes: u64) -> Result<bool, T> {
         self.is_posting = false;
         if self.segments == 1 && !self.has_ended {

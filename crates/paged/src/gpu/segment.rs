@@ -104,9 +104,10 @@ pub fn cut(
     lists.into_iter().map(segment).collect()
 }
 
-/// The pieces by address, all of layers that there are, in lists of at most `segment_bytes`. No piece goes across a multiple of
-/// `pinned_bytes` of the arena, where one registration ends and another begins: the driver refuses a copy over both. A piece that
-/// goes on there begins a list as well, since pieces of a list that touch are copied as one.
+/// The pieces by address, all of layers that there are, in lists of at most `segment_bytes`. No
+/// piece goes across a multiple of `pinned_bytes` of the arena, where one registration ends and
+/// another begins: the driver refuses a copy over both. A piece that goes on there begins a list as
+/// well, since pieces of a list that touch are copied as one.
 fn lists(
     pieces: &[copies::Piece],
     arena: u64,
@@ -121,7 +122,8 @@ fn lists(
         let within = offset - piece.arena_offset;
         let far = cache.layers()[piece.layer as usize].address + piece.page_offset + within;
         let is_full = bytes + len > segment_bytes || list.len() == BATCH_PIECES_MAX;
-        // What touches is copied as one, which the driver refuses across registrations, and across layers if each is an allocation.
+        // What touches is copied as one, which the driver refuses across registrations, and across
+        // layers if each is an allocation.
         let is_at_seam = offset.is_multiple_of(pinned_bytes) && offset == last_ends.0;
         let is_across_layers = piece.layer != last_layer && (offset, far) == last_ends;
         if is_full || is_at_seam || is_across_layers {
@@ -173,7 +175,8 @@ mod tests {
         CacheShape::new((0..layers).map(layer).collect(), vec![group], 1).unwrap()
     }
 
-    /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer: (from, to, bytes) of each.
+    /// Lists of pieces (offset in the arena, bytes) that lie one behind the other in a layer:
+    /// (from, to, bytes) of each.
     fn loaded(pieces: &[(u64, u64)], segment_bytes: u64) -> Vec<Vec<(u64, u64, u64)>> {
         let cache = cache(1);
         let mut page_offset = 0;

@@ -3,8 +3,8 @@
 //! one to the other it waits, also where the host could not queue the copy sooner. This file knows
 //! such pairs.
 //!
-//! An engine's thread makes two calls of the driver for a layer that is late, which may have to wait for threads that queue copies, and
-//! asks whether the copies are over.
+//! An engine's thread makes two calls of the driver for a layer that is late, which may have to
+//! wait for threads that queue copies, and asks whether the copies are over.
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
@@ -61,8 +61,8 @@ impl Stalls {
         Ok(())
     }
 
-    /// It passes when `last` does, an event with a time behind all copies of the layer; at once if there are none or they are over: what
-    /// else the host has waited for is over too.
+    /// It passes when `last` does, an event with a time behind all copies of the layer; at once if
+    /// there are none or they are over: what else the host has waited for is over too.
     ///
     /// # Safety
     ///
@@ -94,8 +94,8 @@ impl Stalls {
         Ok(())
     }
 
-    /// Of each layer that was waited for, how long, once all that was waited for is over: a wait to which the stream has not come by
-    /// then is none. After an error of the driver nobody knows.
+    /// Of each layer that was waited for, how long, once all that was waited for is over: a wait to
+    /// which the stream has not come by then is none. After an error of the driver nobody knows.
     pub fn take(&mut self, events: &EventPool) -> Vec<(u32, Duration)> {
         let stalls = std::mem::take(&mut self.0).into_iter();
         let took = stalls.filter_map(|stall| {

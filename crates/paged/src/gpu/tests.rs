@@ -67,7 +67,8 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
     });
 }
 
-/// Copies of a load are queued and stand still; then the driver refuses to have the engine's stream wait.
+/// Copies of a load are queued and stand still; then the driver refuses to have the engine's stream
+/// wait.
 fn refused_once(fake: &Fake, engine: &Engine) {
     engine.store(1, &blocks(3), 1, 7);
     fake.control("freeze h2d.0; freeze compute.0");

@@ -25,8 +25,8 @@ pub struct InArena {
 /// Chunks that cannot be used, and why.
 pub type Bad = Vec<(usize, String)>;
 
-/// Called once, on any thread, when nothing of a copy touches pages or arena any more: with the chunks that cannot be
-/// used, and what was copied.
+/// Called once, on any thread, when nothing of a copy touches pages or arena any more: with the
+/// chunks that cannot be used, and what was copied.
 pub type OnCopied = Box<dyn FnOnce(Bad, TierBytes) + Send>;
 
 /// One layer of chunks, ready to be copied.
@@ -52,7 +52,8 @@ struct Running {
 }
 
 impl LayerCopy {
-    /// Gathers the pieces of a batch's layer, up to the first chunk that cannot be used, which is named as well.
+    /// Gathers the pieces of a batch's layer, up to the first chunk that cannot be used, which is
+    /// named as well.
     pub fn gather(
         shared: &Shared,
         request: &LoadRequest,
@@ -89,9 +90,9 @@ impl LayerCopy {
         self.pieces.is_empty()
     }
 
-    /// Copies, and checks what arrived. What the host cannot read was compared or summed when it came into the arena,
-    /// and stays so as long as the lease lives; a GPU's links are several times as fast as the processors that it would
-    /// take to do that once more.
+    /// Copies, and checks what arrived. What the host cannot read was compared or summed when it
+    /// came into the arena, and stays so as long as the lease lives; a GPU's links are several
+    /// times as fast as the processors that it would take to do that once more.
     pub fn start(
         mut self,
         shared: &Arc<Shared>,
@@ -168,7 +169,8 @@ impl Running {
     }
 }
 
-/// Adds the pieces of a part's layer. Gives the spans to compare with its checksum; none if nothing is wanted.
+/// Adds the pieces of a part's layer. Gives the spans to compare with its checksum; none if nothing
+/// is wanted.
 fn spans(
     shared: &Shared,
     request: &LoadRequest,

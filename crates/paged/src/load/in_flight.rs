@@ -1,5 +1,6 @@
-//! A load under way: what the node answers and what was copied goes into its plan, and what the plan says next is
-//! started. Answers come on the client's threads, copies end on the mover's or a GPU's; both go on in the thread pool.
+//! A load under way: what the node answers and what was copied goes into its plan, and what the
+//! plan says next is started. Answers come on the client's threads, copies end on the mover's or a
+//! GPU's; both go on in the thread pool.
 
 use super::copy::{Bad, InArena, LayerCopy};
 use super::stall::StallClock;
@@ -18,7 +19,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load takes.
+/// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load
+/// takes.
 const LEASE_US: u64 = 10_000_000;
 /// Why a load of a closed cache ends.
 const CLOSED: &str = "the cache is closed";
@@ -230,7 +232,8 @@ impl InFlight {
             let Some((part, tier, permit)) = waiting.lock().remove(&chunk) else { return };
             let (tasks, load) = (Arc::clone(&load.shared.tasks), Arc::clone(&load));
             tasks.post(Urgency::Load, move || {
-                // On this thread: who is next sends, which may wait for the node, and the client's own takes its answers.
+                // On this thread: who is next sends, which may wait for the node, and the client's
+                // own takes its answers.
                 drop(permit);
                 load.fetched(part, tier, brought);
             });
@@ -348,8 +351,9 @@ impl InFlight {
         }
     }
 
-    /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream` wait. The last layer is there
-    /// when the load has ended and [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
+    /// Waits until all of a layer that can be used is in its pages, or, on a GPU, has `stream`
+    /// wait. The last layer is there when the load has ended and
+    /// [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
         {
             let mut state = self.state.lock();
@@ -378,7 +382,8 @@ impl InFlight {
         layer as usize + 1 >= self.shared.cache.layers().len()
     }
 
-    /// Waits until something is so of a layer or the load is over. Somebody else knows how long that takes, if it `is_timed`.
+    /// Waits until something is so of a layer or the load is over. Somebody else knows how long
+    /// that takes, if it `is_timed`.
     fn wait(&self, layer: u32, is_timed: bool, is_so: impl Fn(&State) -> bool) {
         let mut state = self.state.lock();
         if state.goes_on(&is_so) {

@@ -7,8 +7,9 @@
 //! | [`InFlight`] | the plan, leases, the node's answers, copies on their way | it ends once, and only when no copy of it touches a page any more |
 //! | [`LoadEnd`] | tokens that may be used, and why it is not all of them | what it says never changes |
 //!
-//! `plan.rs`, `timeout.rs` and `stall.rs` are sans-IO: they take what happened and say what follows. `in_flight.rs`
-//! carries between them and the client of the node, `copy.rs` copies one layer and checks its bytes.
+//! `plan.rs`, `timeout.rs` and `stall.rs` are sans-IO: they take what happened and say what
+//! follows. `in_flight.rs` carries between them and the client of the node, `copy.rs` copies one
+//! layer and checks its bytes.
 
 mod copy;
 mod end;
@@ -38,7 +39,8 @@ pub struct LoadRequest {
     pub tokens: u64,
     /// Whether the engine waits for it layer by layer.
     pub layerwise: bool,
-    /// It ends with what is there so long after its begin, if the engine waits for it layer by layer. Any other load
-    /// does when nothing of it has come for so long; or, while it has nothing on its way, nothing of those before it.
+    /// It ends with what is there so long after its begin, if the engine waits for it layer by
+    /// layer. Any other load does when nothing of it has come for so long; or, while it has nothing
+    /// on its way, nothing of those before it.
     pub limit_us: u64,
 }

@@ -1,9 +1,11 @@
-//! The plan of one load: which of its chunks are in the arena, which layers of them have been copied and verified, and how
-//! many chunks may be used. Sans-IO: it says what to copy next and when the load is over.
+//! The plan of one load: which of its chunks are in the arena, which layers of them have been
+//! copied and verified, and how many chunks may be used. Sans-IO: it says what to copy next and
+//! when the load is over.
 //!
-//! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time go together, as a *wave*,
-//! one batch for each layer. Whatever is wrong with a part makes its chunk and all behind it unusable, for later tokens mean
-//! nothing without earlier ones; the load goes on with what is before.
+//! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time
+//! go together, as a *wave*, one batch for each layer. Whatever is wrong with a part makes its
+//! chunk and all behind it unusable, for later tokens mean nothing without earlier ones; the load
+//! goes on with what is before.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +21,8 @@ pub struct Part {
     pub source: usize,
 }
 
-/// What to copy next; [`LoadPlan::handed`] is to be told when whoever copies has it, [`LoadPlan::settled`] when it has ended.
+/// What to copy next; [`LoadPlan::handed`] is to be told when whoever copies has it,
+/// [`LoadPlan::settled`] when it has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NextBatch {
     /// Names the wave.
@@ -38,8 +41,8 @@ pub struct Outcome {
     pub why: Option<String>,
 }
 
-/// What of a load is where. A chunk counts only if every layer of all its parts was copied and verified, and so were
-/// those of all chunks before it.
+/// What of a load is where. A chunk counts only if every layer of all its parts was copied and
+/// verified, and so were those of all chunks before it.
 #[derive(Debug)]
 pub struct LoadPlan {
     layers: u32,
@@ -48,7 +51,8 @@ pub struct LoadPlan {
     awaited: BTreeSet<Part>,
     /// In the arena, and in no wave yet.
     ready: BTreeSet<Part>,
-    /// Those that something of is to be done still: a long load has thousands, and each step looks at all of these.
+    /// Those that something of is to be done still: a long load has thousands, and each step looks
+    /// at all of these.
     waves: BTreeMap<usize, Wave>,
     /// How many there were.
     begun: usize,
@@ -67,7 +71,8 @@ struct Wave {
 }
 
 impl LoadPlan {
-    /// A load of `chunks` chunks from each of `sources` sources, none of which is in the arena as far as is known.
+    /// A load of `chunks` chunks from each of `sources` sources, none of which is in the arena as
+    /// far as is known.
     pub fn new(chunks: usize, sources: usize, layers: u32, batches_max: usize) -> LoadPlan {
         let part = |source| move |chunk| Part { chunk, source };
         let awaited = (0..sources).flat_map(|source| (0..chunks).map(part(source))).collect();
@@ -141,7 +146,8 @@ impl LoadPlan {
         self.note(wave, |wave| wave.taken.remove(&layer));
     }
 
-    /// Nothing touches a batch any more: it was copied, and verified but for the chunks that [`fail`](LoadPlan::fail) was told of.
+    /// Nothing touches a batch any more: it was copied, and verified but for the chunks that
+    /// [`fail`](LoadPlan::fail) was told of.
     pub fn settled(&mut self, wave: usize, layer: u32) {
         self.note(wave, |wave| wave.moving.remove(&layer));
     }
@@ -161,7 +167,8 @@ impl LoadPlan {
         self.has_all_started(layer) && self.waves.values().all(|wave| !wave.moving.contains(&layer))
     }
 
-    /// Whether all of a layer that can be used is there or on its way: not only taken, but handed to whoever copies.
+    /// Whether all of a layer that can be used is there or on its way: not only taken, but handed
+    /// to whoever copies.
     pub fn has_all_started(&self, layer: u32) -> bool {
         let taken = |wave: &Wave| layer < wave.next_layer || !wave.wants_more(self.layers, self.good_chunks);
         let gone = |wave: &Wave| taken(wave) && !wave.taken.contains(&layer);

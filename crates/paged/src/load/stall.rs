@@ -92,7 +92,8 @@ mod tests {
         let start = Instant::now();
         let at = |second: u64| start + Duration::from_secs(second);
         let mut clock = StallClock::default();
-        // Twice for one layer, as where it has to be begun first; then two threads beside each other.
+        // Twice for one layer, as where it has to be begun first; then two threads beside each
+        // other.
         clock.begin(0, at(0));
         clock.end(at(1));
         clock.begin(0, at(1));

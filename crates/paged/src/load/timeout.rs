@@ -1,7 +1,8 @@
 //! When a load has taken too long. Sans-IO: it is told moments.
 //!
-//! A load that a step waits for has its time from its begin on. Any other may take as long as something of it comes now and then;
-//! and while it has nothing on its way and waits for its turn, as long as others go on.
+//! A load that a step waits for has its time from its begin on. Any other may take as long as
+//! something of it comes now and then; and while it has nothing on its way and waits for its turn,
+//! as long as others go on.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,8 @@ impl Timeout {
         }
     }
 
-    /// When it is over unless something comes. `others` is when those before the load last went on, if it only waits for its turn.
-    /// `None` is never.
+    /// When it is over unless something comes. `others` is when those before the load last went on,
+    /// if it only waits for its turn. `None` is never.
     pub fn ends(&self, others: Option<Instant>) -> Option<Instant> {
         let others = others.filter(|_| !self.is_total);
         self.since.max(others.unwrap_or(self.since)).checked_add(self.limit)

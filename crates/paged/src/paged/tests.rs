@@ -1,4 +1,5 @@
-//! Loads behind others that have the places: a real node, and a window whose places the test takes and leaves.
+//! Loads behind others that have the places: a real node, and a window whose places the test takes
+//! and leaves.
 
 #[path = "../../tests/paged/rig.rs"]
 #[expect(dead_code, reason = "the tests outside use the rest")]
@@ -13,7 +14,8 @@ use std::time::Instant;
 
 const TOKENS: usize = 4 * CHUNK_TOKENS as usize;
 
-/// A node that has the chunks of three prompts on its disk, and an engine that asks for one chunk at a time.
+/// A node that has the chunks of three prompts on its disk, and an engine that asks for one chunk
+/// at a time.
 fn engine_of_a_disk(site: &Site) -> (Node, Engine) {
     let config = site.config_with_disk();
     let node = Node::start(&config).unwrap();

@@ -1,5 +1,6 @@
-//! Caches on GPUs of the fake driver and a real node: every byte is right whichever way it went, in the order of the engine's stream,
-//! and what goes wrong ends jobs and nothing else. The driver finds operations that touch the same bytes in no order.
+//! Caches on GPUs of the fake driver and a real node: every byte is right whichever way it went, in
+//! the order of the engine's stream, and what goes wrong ends jobs and nothing else. The driver
+//! finds operations that touch the same bytes in no order.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -32,7 +33,8 @@ fn there_and_back(fake: &Fake) {
         let (to, batches) = (blocks(9 + job as usize), fake.stat("cuMemcpyBatchAsync"));
         reader.begin_load(job, &to, 1, layerwise);
         if layerwise {
-            // What the engine does with a layer comes behind it in its stream; nobody on the host waits.
+            // What the engine does with a layer comes behind it in its stream; nobody on the host
+            // waits.
             for layer in 0..LAYERS {
                 reader.paged.wait_layer(layer as u32, reader.handle()).unwrap();
                 reader.kernel(reader.layer(layer), &reader.scratch[layer]);
@@ -255,8 +257,9 @@ fn a_load_whose_stream_is_not_there_yet_holds_up_no_other() {
     });
 }
 
-/// An engine whose chunks are in its node, and copies to its GPU that stand still: before a load layer by layer, then before one in
-/// the background. Loads of one kind come in order also where they write the same pages.
+/// An engine whose chunks are in its node, and copies to its GPU that stand still: before a load
+/// layer by layer, then before one in the background. Loads of one kind come in order also where
+/// they write the same pages.
 fn before_each_kind_of_load(fake: &Fake, then: impl Fn(&Site, Node, &Engine, bool)) {
     for layerwise in [true, false] {
         let site = Site::new();
@@ -283,7 +286,8 @@ fn a_node_that_dies_costs_tokens_and_never_truth_and_the_next_one_is_used() {
                 assert!(engine.has(&to(end.job), &from, 5, end.tokens as usize));
             }
             eventually("its death is seen", || !engine.paged.is_connected());
-            // The host may not have room for the next node's memory beside it, and the engine is idle.
+            // The host may not have room for the next node's memory beside it, and the engine is
+            // idle.
             eventually("its memory is let go of", || registered() == 0);
             let _node = site.node();
             eventually("the next node is found", || engine.paged.is_connected());

@@ -177,7 +177,8 @@ impl Engine {
         loads.swap_remove(0)
     }
 
-    /// Whether `found`, a layer's bytes, has in `blocks` what was stored from `from`, for so many tokens.
+    /// Whether `found`, a layer's bytes, has in `blocks` what was stored from `from`, for so many
+    /// tokens.
     pub fn is_true(
         &self,
         layer: usize,

@@ -1,5 +1,5 @@
-//! Caches in host memory and a real node: what is stored by one engine is loaded by another, whatever their shapes, and what
-//! goes wrong costs tokens, never truth.
+//! Caches in host memory and a real node: what is stored by one engine is loaded by another,
+//! whatever their shapes, and what goes wrong costs tokens, never truth.
 #![allow(clippy::unwrap_used)]
 
 mod log;
@@ -19,7 +19,8 @@ const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
 /// Turns a bit of a chunk as it lies in the arena of a node in this process.
 fn corrupt(node: &forebay_node::Node, id: &forebay_kv::ChunkId, at: usize) {
     let loan = node.store().read_guard_by_id(TenantId(0), id).unwrap();
-    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk now.
+    // SAFETY: inside of the arena, which lives as long as the node; nobody else writes the chunk
+    // now.
     unsafe { *node.store().arena_memory().as_ptr().add(loan.offset_bytes() as usize + at) ^= 1 };
 }
 

@@ -1,4 +1,5 @@
-//! A node in this process, and caches in host memory whose every byte says what it is: of which token, head and layer.
+//! A node in this process, and caches in host memory whose every byte says what it is: of which
+//! token, head and layer.
 
 use forebay_client::ClientOptions;
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};

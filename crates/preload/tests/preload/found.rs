@@ -1,4 +1,5 @@
-//! However a program finds the driver's copies, they are offered; and it gets everything else as it would without us.
+//! However a program finds the driver's copies, they are offered; and it gets everything else as it
+//! would without us.
 
 use crate::stage::{Said, other_program, play};
 

@@ -1,5 +1,5 @@
-//! The preload under programs, drivers, copying libraries and interposers of our own, `tests/c`, and under the fake driver that moves real
-//! bytes.
+//! The preload under programs, drivers, copying libraries and interposers of our own, `tests/c`,
+//! and under the fake driver that moves real bytes.
 
 #![allow(clippy::unwrap_used)]
 

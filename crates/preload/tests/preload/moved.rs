@@ -1,4 +1,5 @@
-//! With a driver that moves real bytes and keeps CUDA's rules: every byte arrives, whoever moves it, and no rule is broken.
+//! With a driver that moves real bytes and keeps CUDA's rules: every byte arrives, whoever moves
+//! it, and no rule is broken.
 
 use crate::stage::{moving, stage};
 

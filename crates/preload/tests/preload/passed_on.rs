@@ -1,4 +1,5 @@
-//! What is not for several links goes to the driver, unchanged and at no cost; and the user sees what was done.
+//! What is not for several links goes to the driver, unchanged and at no cost; and the user sees
+//! what was done.
 
 use crate::stage::{Said, other_program, play, preloads};
 
@@ -152,7 +153,8 @@ fn programs_without_cuda_see_nothing() {
 
 #[test]
 fn a_copy_that_is_passed_on_costs_little() {
-    // The bound is for a loaded machine and a library without optimisation; what it costs is printed.
+    // The bound is for a loaded machine and a library without optimisation; what it costs is
+    // printed.
     let steps = ["init", "handle", "bytes=4096", "time"];
     let nanoseconds =
         |said: Said| -> f64 { said.lines().last().unwrap().strip_prefix("ns ").unwrap().parse().unwrap() };

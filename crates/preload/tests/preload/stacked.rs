@@ -31,7 +31,8 @@ fn a_call_passes_each_interposer_at_most_once_in_both_orders() {
                     if step == "link" {
                         assert_eq!(count("other interposer"), 2, "{place}");
                     }
-                    // Those that hook dlsym go round all behind them that do: whoever does comes first.
+                    // Those that hook dlsym go round all behind them that do: whoever does comes
+                    // first.
                     let hooks = other.to_string_lossy().contains("other-dlsym");
                     let goes_round = hooks && order[0] == other && step != "link";
                     assert!(goes_round || count("offer") == 2, "{place}");

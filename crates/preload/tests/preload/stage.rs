@@ -1,5 +1,6 @@
-//! A folder with a driver, a CUDA runtime, a copying library, interposers and programs, built from `tests/c`, and the
-//! preload among them; and runs of those programs. It knows how to set the stage, not what the tests expect.
+//! A folder with a driver, a CUDA runtime, a copying library, interposers and programs, built from
+//! `tests/c`, and the preload among them; and runs of those programs. It knows how to set the
+//! stage, not what the tests expect.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,7 +64,8 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
 }
 
-/// A program that moves bytes by the CUDA runtime, linked against the fake one, which other tests have as well.
+/// A program that moves bytes by the CUDA runtime, linked against the fake one, which other tests
+/// have as well.
 pub fn moving(steps: &[&str]) -> Play {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let fake = fake_cuda_install::installed();
@@ -85,7 +87,8 @@ pub fn copying_library() -> PathBuf {
     library
 }
 
-/// Cargo does not build a library for tests that no test can link; it has no dependency, so the compiler alone does.
+/// Cargo does not build a library for tests that no test can link; it has no dependency, so the
+/// compiler alone does.
 fn compile_preload(target: &Path, options: &[&str]) {
     let mut command = Command::new("rustc");
     command.args(["--edition=2024", "--crate-name=forebay_preload", "--crate-type=cdylib"]).args(options);

@@ -1,5 +1,5 @@
-//! With the real copying library, on a driver that moves real bytes and keeps CUDA's rules: large copies take every path,
-//! all others none, and the program cannot tell the difference.
+//! With the real copying library, on a driver that moves real bytes and keeps CUDA's rules: large
+//! copies take every path, all others none, and the program cannot tell the difference.
 
 use crate::stage::{Said, copying_library, moving, stage};
 

@@ -41,7 +41,8 @@ impl Copier {
     #[pyo3(signature = (pairs, *, stream = 0))]
     fn copy_batch(&self, py: Python<'_>, pairs: &Bound<'_, PyAny>, stream: usize) -> PyResult<()> {
         let (copier, pieces) = (self.0.get()?, read(pairs)?);
-        // SAFETY: Python's callers answer for addresses and streams, as they do with every binding of the driver.
+        // SAFETY: Python's callers answer for addresses and streams, as they do with every binding
+        // of the driver.
         let queued = py.detach(|| unsafe { copier.copy_in_stream(&pieces, stream as *mut _) });
         queued.map(drop).map_err(|error| TransferError::new_err(error.to_string()))
     }
@@ -77,7 +78,8 @@ impl Copier {
 }
 
 impl Copier {
-    /// By GPU, the relays of a node's process: how many are in use, the bytes that they reach, and why there are none.
+    /// By GPU, the relays of a node's process: how many are in use, the bytes that they reach, and
+    /// why there are none.
     fn relays<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let by_gpu = PyDict::new(py);
         let copier = self.0.get()?;

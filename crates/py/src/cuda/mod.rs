@@ -1,5 +1,5 @@
-//! Memory and copies of GPUs as Python has them. The files here know Python's objects and who keeps memory alive; they must
-//! never know how memory is pinned or which way bytes take.
+//! Memory and copies of GPUs as Python has them. The files here know Python's objects and who keeps
+//! memory alive.
 
 mod copier;
 mod pinned;
@@ -12,7 +12,8 @@ use forebay_cuda::driver::Driver;
 use parking_lot::Mutex;
 use pyo3::{PyErr, PyResult};
 
-/// The driver, loaded once for the whole process. Where there is none, it is looked for again the next time.
+/// The driver, loaded once for the whole process. Where there is none, it is looked for again the
+/// next time.
 fn driver() -> PyResult<&'static Driver> {
     static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
     let mut known = DRIVER.lock();

@@ -20,7 +20,8 @@ pub struct PinnedPool {
     pool: Own<pinned::PinnedPool>,
 }
 
-/// Pinned host memory, which its pool has back when it is closed, or when nothing refers to it any more.
+/// Pinned host memory, which its pool has back when it is closed, or when nothing refers to it any
+/// more.
 #[pyclass(frozen, module = "forebay.cuda")]
 pub struct PinnedBuffer {
     lent: Own<Mutex<Lent>>,
@@ -52,7 +53,8 @@ impl PinnedPool {
         if wait {
             py.detach(|| pool.warm(bytes)).map_err(unpinned)
         } else {
-            // Nobody waits: what could not be pinned ahead is pinned, or refused, when it is asked for.
+            // Nobody waits: what could not be pinned ahead is pinned, or refused, when it is asked
+            // for.
             pool.warm_in_background(bytes).map(drop).map_err(failed)
         }
     }
@@ -131,7 +133,8 @@ impl PinnedBuffer {
         let mut lent = slf.get().lock()?;
         let buffer = lent.open()?;
         let len = ffi::Py_ssize_t::try_from(buffer.len()).map_err(PyBufferError::new_err)?;
-        // SAFETY: by this function's contract; the memory is there, and writable, until no view is left.
+        // SAFETY: by this function's contract; the memory is there, and writable, until no view is
+        // left.
         let status =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), buffer.as_ptr().cast(), len, 0, flags) };
         if status != 0 {

@@ -1,4 +1,5 @@
-//! Tests of the dispatcher: who gets a request, and what is learned from its end. They know no sockets and no clock.
+//! Tests of the dispatcher: who gets a request, and what is learned from its end. They know no
+//! sockets and no clock.
 
 use super::*;
 use crate::request::PromptKind;

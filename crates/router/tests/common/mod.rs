@@ -1,5 +1,5 @@
-//! What the tests of the router share: a fake engine that follows a script, and a client that keeps its connection.
-//! It knows sockets and bytes of HTTP only, so that it can misbehave in every way.
+//! What the tests of the router share: a fake engine that follows a script, and a client that keeps
+//! its connection. It knows sockets and bytes of HTTP only, so that it can misbehave in every way.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use bytes::Bytes;
@@ -259,8 +259,8 @@ pub fn serving(models: &'static [&'static str]) -> impl Fn(&str, &str) -> Vec<St
     }
 }
 
-/// A router before engines named `e0`, `e1` and so on. It drains quickly, so that tests end soon, and has patience with
-/// engines on a busy machine.
+/// A router before engines named `e0`, `e1` and so on. It drains quickly, so that tests end soon,
+/// and has patience with engines on a busy machine.
 pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits)) -> RouterHandle {
     configured(policy, urls, |config| adjust(&mut config.limits))
 }

@@ -1,5 +1,5 @@
-//! `adaptive`: follows whichever of `all` and `second-hit` does better on a sample of the traffic. This file joins the
-//! history, the models and the evidence; it must never know how any of them works.
+//! `adaptive`: follows whichever of `all` and `second-hit` does better on a sample of the traffic.
+//! This file joins the history, the models and the evidence.
 
 use super::endurance::Claim;
 use super::evidence::Evidence;
@@ -29,7 +29,8 @@ pub struct AdaptiveState {
 }
 
 impl Adaptive {
-    /// Admits all until something speaks against it: while the SSD has room, second hits can only do worse.
+    /// Admits all until something speaks against it: while the SSD has room, second hits can only
+    /// do worse.
     pub fn new(history: History, shadow: Shadow, evidence: Evidence) -> Adaptive {
         Adaptive { history, shadow, evidence, admits_all: true, changes: 0 }
     }
@@ -48,7 +49,8 @@ impl Adaptive {
         }
     }
 
-    /// The claim with which the chunk may be written, if it may: chunks used again come before all others.
+    /// The claim with which the chunk may be written, if it may: chunks used again come before all
+    /// others.
     pub fn claim(&self, key: ChunkKey) -> Option<Claim> {
         match (self.history.used_again(key), self.admits_all) {
             (true, _) => Some(Claim::Full),
@@ -85,7 +87,8 @@ mod tests {
         Adaptive::new(History::new(SSD_BYTES), shadow, Evidence::new(SSD_BYTES))
     }
 
-    /// Prompts of ten chunks of which four in ten come from a set as large as half of the SSD; the others never come again.
+    /// Prompts of ten chunks of which four in ten come from a set as large as half of the SSD; the
+    /// others never come again.
     fn scan(adaptive: &mut Adaptive, prompts: std::ops::Range<u64>) {
         for prompt in prompts {
             let random = hash(prompt);
@@ -94,7 +97,8 @@ mod tests {
         }
     }
 
-    /// Prompts of ten chunks that all come exactly twice, the second time when memory has dropped them.
+    /// Prompts of ten chunks that all come exactly twice, the second time when memory has dropped
+    /// them.
     fn pairs(adaptive: &mut Adaptive, prompts: std::ops::Range<u64>) {
         for prompt in prompts {
             for number in [prompt, prompt.saturating_sub(800)] {

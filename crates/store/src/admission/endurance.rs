@@ -1,5 +1,4 @@
-//! The endurance budget: how much may be written to the SSD. This file knows bytes and time; it must never know which
-//! chunk is worth its write.
+//! The endurance budget: how much may be written to the SSD. This file knows bytes and time.
 
 /// Microseconds of a day.
 const DAY_US: u64 = 86_400_000_000;
@@ -7,7 +6,8 @@ const DAY_US: u64 = 86_400_000_000;
 /// The share of a day's budget that may be written at once: one in so many, an hour's worth.
 const BURST_ONE_IN: u64 = 24;
 
-/// Once writes had to be refused, so large a share of the burst has to flow in before there are any: one in so many.
+/// Once writes had to be refused, so large a share of the burst has to flow in before there are
+/// any: one in so many.
 const REOPEN_ONE_IN: u128 = 16;
 
 /// How far down a write may draw the budget.
@@ -19,11 +19,12 @@ pub(crate) enum Claim {
     Half,
 }
 
-/// A token bucket with gates. In any 24 hours at most the day's budget is taken: a burst, and what flows in afterwards.
+/// A token bucket with gates. In any 24 hours at most the day's budget is taken: a burst, and what
+/// flows in afterwards.
 ///
-/// A bucket that is nearly empty all the time lets single chunks through as they happen to come, and leaves holes in every
-/// chain. So a claim that was refused stays refused until a sixteenth of the burst has flowed in, and whole chains are
-/// written or are not.
+/// A bucket that is nearly empty all the time lets single chunks through as they happen to come,
+/// and leaves holes in every chain. So a claim that was refused stays refused until a sixteenth of
+/// the burst has flowed in, and whole chains are written or are not.
 #[derive(Debug, Clone)]
 pub(crate) struct Endurance {
     bytes_per_day: u64,
@@ -47,7 +48,8 @@ impl Endurance {
         self.bytes_per_day / BURST_ONE_IN
     }
 
-    /// Takes bytes that are about to be written; whether they may be. Time that goes back is taken as standing still.
+    /// Takes bytes that are about to be written; whether they may be. Time that goes back is taken
+    /// as standing still.
     pub fn take(&mut self, bytes: u64, claim: Claim, now_us: u64) -> bool {
         self.refill(now_us);
         let (reserved, full) = (self.reserved(claim), self.full());

@@ -1,12 +1,12 @@
-//! What the models' figures say for `all` and for `second-hit`. This file knows hits and writes; it must never know
-//! chunks, the budget or which policy is in force.
+//! What the models' figures say for `all` and for `second-hit`. This file knows hits and writes.
 
 use super::shadow::{ALL, PerPolicy, SECOND_HIT, Sampled};
 
-/// Bytes of hits that a byte written has to save: twenty bytes written for one of hits is the most that is paid.
+/// Bytes of hits that a byte written has to save: twenty bytes written for one of hits is the most
+/// that is paid.
 ///
-/// A byte looked up is written at most once, so however the traffic is, `second-hit` is never preferred for more than 5
-/// points of hits. `docs/tiers.md` says what other figures do.
+/// A byte looked up is written at most once, so however the traffic is, `second-hit` is never
+/// preferred for more than 5 points of hits. `docs/tiers.md` says what other figures do.
 pub const HITS_PER_WRITE: f64 = 0.05;
 
 /// How far back the figures reach: so many times the SSD's capacity, in bytes looked up.
@@ -21,7 +21,8 @@ pub(crate) struct Evidence {
     window_bytes: f64,
     hit_bytes: PerPolicy<f64>,
     written_bytes: PerPolicy<f64>,
-    /// The squared differences in hits, chain by chain: the chunks of a chain stand and fall together.
+    /// The squared differences in hits, chain by chain: the chunks of a chain stand and fall
+    /// together.
     spread: f64,
 }
 

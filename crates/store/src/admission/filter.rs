@@ -1,8 +1,8 @@
-//! A set of hashes in two bytes each, which never misses a member and takes about one stranger in 500 for one. This file
-//! knows bits; it must never know what the hashes stand for.
+//! A set of hashes in two bytes each, which never misses a member and takes about one stranger in
+//! 500 for one. This file knows bits.
 //!
-//! It is a blocked Bloom filter: all bits of a hash lie in one cache line (Putze, Sanders and Singler, "Cache-, hash- and
-//! space-efficient Bloom filters", JEA 2010).
+//! It is a blocked Bloom filter: all bits of a hash lie in one cache line (Putze, Sanders and
+//! Singler, "Cache-, hash- and space-efficient Bloom filters", JEA 2010).
 
 /// Bits per hash that the set is made for.
 const BITS_PER_HASH: u64 = 16;

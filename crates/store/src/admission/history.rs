@@ -1,13 +1,13 @@
-//! Which chunks were used again, among those used recently. This file knows keys of chunks, in memory of a fixed size; it
-//! must never know which tier they are in.
+//! Which chunks were used again, among those used recently. This file knows keys of chunks, in
+//! memory of a fixed size.
 
 use super::filter::Filter;
 use super::key::{Chunk, ChunkKey};
 
 /// Chunks of a generation for each chunk that fits on the SSD.
 ///
-/// A ghost list of four capacities is what the study of the Mooncake traces had; with half of that, `second-hit` loses 1
-/// point of hits on the synthetic one, with a quarter 3.
+/// A ghost list of four capacities is what the study of the Mooncake traces had; with half of that,
+/// `second-hit` loses 1 point of hits on the synthetic one, with a quarter 3.
 const GENERATION_PER_SSD_CHUNK: u64 = 4;
 
 /// From here on the history of an SSD with more chunks grows no more: 2 GiB.
@@ -15,10 +15,11 @@ const MAX_SSD_CHUNKS: u64 = 1 << 26;
 
 /// Two generations of chunks that were used: the younger fills up and then becomes the older.
 ///
-/// A chunk is remembered while fewer than a generation of other chunks have been used since, and forgotten after two. One
-/// that was used again counts as such until it is forgotten. Every use of a chunk is a use of all chunks before it, and
-/// generations change between chains only; so nothing is remembered longer, or as used more often, than what it continues.
-/// In one case in some hundred a chunk is taken for another (see [`Filter`]) and counts as used again when it was not.
+/// A chunk is remembered while fewer than a generation of other chunks have been used since, and
+/// forgotten after two. One that was used again counts as such until it is forgotten. Every use of
+/// a chunk is a use of all chunks before it, and generations change between chains only; so nothing
+/// is remembered longer, or as used more often, than what it continues. In one case in some hundred
+/// a chunk is taken for another (see [`Filter`]) and counts as used again when it was not.
 #[derive(Debug)]
 pub(crate) struct History {
     young: Filter,
@@ -124,7 +125,8 @@ mod tests {
             prompts in prop::collection::vec((0u64..6, 1u64..12), 1..200),
             generation_chunks in 1u64..100,
         ) {
-            // Prompts of a family share their beginnings. In filters that are nearly empty no chunk is taken for another.
+            // Prompts of a family share their beginnings. In filters that are nearly empty no chunk
+            // is taken for another.
             let mut history = History { generation_chunks, ..History::new(1 << 11) };
             for (family, length) in prompts {
                 history.used(&chain(family * 100..family * 100 + length));

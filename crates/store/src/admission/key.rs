@@ -1,11 +1,11 @@
-//! What admission knows of a chunk: 64 bits of its name and its length. This file must never know what is decided by them.
+//! What admission knows of a chunk: 64 bits of its name and its length.
 
 use forebay_kv::ChunkId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// Stands for a chunk id. Among ten million chunks two share a key with probability 3e-6; the price is one chunk written
-/// or left out by mistake, never a wrong byte.
+/// Stands for a chunk id. Among ten million chunks two share a key with probability 3e-6; the price
+/// is one chunk written or left out by mistake, never a wrong byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChunkKey(u64);
 
@@ -29,7 +29,8 @@ impl ChunkKey {
         self.0
     }
 
-    /// Whether the chunk is in a sample of one in `one_in`, a power of two. Smaller samples are part of larger ones.
+    /// Whether the chunk is in a sample of one in `one_in`, a power of two. Smaller samples are
+    /// part of larger ones.
     pub(crate) fn is_sampled(self, one_in: u64) -> bool {
         // The bits in the middle: hash tables take theirs from both ends.
         (self.0 >> SAMPLE_SHIFT) & (one_in - 1) == 0
@@ -39,7 +40,8 @@ impl ChunkKey {
 /// Samples are chosen by the bits from here on.
 const SAMPLE_SHIFT: u32 = 24;
 
-/// The largest `one_in` that leaves the highest seven bits, which the standard hash table looks at, alone.
+/// The largest `one_in` that leaves the highest seven bits, which the standard hash table looks at,
+/// alone.
 pub(crate) const MAX_ONE_IN: u64 = 1 << (57 - SAMPLE_SHIFT);
 
 impl From<&ChunkId> for ChunkKey {

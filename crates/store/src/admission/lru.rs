@@ -1,12 +1,12 @@
-//! A tier as admission models it: chunks in the order of their last use, within a number of bytes. This file knows the
-//! order; it must never know what dropping a chunk means.
+//! A tier as admission models it: chunks in the order of their last use, within a number of bytes.
+//! This file knows the order.
 
 use super::key::{Chunk, ChunkKey, KeyMap};
 
 /// Chunks from the one used longest ago to the one used last.
 ///
-/// Whoever uses the chunks of a chain from the last to the first gets an order in which a chunk is always more recent
-/// than what continues it, so that what is dropped is a leaf.
+/// Whoever uses the chunks of a chain from the last to the first gets an order in which a chunk is
+/// always more recent than what continues it, so that what is dropped is a leaf.
 ///
 /// ```
 /// use forebay_store::admission::{Chunk, ChunkKey, Lru};
@@ -78,7 +78,8 @@ impl Lru {
         true
     }
 
-    /// Adds a chunk as the newest, or makes it the newest if it is here. The tier may then hold more than it should:
+    /// Adds a chunk as the newest, or makes it the newest if it is here. The tier may then hold
+    /// more than it should:
     /// [`pop_excess`](Lru::pop_excess).
     pub fn insert(&mut self, chunk: Chunk) {
         if self.touch(chunk.key) || self.len() >= LIMIT {

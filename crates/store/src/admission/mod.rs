@@ -1,7 +1,8 @@
-//! Admission: which of the chunks that memory drops are written to the SSD. This module knows keys, lengths and the
-//! time it is told; it moves no byte.
+//! Admission: which of the chunks that memory drops are written to the SSD. This module knows keys,
+//! lengths and the time it is told; it moves no byte.
 //!
-//! `docs/tiers.md` describes what [`Admission`] does to real traces; `forebay trace info --tiers` tries it on others.
+//! `docs/tiers.md` describes what [`Admission`] does to real traces; `forebay trace info --tiers`
+//! tries it on others.
 
 mod adaptive;
 mod endurance;
@@ -32,7 +33,8 @@ use std::str::FromStr;
 pub enum Policy {
     /// All of them.
     All,
-    /// Those that were used at least twice, among four to eight times as many chunks as fit on the SSD.
+    /// Those that were used at least twice, among four to eight times as many chunks as fit on the
+    /// SSD.
     SecondHit,
     /// As `all` or as `second-hit`, whichever does better on a sample of the traffic.
     Adaptive,
@@ -154,8 +156,8 @@ impl Admission {
         Admission { rule, endurance, verdicts: Verdicts::default() }
     }
 
-    /// Notes that a request used a chain of chunks, given from its root without gaps, wherever they were found or if they
-    /// had to be computed. To be called once for each request.
+    /// Notes that a request used a chain of chunks, given from its root without gaps, wherever they
+    /// were found or if they had to be computed. To be called once for each request.
     pub fn used(&mut self, chain: &[Chunk]) {
         match &mut self.rule {
             Rule::All => {}
@@ -164,8 +166,8 @@ impl Admission {
         }
     }
 
-    /// What is to become of a chunk that memory drops and that is not on the SSD. A [`Verdict::Write`] is charged to the
-    /// endurance budget.
+    /// What is to become of a chunk that memory drops and that is not on the SSD. A
+    /// [`Verdict::Write`] is charged to the endurance budget.
     pub fn admit(&mut self, chunk: Chunk, now_us: u64) -> Verdict {
         let claim = match &self.rule {
             Rule::All => Some(Claim::Full),
@@ -183,7 +185,8 @@ impl Admission {
         verdict
     }
 
-    /// Bytes of memory: some 32 for each chunk that fits on the SSD where use is remembered, and at most 8 MiB of models.
+    /// Bytes of memory: some 32 for each chunk that fits on the SSD where use is remembered, and at
+    /// most 8 MiB of models.
     pub fn table_bytes(&self) -> u64 {
         match &self.rule {
             Rule::All => 0,

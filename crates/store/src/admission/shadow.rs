@@ -1,16 +1,18 @@
-//! What `all` and `second-hit` would have made of the traffic: the tiers modelled twice, at a small scale. This file knows
-//! a sample of the chunks and models of tiers; it must never know what is concluded from them, or when things happened.
+//! What `all` and `second-hit` would have made of the traffic: the tiers modelled twice, at a small
+//! scale. This file knows a sample of the chunks and models of tiers.
 //!
 //! # Why a sample of single chunks is enough
 //!
-//! A chunk is of use only with everything before it, so one would sample whole families of chains by their first chunk.
-//! But where all prompts start alike there is one family: the Mooncake conversation trace has 182,790 different blocks
-//! and one first block. Chunks are therefore sampled one by one, by their key (SHARDS: Waldspurger et al., "Efficient MRC
-//! construction with SHARDS", FAST 2015), each tier with the sampled share of its capacity. That is sound because both
-//! policies keep what they hold closed towards the root: every use of a chunk uses all before it, they are touched after
-//! it, so they are newer in every order and used at least as often. When a chunk is held, so is all before it, and the
-//! hit of a chunk is the hit of its prefix. For `second-hit` this is not exact: a chunk may be held whose predecessor is
-//! not. A test below holds the figures of a sample against those of all chunks.
+//! A chunk is of use only with everything before it, so one would sample whole families of chains
+//! by their first chunk. But where all prompts start alike there is one family: the Mooncake
+//! conversation trace has 182,790 different blocks and one first block. Chunks are therefore
+//! sampled one by one, by their key (SHARDS: Waldspurger et al., "Efficient MRC construction with
+//! SHARDS", FAST 2015), each tier with the sampled share of its capacity. That is sound because
+//! both policies keep what they hold closed towards the root: every use of a chunk uses all before
+//! it, they are touched after it, so they are newer in every order and used at least as often. When
+//! a chunk is held, so is all before it, and the hit of a chunk is the hit of its prefix. For
+//! `second-hit` this is not exact: a chunk may be held whose predecessor is not. A test below holds
+//! the figures of a sample against those of all chunks.
 
 use super::history::History;
 use super::key::{Chunk, MAX_ONE_IN};
@@ -29,7 +31,8 @@ pub(crate) const ALL: usize = 0;
 /// The place of `second-hit` in [`PerPolicy`].
 pub(crate) const SECOND_HIT: usize = 1;
 
-/// The models: one of the memory tier, which does not depend on the policy, and one SSD tier for each policy.
+/// The models: one of the memory tier, which does not depend on the policy, and one SSD tier for
+/// each policy.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     one_in: u64,
@@ -39,7 +42,8 @@ pub(crate) struct Shadow {
     was_full: bool,
 }
 
-/// What one chain meant to the models, in bytes, each sampled byte counted for all that it stands for.
+/// What one chain meant to the models, in bytes, each sampled byte counted for all that it stands
+/// for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sampled {
     /// Looked up.
@@ -62,7 +66,8 @@ impl Shadow {
         }
     }
 
-    /// Uses a chain, from its root, of which `history` knows already. `None` when no chunk of it is in the sample.
+    /// Uses a chain, from its root, of which `history` knows already. `None` when no chunk of it is
+    /// in the sample.
     pub fn used(&mut self, chain: &[Chunk], history: &History) -> Option<Sampled> {
         let (mut sampled, one_in) = (Sampled::default(), self.one_in);
         for chunk in chain.iter().rev().filter(|chunk| chunk.key.is_sampled(one_in)) {
@@ -151,7 +156,8 @@ mod tests {
     use super::*;
     use crate::admission::testing::{chunk, hash};
 
-    /// Prompts of 1 to 40 chunks that begin like one of `families`, some of which come often, and end on their own.
+    /// Prompts of 1 to 40 chunks that begin like one of `families`, some of which come often, and
+    /// end on their own.
     fn prompts(count: u64, families: u64) -> impl Iterator<Item = Vec<Chunk>> {
         (0..count).map(move |prompt| {
             let random = hash(prompt);
@@ -236,7 +242,8 @@ mod tests {
             written += shadow.used(&chain, &history).unwrap_or_default().written_bytes[ALL];
             assert!(shadow.table_bytes() < 8 << 20);
         }
-        // 80,000 sampled chunks do not fit into a model, half and a quarter of them neither until one in 256 is left.
+        // 80,000 sampled chunks do not fit into a model, half and a quarter of them neither until
+        // one in 256 is left.
         assert_eq!(shadow.one_in(), 256);
         assert_eq!(shadow.ssds[ALL].capacity_bytes(), ssd_chunks / 256);
         let expected = 64.0 * 80_000.0 - 64_000.0;

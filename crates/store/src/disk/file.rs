@@ -1,5 +1,6 @@
-//! Files that disk links work on: preallocated or a raw partition, opened for direct I/O, and refused with a clear reason
-//! when they would fail later. This file knows file systems and devices; it must never know what is kept in the file.
+//! Files that disk links work on: preallocated or a raw partition, opened for direct I/O, and
+//! refused with a clear reason when they would fail later. This file knows file systems and
+//! devices.
 
 use super::plan::DISK_ALIGN_BYTES;
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
@@ -153,7 +154,8 @@ enum Holes {
 }
 
 impl DiskFile {
-    /// Creates a file of `bytes` bytes, all of them set aside on the disk. What cannot be completed is removed again.
+    /// Creates a file of `bytes` bytes, all of them set aside on the disk. What cannot be completed
+    /// is removed again.
     pub fn create(path: impl AsRef<Path>, bytes: u64) -> Result<DiskFile, DiskError> {
         let path = path.as_ref();
         check_size(path, bytes)?;
@@ -173,8 +175,8 @@ impl DiskFile {
         DiskFile::complete(fd, path, bytes).inspect_err(|_| remove())
     }
 
-    /// Gives a file that exists `bytes` bytes of zeros, all of them set aside on the disk, in place of
-    /// what it holds. The caller owns the file: nobody else may use it meanwhile.
+    /// Gives a file that exists `bytes` bytes of zeros, all of them set aside on the disk, in place
+    /// of what it holds. The caller owns the file: nobody else may use it meanwhile.
     pub fn remake(path: impl AsRef<Path>, bytes: u64) -> Result<DiskFile, DiskError> {
         let path = path.as_ref();
         check_size(path, bytes)?;
@@ -194,14 +196,14 @@ impl DiskFile {
         Ok(DiskFile::new(fd, path, bytes, block_bytes))
     }
 
-    /// Opens a file that exists, or a raw partition that nobody else uses. A file with holes has them set aside, so that
-    /// a full disk is found now and not by a write.
+    /// Opens a file that exists, or a raw partition that nobody else uses. A file with holes has
+    /// them set aside, so that a full disk is found now and not by a write.
     pub fn open(path: impl AsRef<Path>) -> Result<DiskFile, DiskError> {
         DiskFile::open_and(path.as_ref(), Holes::Fill)
     }
 
-    /// The same, but holes stay: for owners that give space back to the file system and know where. A write into a hole
-    /// may find the disk full.
+    /// The same, but holes stay: for owners that give space back to the file system and know where.
+    /// A write into a hole may find the disk full.
     pub fn open_with_holes(path: impl AsRef<Path>) -> Result<DiskFile, DiskError> {
         DiskFile::open_and(path.as_ref(), Holes::Keep)
     }
@@ -334,7 +336,8 @@ fn preallocate(fd: &OwnedFd, path: &Path, bytes: u64) -> Result<(), DiskError> {
     })
 }
 
-/// The block size of direct I/O. Systems that cannot say (before Linux 6.1) are taken to need [`DISK_ALIGN_BYTES`].
+/// The block size of direct I/O. Systems that cannot say (before Linux 6.1) are taken to need
+/// [`DISK_ALIGN_BYTES`].
 fn block_bytes(fd: &OwnedFd, path: &Path) -> Result<u64, DiskError> {
     let mask = StatxFlags::from_bits_retain(libc::STATX_DIOALIGN);
     let stat = fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask)

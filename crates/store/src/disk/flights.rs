@@ -1,6 +1,7 @@
-//! Operations under way: which I/Os of which operation wait, are with the kernel or have ended. An operation ends once,
-//! when none of its I/Os is with the kernel any more. This file is a state machine that is told results and says what to
-//! request next; it must never perform an I/O or know whom an operation belongs to.
+//! Operations under way: which I/Os of which operation wait, are with the kernel or have ended. An
+//! operation ends once, when none of its I/Os is with the kernel any more. This file is a state
+//! machine that is told results and says what to request next; it must never perform an I/O or know
+//! whom an operation belongs to.
 
 use super::kernel::{Action, Completed, Request};
 use super::plan::Plan;
@@ -78,7 +79,8 @@ struct Op<T> {
 }
 
 impl<T> Flights<T> {
-    /// Up to `depth` I/Os are with the kernel at a time. The device can continue an I/O at multiples of `block_bytes`.
+    /// Up to `depth` I/Os are with the kernel at a time. The device can continue an I/O at
+    /// multiples of `block_bytes`.
     pub fn new(depth: usize, block_bytes: u64) -> Flights<T> {
         Flights {
             ops: Vec::new(),
@@ -128,8 +130,8 @@ impl<T> Flights<T> {
         }
     }
 
-    /// The next request to hand to the kernel, if one waits and the kernel has room. Its slices stay valid until the key
-    /// is [completed](Flights::complete) or the table is dropped.
+    /// The next request to hand to the kernel, if one waits and the kernel has room. Its slices
+    /// stay valid until the key is [completed](Flights::complete) or the table is dropped.
     pub fn next(&mut self) -> Option<(u64, Request)> {
         if self.with_kernel == self.depth {
             return None;
@@ -294,8 +296,9 @@ mod tests {
     }
 
     proptest! {
-        /// A random kernel completes in random order with short results and errors. Success means that each byte of the
-        /// operation was moved; every operation ends once, and never while the kernel has something of it.
+        /// A random kernel completes in random order with short results and errors. Success means
+        /// that each byte of the operation was moved; every operation ends once, and never while
+        /// the kernel has something of it.
         #[test]
         fn success_means_every_byte_and_each_operation_ends_once(
             ops in proptest::collection::vec((1u64..6, 1u64..6), 1..12),

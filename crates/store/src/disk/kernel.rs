@@ -1,8 +1,9 @@
-//! The seam between the disk link and the system: what an I/O is, and who carries it out. This file knows requests and
-//! results as the kernel states them; it must never know operations, regions or what to do about an error.
+//! The seam between the disk link and the system: what an I/O is, and who carries it out. This file
+//! knows requests and results as the kernel states them.
 //!
-//! There are two drivers in production, [`uring`](super::uring) and [`threads`](super::threads). Tests put a third in
-//! front of them, which fails on purpose, so that no code in production knows of injected faults.
+//! There are two drivers in production, [`uring`](super::uring) and [`threads`](super::threads).
+//! Tests put a third in front of them, which fails on purpose, so that no code in production knows
+//! of injected faults.
 
 use forebay_transfer::Waker;
 use std::io;
@@ -30,7 +31,8 @@ pub struct Request {
     pub slice_count: u32,
 }
 
-// SAFETY: whoever starts a request promises that its slices are valid until it completed, on whichever thread.
+// SAFETY: whoever starts a request promises that its slices are valid until it completed, on
+// whichever thread.
 unsafe impl Send for Request {}
 
 /// How an I/O ended.
@@ -46,23 +48,25 @@ pub struct Completed {
 ///
 /// # Safety
 ///
-/// A request must complete exactly once, only after nothing can touch its slices any more, and its result must not claim
-/// more bytes than were transferred. Dropping the kernel must wait until all requests are quiet.
+/// A request must complete exactly once, only after nothing can touch its slices any more, and its
+/// result must not claim more bytes than were transferred. Dropping the kernel must wait until all
+/// requests are quiet.
 pub unsafe trait Kernel: Send {
     /// Takes a request in. It may start at once or with the next [`wait`](Kernel::wait).
     ///
     /// # Safety
     ///
-    /// The slices, the memory behind them and the file must stay valid until `key` completed or the kernel was dropped.
-    /// No more requests may be under way than the kernel was made for.
+    /// The slices, the memory behind them and the file must stay valid until `key` completed or the
+    /// kernel was dropped. No more requests may be under way than the kernel was made for.
     unsafe fn start(&mut self, key: u64, request: Request);
 
-    /// Starts what was taken in, sleeps until something completed or somebody used the [`Waker`], and appends what
-    /// completed. An error means that the system call for waiting failed; requests are under way as before.
+    /// Starts what was taken in, sleeps until something completed or somebody used the [`Waker`],
+    /// and appends what completed. An error means that the system call for waiting failed; requests
+    /// are under way as before.
     fn wait(&mut self, completed: &mut Vec<Completed>) -> io::Result<()>;
 
-    /// Has the system pin `len` bytes at `start` once, so that requests of one slice inside of them need not. An error
-    /// leaves everything working as before, or some of the bytes pinned.
+    /// Has the system pin `len` bytes at `start` once, so that requests of one slice inside of them
+    /// need not. An error leaves everything working as before, or some of the bytes pinned.
     ///
     /// # Safety
     ///

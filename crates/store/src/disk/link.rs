@@ -1,5 +1,5 @@
-//! The disk link as its users see it: opened on a file, given to a mover, and told which regions lie where. This file
-//! joins the parts; it must never decide what is requested of the system or when.
+//! The disk link as its users see it: opened on a file, given to a mover, and told which regions
+//! lie where. This file joins the parts.
 
 use super::file::{DiskError, DiskFile, FileFacts};
 use super::kernel::Kernel;
@@ -28,7 +28,8 @@ pub const IO_BYTES_MAX: u64 = 1 << 30;
 pub struct DiskOptions {
     /// I/Os under way at a time, 1 to [`DISK_DEPTH_MAX`].
     pub depth: u32,
-    /// Bytes of one I/O at most: [`DISK_ALIGN_BYTES`] to [`IO_BYTES_MAX`], rounded down to a multiple of the former.
+    /// Bytes of one I/O at most: [`DISK_ALIGN_BYTES`] to [`IO_BYTES_MAX`], rounded down to a
+    /// multiple of the former.
     pub io_bytes_max: u64,
     /// Who carries out the I/Os.
     pub driver: Driver,
@@ -54,11 +55,12 @@ impl Default for DiskOptions {
 
 /// A file or raw partition as a link of a mover.
 ///
-/// Operations are pairs of a span on disk and a span of host memory. Spans that follow each other on disk become one
-/// vectored I/O, wherever their memory lies. File offsets, lengths and addresses must be multiples of
+/// Operations are pairs of a span on disk and a span of host memory. Spans that follow each other
+/// on disk become one vectored I/O, wherever their memory lies. File offsets, lengths and addresses
+/// must be multiples of
 /// [`DISK_ALIGN_BYTES`]; an operation with any other fails before a byte of it is moved. An operation succeeds only when
-/// every byte was moved; short results are continued, and what cannot be continued is a failure that names offset and
-/// reason.
+/// every byte was moved; short results are continued, and what cannot be continued is a failure
+/// that names offset and reason.
 ///
 /// Dropping the link finishes what was started, then closes the file.
 ///
@@ -96,7 +98,8 @@ pub struct DiskLink {
     process: Process,
 }
 
-/// Speaks to a disk link while a mover owns it. Cheap to clone, usable from any thread. It does not keep the file open.
+/// Speaks to a disk link while a mover owns it. Cheap to clone, usable from any thread. It does not
+/// keep the file open.
 #[derive(Clone)]
 pub struct DiskHandle {
     shared: Arc<Shared>,
@@ -206,10 +209,10 @@ impl DiskHandle {
         Ok(region)
     }
 
-    /// Has the system pin memory once, for as long as the link lives, so that I/Os on one piece of it need not pin it
-    /// each time: about a quarter less CPU for an I/O of 80 KiB. Meant for arenas and staging. An error leaves everything
-    /// working without; commonly it is the limit of locked memory (`RLIMIT_MEMLOCK`), or the driver by threads, which
-    /// cannot pin.
+    /// Has the system pin memory once, for as long as the link lives, so that I/Os on one piece of
+    /// it need not pin it each time: about a quarter less CPU for an I/O of 80 KiB. Meant for
+    /// arenas and staging. An error leaves everything working without; commonly it is the limit of
+    /// locked memory (`RLIMIT_MEMLOCK`), or the driver by threads, which cannot pin.
     pub fn pin(&self, backing: Arc<dyn Backing>) -> Result<(), DiskError> {
         let failed =
             |source| DiskError::System { path: self.file.path().to_owned(), doing: "pinning memory", source };

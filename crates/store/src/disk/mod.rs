@@ -1,8 +1,9 @@
-//! The disk link: a preallocated file or raw partition, read and written directly (`O_DIRECT`) by io_uring, or by threads
-//! where io_uring is forbidden.
+//! The disk link: a preallocated file or raw partition, read and written directly (`O_DIRECT`) by
+//! io_uring, or by threads where io_uring is forbidden.
 //!
-//! Pure parts: `plan` turns an operation into vectored I/Os, `progress` judges results, `flights` keeps operations until
-//! every I/O of theirs has ended, [`pacer`](WriteBackPacer) bounds write-back by the latency that reads see. Drivers:
+//! Pure parts: `plan` turns an operation into vectored I/Os, `progress` judges results, `flights`
+//! keeps operations until every I/O of theirs has ended, [`pacer`](WriteBackPacer) bounds
+//! write-back by the latency that reads see. Drivers:
 //! [`Uring`] and [`Threads`], behind [`Kernel`]. Glue: [`DiskLink`] and its thread. Knows files and system calls; must
 //! never know what is kept in a file, or who waits for which bytes.
 

@@ -1,10 +1,11 @@
-//! How much write-back a disk bears: additive increase, multiplicative decrease of the write lots in flight, driven by
-//! how long reads take meanwhile. This file knows latencies and ages; it must never know links, files or clocks.
+//! How much write-back a disk bears: additive increase, multiplicative decrease of the write lots
+//! in flight, driven by how long reads take meanwhile. This file knows latencies and ages.
 //!
-//! Reads come first: in an epoch in which more than one read in a hundred took longer than its goal, the window is
-//! halved; after any other epoch it grows by one lot. KV that waits to be written takes memory that others need, so its
-//! age is bounded too: past half of the bound the window is raised with age, and at the bound the owner is told to drop
-//! what is older, since a cache may forget but must not hold everybody up.
+//! Reads come first: in an epoch in which more than one read in a hundred took longer than its
+//! goal, the window is halved; after any other epoch it grows by one lot. KV that waits to be
+//! written takes memory that others need, so its age is bounded too: past half of the bound the
+//! window is raised with age, and at the bound the owner is told to drop what is older, since a
+//! cache may forget but must not hold everybody up.
 
 /// The fixed numbers of a pacer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +16,8 @@ pub struct PacerLimits {
     pub lots_max: u32,
     /// How long a read should take beside the time for its bytes.
     pub read_goal_us: u64,
-    /// How fast a read's bytes should come; from the link's measured rate and what reads must keep of it.
+    /// How fast a read's bytes should come; from the link's measured rate and what reads must keep
+    /// of it.
     pub read_goal_bytes_per_s: u64,
     /// How long the window stays before it is judged.
     pub epoch_us: u64,
@@ -53,8 +55,8 @@ pub struct WriteBackPacer {
 }
 
 impl WriteBackPacer {
-    /// A pacer that allows everything until reads show that it is too much. At least one lot is always allowed, and
-    /// `lots_max` is at least `lots_min`.
+    /// A pacer that allows everything until reads show that it is too much. At least one lot is
+    /// always allowed, and `lots_max` is at least `lots_min`.
     pub fn new(limits: PacerLimits) -> WriteBackPacer {
         let lots_min = limits.lots_min.max(1);
         let lots_max = limits.lots_max.max(lots_min);
@@ -69,7 +71,8 @@ impl WriteBackPacer {
         self.misses += u64::from(took_us > self.goal_us(bytes));
     }
 
-    /// Write lots that may be in flight now, given when the oldest bytes that wait to be written became dirty.
+    /// Write lots that may be in flight now, given when the oldest bytes that wait to be written
+    /// became dirty.
     pub fn window_lots(&mut self, now_us: u64, oldest_dirty_us: Option<u64>) -> u32 {
         self.judge(now_us);
         let age_us = oldest_dirty_us.map_or(0, |since_us| now_us.saturating_sub(since_us));
@@ -104,7 +107,8 @@ impl WriteBackPacer {
         (self.reads, self.misses, self.epoch_began_us) = (0, 0, now_us);
     }
 
-    /// What age alone demands: `lots_min` up to half of the bound, `lots_max` at the bound, in proportion between.
+    /// What age alone demands: `lots_min` up to half of the bound, `lots_max` at the bound, in
+    /// proportion between.
     fn window_for_age(&self, age_us: u64) -> u32 {
         let PacerLimits { lots_min, lots_max, dirty_age_max_us, .. } = self.limits;
         let half_us = dirty_age_max_us / 2;
@@ -174,8 +178,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any limits and any history: the window stays within its bounds, never shrinks with age, and at the bound of
-        /// age everything is allowed.
+        /// Any limits and any history: the window stays within its bounds, never shrinks with age,
+        /// and at the bound of age everything is allowed.
         #[test]
         fn the_window_stays_within_its_bounds(
             lots in (0u32..100, 0u32..100),

@@ -1,4 +1,5 @@
-//! Which buffer of the ring a piece of memory lies in. This file knows addresses; it must never follow one.
+//! Which buffer of the ring a piece of memory lies in. This file knows addresses; it must never
+//! follow one.
 
 use std::io;
 
@@ -22,7 +23,8 @@ pub(crate) struct Part {
 }
 
 impl Pinned {
-    /// Cuts `len` bytes at `start` into parts that the system can pin, numbered behind those that there are.
+    /// Cuts `len` bytes at `start` into parts that the system can pin, numbered behind those that
+    /// there are.
     pub fn cut(&self, start: usize, len: usize) -> io::Result<Vec<Part>> {
         let overlaps = |part: &Part| part.start < start.saturating_add(len) && start < part.start + part.len;
         if self.parts.iter().any(overlaps) {

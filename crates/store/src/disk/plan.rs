@@ -1,12 +1,12 @@
-//! Plans: how the pieces of an operation become vectored I/Os. Neighbouring bytes of the file become one I/O, however
-//! scattered they are in memory, within the limits of the system call. This file knows offsets, addresses and limits; it
-//! must never follow an address.
+//! Plans: how the pieces of an operation become vectored I/Os. Neighbouring bytes of the file
+//! become one I/O, however scattered they are in memory, within the limits of the system call. This
+//! file knows offsets, addresses and limits; it must never follow an address.
 
 use std::ptr::NonNull;
 use thiserror::Error;
 
-/// Direct I/O needs file offsets, lengths and addresses that are multiples of this. Devices with smaller blocks would
-/// allow less; one rule for all keeps files portable between them.
+/// Direct I/O needs file offsets, lengths and addresses that are multiples of this. Devices with
+/// smaller blocks would allow less; one rule for all keeps files portable between them.
 pub const DISK_ALIGN_BYTES: u64 = 4096;
 
 /// Slices of one I/O at most: Linux's `UIO_MAXIOV`.
@@ -83,7 +83,8 @@ impl Plan {
         &self.slices[io.first_slice..io.first_slice + io.slice_count]
     }
 
-    /// Takes the first `bytes` bytes, which are done, off the I/O at `index`. More than it has empties it.
+    /// Takes the first `bytes` bytes, which are done, off the I/O at `index`. More than it has
+    /// empties it.
     pub fn advance(&mut self, index: usize, bytes: u64) {
         let io = &mut self.ios[index];
         let mut left = bytes.min(io.bytes);

@@ -1,13 +1,14 @@
-//! What to do with the result of an I/O: it is done, starts again, continues where it stopped, or has failed. This file
-//! knows results and their meaning; it must never perform an I/O.
+//! What to do with the result of an I/O: it is done, starts again, continues where it stopped, or
+//! has failed. This file knows results and their meaning; it must never perform an I/O.
 //!
-//! A short result is never success. It is continued at the byte where it stopped; direct I/O can only continue at a
-//! device block, so bytes past the last whole block are done twice.
+//! A short result is never success. It is continued at the byte where it stopped; direct I/O can
+//! only continue at a device block, so bytes past the last whole block are done twice.
 
 use super::kernel::Action;
 use thiserror::Error;
 
-/// How often in a row an I/O may be interrupted or deferred without moving a byte before it counts as failed.
+/// How often in a row an I/O may be interrupted or deferred without moving a byte before it counts
+/// as failed.
 pub const IDLE_RESULTS_MAX: u32 = 1_024;
 
 /// How far an I/O has come.
@@ -107,7 +108,8 @@ impl Progress {
         self.left_bytes
     }
 
-    /// Takes in a result: bytes, or a negated `errno`. The device can continue at multiples of `block_bytes`.
+    /// Takes in a result: bytes, or a negated `errno`. The device can continue at multiples of
+    /// `block_bytes`.
     pub fn take(&mut self, result: i32, block_bytes: u64) -> Next {
         match u64::try_from(result) {
             Ok(bytes) => self.moved(bytes, block_bytes),
@@ -211,7 +213,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the system reports, done means that its whole blocks add up to the I/O, the last part aside.
+        /// Whatever the system reports, done means that its whole blocks add up to the I/O, the
+        /// last part aside.
         #[test]
         fn done_means_that_the_results_add_up(
             blocks in 1u64..64,

@@ -1,5 +1,5 @@
-//! Where regions lie in the file, and what an operation of the mover means there. This file knows spans and addresses;
-//! it must never know how or when the bytes are moved.
+//! Where regions lie in the file, and what an operation of the mover means there. This file knows
+//! spans and addresses.
 
 use super::kernel::Action;
 use super::plan::{Piece, Plan, PlanError};

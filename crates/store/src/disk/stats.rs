@@ -1,4 +1,4 @@
-//! Counters of a disk link. This file counts; it must never decide.
+//! Counters of a disk link. This file counts.
 
 use super::kernel::Action;
 use super::progress::{FaultKind, Next};

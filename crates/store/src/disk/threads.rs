@@ -1,5 +1,5 @@
-//! The fallback driver, for systems where io_uring is missing or forbidden: a few threads that block in `preadv`
-//! and `pwritev`. This file does system calls; it must never decide anything.
+//! The fallback driver, for systems where io_uring is missing or forbidden: a few threads that
+//! block in `preadv` and `pwritev`. This file does system calls.
 
 use super::kernel::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
@@ -38,7 +38,8 @@ struct State {
 }
 
 impl Threads {
-    /// As many threads as requests may be under way, up to [`DISK_THREADS_MAX`]. Fails if the system starts no more.
+    /// As many threads as requests may be under way, up to [`DISK_THREADS_MAX`]. Fails if the
+    /// system starts no more.
     pub fn open(file: impl AsFd, depth: u32) -> io::Result<Threads> {
         // The threads own the file: wakers, which share the rest, may outlive the kernel.
         let file = Arc::new(file.as_fd().try_clone_to_owned()?);
@@ -57,8 +58,8 @@ impl Threads {
     }
 }
 
-// SAFETY: a request completes once, after its system call returned and with that result; dropping joins the threads,
-// which first work off what is queued.
+// SAFETY: a request completes once, after its system call returned and with that result; dropping
+// joins the threads, which first work off what is queued.
 unsafe impl Kernel for Threads {
     unsafe fn start(&mut self, key: u64, request: Request) {
         self.shared.state.lock().requests.push_back((key, request));

@@ -1,6 +1,7 @@
-//! The io_uring driver: one ring, used by one thread. Requests are collected and submitted together with the wait for
-//! completions, in one system call. An eventfd whose read is always in the ring wakes the waiting thread, so that it
-//! sleeps while nothing happens; there is no polling thread. This file does system calls; it must never decide anything.
+//! The io_uring driver: one ring, used by one thread. Requests are collected and submitted together
+//! with the wait for completions, in one system call. An eventfd whose read is always in the ring
+//! wakes the waiting thread, so that it sleeps while nothing happens; there is no polling thread.
+//! This file does system calls.
 
 use super::kernel::{Action, Completed, Kernel, Request};
 use super::pinned::{PINNED_PARTS_MAX, Pinned};
@@ -13,7 +14,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The key of the eventfd's read. Keys of requests are below: their upper half is an index into a table.
+/// The key of the eventfd's read. Keys of requests are below: their upper half is an index into a
+/// table.
 const WAKE: u64 = u64::MAX;
 /// Requests of the ring's own: the eventfd's read.
 const OWN_REQUESTS: u32 = 1;
@@ -38,8 +40,8 @@ pub struct Uring {
 
 impl Uring {
     /// A ring for `file` with up to `depth` requests under way. Fails where io_uring is missing or
-    /// forbidden, also where a ring can be made and only its use is forbidden: one request that does
-    /// nothing is waited for here.
+    /// forbidden, also where a ring can be made and only its use is forbidden: one request that
+    /// does nothing is waited for here.
     pub fn open(file: impl AsFd, depth: u32) -> io::Result<Uring> {
         let ring = IoUring::new(depth.saturating_add(OWN_REQUESTS))?;
         ring.submitter().register_files(&[file.as_fd().as_raw_fd()])?;
@@ -77,7 +79,8 @@ impl Uring {
             let target: *mut u64 = &mut *self.wakes;
             let fd = io_uring::types::Fd(self.eventfd.as_raw_fd());
             let read = opcode::Read::new(fd, target.cast(), size_of::<u64>() as u32).build();
-            // SAFETY: the target is boxed and the eventfd open until this ring is dropped, which waits for the read.
+            // SAFETY: the target is boxed and the eventfd open until this ring is dropped, which
+            // waits for the read.
             unsafe { self.push(read.user_data(WAKE)) };
             self.wake_is_armed = true;
         }
@@ -87,8 +90,8 @@ impl Uring {
     ///
     /// What the entry points to must stay valid until it completed.
     unsafe fn push(&mut self, entry: squeue::Entry) {
-        // SAFETY: as the caller promises. The queue has an entry for each request that may be under way, so it is
-        // never full; were it, submitting would empty it.
+        // SAFETY: as the caller promises. The queue has an entry for each request that may be under
+        // way, so it is never full; were it, submitting would empty it.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             // An error here comes back from the next wait.
             let _ = self.ring.submit();
@@ -98,8 +101,8 @@ impl Uring {
     fn submit_and_wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Ok(_) => Ok(()),
-            // A signal, or a system short of memory or behind with completions: what completed is collected, and the
-            // caller waits again.
+            // A signal, or a system short of memory or behind with completions: what completed is
+            // collected, and the caller waits again.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {
                 Ok(())
             }
@@ -119,8 +122,8 @@ impl Uring {
     }
 }
 
-// SAFETY: the ring completes each request once, with its true result, after it has let go of the memory; dropping waits
-// for all of them.
+// SAFETY: the ring completes each request once, with its true result, after it has let go of the
+// memory; dropping waits for all of them.
 unsafe impl Kernel for Uring {
     unsafe fn start(&mut self, key: u64, request: Request) {
         let Request { action, offset, slices, slice_count } = request;
@@ -186,7 +189,8 @@ impl Drop for Uring {
         let mut completed = Vec::new();
         while self.with_kernel > 0 || self.wake_is_armed {
             if self.submit_and_wait().is_err() {
-                // While nothing can be known about what is under way, its memory must not be given back.
+                // While nothing can be known about what is under way, its memory must not be given
+                // back.
                 std::thread::sleep(PAUSE_AFTER_FAILED_WAIT);
             }
             self.collect(&mut completed);

@@ -1,5 +1,6 @@
-//! The thread of a disk link: it carries operations from the inbox to the kernel and their ends back. This file is glue;
-//! what to request is decided in [`flights`](super::flights), how in the drivers.
+//! The thread of a disk link: it carries operations from the inbox to the kernel and their ends
+//! back. This file is glue; what to request is decided in [`flights`](super::flights), how in the
+//! drivers.
 
 use super::file::DiskFile;
 use super::flights::Flights;
@@ -37,7 +38,8 @@ struct Waiter {
     _memory: Arc<Memory>,
 }
 
-/// The thread's own. The kernel is dropped first, and waits until nothing is under way before anything it uses goes.
+/// The thread's own. The kernel is dropped first, and waits until nothing is under way before
+/// anything it uses goes.
 pub(crate) struct Worker {
     kernel: Box<dyn Kernel>,
     flights: Flights<Waiter>,
@@ -91,7 +93,8 @@ impl Worker {
         match message {
             Message::Pin(backing, answer) => {
                 let pinned = match NonNull::new(backing.as_ptr()) {
-                    // SAFETY: the backing is kept for as long as the kernel, and stays where it is while it lives.
+                    // SAFETY: the backing is kept for as long as the kernel, and stays where it is
+                    // while it lives.
                     Some(start) => unsafe { self.kernel.pin(start, backing.len()) },
                     None => Ok(()),
                 };
@@ -117,8 +120,9 @@ impl Worker {
 
     fn start_what_can_start(&mut self) {
         while let Some((key, request)) = self.flights.next() {
-            // SAFETY: the table keeps the slices in place until the key completed; the waiter keeps the memory behind
-            // them; the file is open. All three outlive the kernel. The table hands out no more than its depth.
+            // SAFETY: the table keeps the slices in place until the key completed; the waiter keeps
+            // the memory behind them; the file is open. All three outlive the kernel. The table
+            // hands out no more than its depth.
             unsafe { self.kernel.start(key, request) };
         }
     }
@@ -138,8 +142,8 @@ impl Worker {
 
     fn wait(&mut self, completed: &mut Vec<Completed>) {
         if let Err(error) = self.kernel.wait(completed) {
-            // Nothing may be said about what is under way. Whoever waits too long for an operation gives it up, and
-            // keeps its memory in quarantine.
+            // Nothing may be said about what is under way. Whoever waits too long for an operation
+            // gives it up, and keeps its memory in quarantine.
             self.flights.stats.failed_waits += 1;
             if let Some(repeated) = self.failed_waits.pass() {
                 let volume = self.file.path().display();
@@ -153,7 +157,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // After a panic nobody would read the inbox any more; a message that is dropped reports a failure.
+        // After a panic nobody would read the inbox any more; a message that is dropped reports a
+        // failure.
         self.shared.inbox.close();
         self.shared.inbox.take(&mut Vec::new());
     }

@@ -1,18 +1,21 @@
-//! Commits: what makes the changes of a volume durable, in which order. This file turns changes into pages; it must never
-//! write them.
+//! Commits: what makes the changes of a volume durable, in which order. This file turns changes
+//! into pages; it must never write them.
 //!
 //! The order, and why it is enough:
 //!
 //! 1. *sync*: chunks whose records are in this commit, and their footers, are durable.
 //! 2. *head*: headers of segments that were opened, and summaries of those that were sealed.
 //! 3. *journal*: the records.
-//! 4. *sync*: head and journal are durable. Only now is a segment that was freed given to new chunks, so bytes that a
+//! 4. *sync*: head and journal are durable. Only now is a segment that was freed given to new
+//!    chunks, so bytes that a
 //!    durable record speaks of are never overwritten.
-//! 5. *tail*: a checkpoint, now and then, so that journal blocks may be used again; the last superblock when the log is
+//! 5. *tail*: a checkpoint, now and then, so that journal blocks may be used again; the last
+//!    superblock when the log is
 //!    closed. Then a *sync* again. Until then the blocks that it covers are not overwritten.
 //!
-//! A crash in between loses the records of this commit and nothing else. A record may be durable without the header of
-//! its segment only if the crash came before step 4, and then the segment's chunks are lost, never mistaken.
+//! A crash in between loses the records of this commit and nothing else. A record may be durable
+//! without the header of its segment only if the crash came before step 4, and then the segment's
+//! chunks are lost, never mistaken.
 
 use super::format::checkpoint::{Checkpoint, SegmentRow, SlotSet};
 use super::format::journal::{JournalPosition, RECORDS_PER_BLOCK};
@@ -29,7 +32,8 @@ use crate::tenant::TenantId;
 /// Pages to be written at offsets.
 pub type Pages = Vec<(u64, Vec<u8>)>;
 
-/// Everything that makes pending changes durable. What is to be done with it is said at the top of this file and at
+/// Everything that makes pending changes durable. What is to be done with it is said at the top of
+/// this file and at
 /// [`next_commit`](DiskTier::next_commit).
 #[derive(Debug)]
 #[must_use = "the volume has no other commit until this one is ended"]
@@ -52,10 +56,12 @@ pub struct Commit {
 }
 
 impl DiskTier {
-    /// What makes the pending changes of a volume durable, if there are any and no other commit is under way.
+    /// What makes the pending changes of a volume durable, if there are any and no other commit is
+    /// under way.
     ///
-    /// The caller, in this order: syncs the volume; writes `head`, then `journal`; syncs; writes `tail` and syncs, if
-    /// there is a tail. Then it calls [`end_commit`](DiskTier::end_commit), also if any of that failed.
+    /// The caller, in this order: syncs the volume; writes `head`, then `journal`; syncs; writes
+    /// `tail` and syncs, if there is a tail. Then it calls [`end_commit`](DiskTier::end_commit),
+    /// also if any of that failed.
     pub fn next_commit(&mut self, now_us: u64, volume: usize) -> Option<Commit> {
         self.advance(now_us);
         let owner = self.space.volumes.get(volume)?;
@@ -63,14 +69,15 @@ impl DiskTier {
         due.then(|| self.begin_commit(volume, false))
     }
 
-    /// The last commit of a volume, which says that the log was closed in good order. `None` while another one is under
-    /// way. Chunks whose writes have not ended are lost.
+    /// The last commit of a volume, which says that the log was closed in good order. `None` while
+    /// another one is under way. Chunks whose writes have not ended are lost.
     pub fn close(&mut self, volume: usize) -> Option<Commit> {
         let owner = self.space.volumes.get(volume)?;
         (!owner.committing && !owner.closed).then(|| self.begin_commit(volume, true))
     }
 
-    /// Whether a commit should not wait for others to join it: a segment waits to be free, or many changes wait.
+    /// Whether a commit should not wait for others to join it: a segment waits to be free, or many
+    /// changes wait.
     pub fn commit_is_urgent(&self, volume: usize) -> bool {
         let goal = self.space.free_goal(volume);
         self.space.volumes.get(volume).is_some_and(|owner| owner.is_urgent(goal))
@@ -124,7 +131,8 @@ impl DiskTier {
         }
     }
 
-    /// A commit ended: everything of it is durable, or it is not known what is. In that case the changes come again.
+    /// A commit ended: everything of it is durable, or it is not known what is. In that case the
+    /// changes come again.
     pub fn end_commit(&mut self, now_us: u64, commit: Commit, durable: bool) {
         self.advance(now_us);
         let owner = &mut self.space.volumes[commit.volume];
@@ -132,8 +140,9 @@ impl DiskTier {
         owner.committing_records = 0;
         owner.committing_freed = 0;
         if !durable {
-            // In the same order: blocks of this attempt that did reach the disk say the same. A checkpoint of it that did
-            // expects the blocks after them, so the next attempt must replace it, and writes no blocks before.
+            // In the same order: blocks of this attempt that did reach the disk say the same. A
+            // checkpoint of it that did expects the blocks after them, so the next attempt must
+            // replace it, and writes no blocks before.
             owner.checkpoint_is_due |= commit.checkpoint;
             owner.pending.splice(0..0, commit.records);
             owner.headers.splice(0..0, commit.headers);
@@ -157,7 +166,8 @@ impl DiskTier {
     fn header_pages(&self, volume: usize, headers: &[SegmentHeader]) -> Pages {
         let owner = &self.space.volumes[volume];
         let current = |header: &&SegmentHeader| {
-            // A segment may have been freed since; its header is then another generation's, or nobody's.
+            // A segment may have been freed since; its header is then another generation's, or
+            // nobody's.
             self.space.segments[owner.first_segment + header.segment as usize].sequence == header.sequence
         };
         let page =
@@ -187,10 +197,11 @@ impl DiskTier {
         segment.occupants.chunks(ENTRIES_PER_PAGE).enumerate().map(page).collect()
     }
 
-    /// The blocks of these records, where the next block goes, and whether more than half of the journal is left then. If
-    /// the records do not fit there are no blocks: a checkpoint says what they say. So it is after a failed attempt whose
-    /// checkpoint may be in the file: records that came since fill up its last block, which that checkpoint skips, and
-    /// go on in blocks that it does not skip. Replayed without the former, a segment is freed whose chunks were relocated
+    /// The blocks of these records, where the next block goes, and whether more than half of the
+    /// journal is left then. If the records do not fit there are no blocks: a checkpoint says what
+    /// they say. So it is after a failed attempt whose checkpoint may be in the file: records that
+    /// came since fill up its last block, which that checkpoint skips, and go on in blocks that it
+    /// does not skip. Replayed without the former, a segment is freed whose chunks were relocated
     /// nowhere.
     fn journal_pages(&self, volume: usize, records: &[Record]) -> (Pages, JournalPosition, bool) {
         let owner = &self.space.volumes[volume];
@@ -198,7 +209,8 @@ impl DiskTier {
         let used = owner.journal.sequence - owner.replay_from;
         let total = used + records.len().div_ceil(RECORDS_PER_BLOCK) as u64;
         if total > owner.layout.journal_blocks() || owner.checkpoint_is_due {
-            // Behind every block that an attempt which failed may have left: nobody is to replay those now.
+            // Behind every block that an attempt which failed may have left: nobody is to replay
+            // those now.
             at.sequence = owner.replay_from + owner.layout.journal_blocks();
             return (Pages::new(), at, false);
         }

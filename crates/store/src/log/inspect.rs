@@ -1,5 +1,5 @@
-//! Looking at a log without changing it: how it is divided, in what state it is, and which chunks it holds. This file
-//! knows what a reader finds; it must never write, and it takes nothing over.
+//! Looking at a log without changing it: how it is divided, in what state it is, and which chunks
+//! it holds. This file knows what a reader finds; it must never write, and it takes nothing over.
 
 use super::format::checkpoint::SegmentState;
 use super::format::copy_name::CopyName;

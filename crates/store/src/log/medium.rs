@@ -1,12 +1,12 @@
-//! What a log needs of a disk besides the chunks themselves: exact, blocking I/O on pages, for superblocks, journal,
-//! checkpoints, headers and summaries. This file knows the wish; it must never know files or system calls.
+//! What a log needs of a disk besides the chunks themselves: exact, blocking I/O on pages, for
+//! superblocks, journal, checkpoints, headers and summaries. This file knows the wish.
 
 use std::io;
 
 /// One volume: a preallocated file or a raw partition.
 ///
-/// Offsets and lengths are multiples of [`PAGE_BYTES`](super::PAGE_BYTES). An operation moves all bytes or fails; a short
-/// result of the system is the implementation's to continue.
+/// Offsets and lengths are multiples of [`PAGE_BYTES`](super::PAGE_BYTES). An operation moves all
+/// bytes or fails; a short result of the system is the implementation's to continue.
 pub trait Medium: Send + Sync {
     /// Its length.
     fn bytes(&self) -> u64;
@@ -17,7 +17,8 @@ pub trait Medium: Send + Sync {
     /// Writes all of `bytes` from `offset` on.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes durable what was written, by this medium or by others to the same volume, before the call.
+    /// Makes durable what was written, by this medium or by others to the same volume, before the
+    /// call.
     fn sync(&self) -> io::Result<()>;
 
     /// Gives a stretch's space back to the file system. It reads as zeros from now on.

@@ -1,10 +1,12 @@
 //! The log: chunks on disk in segments, and everything that brings them back after a crash.
 //!
-//! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks, `volume_state` holds what is not yet
-//! durable, `commit` makes it durable, `open` and `recovery` bring it back, `reclaim` empties segments, `scrub` overwrites
-//! what is gone, `withdraw` gives space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a
-//! disk when it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without changing it,
-//! `rebuild` helps one that lost its checkpoints, and `unreadable` one of which pages can never be read.
+//! `format/` is the bytes. [`DiskTier`] is the state: `segments` gives slots to chunks,
+//! `volume_state` holds what is not yet durable, `commit` makes it durable, `open` and `recovery`
+//! bring it back, `reclaim` empties segments, `scrub` overwrites what is gone, `withdraw` gives
+//! space back. None of it does I/O on chunks; [`Medium`] is the little that it asks of a disk when
+//! it is opened. `offline` drives a tier for tools; `inspect` and `verify` look at a log without
+//! changing it, `rebuild` helps one that lost its checkpoints, and `unreadable` one of which pages
+//! can never be read.
 
 mod commit;
 mod format;

@@ -1,5 +1,6 @@
-//! A log that one thread has to itself: a disk tier driven with blocking I/O, for tools and tests. This file carries out
-//! what the tier asks for, one thing after another; it must never decide what that is. Time stands still meanwhile.
+//! A log that one thread has to itself: a disk tier driven with blocking I/O, for tools and tests.
+//! This file carries out what the tier asks for, one thing after another. Time stands still
+//! meanwhile.
 
 use super::commit::{Commit, Pages};
 use super::format::copy_name::{CopyName, crc32c};
@@ -108,7 +109,8 @@ impl<'a> Offline<'a> {
         is_dropped
     }
 
-    /// Drops all chunks of a tenant and overwrites every byte that no other chunk has. Says how many chunks there were.
+    /// Drops all chunks of a tenant and overwrites every byte that no other chunk has. Says how
+    /// many chunks there were.
     pub fn purge(&mut self, tenant: TenantId) -> Result<usize, OfflineError> {
         let gone = self.tier.doom_tenant(NOW_US, tenant);
         self.settle()?;

@@ -1,5 +1,5 @@
-//! Opening the disk tier: what recovery found on each volume becomes rows, relatives and an order of use. This file joins
-//! the two; it must never know bytes of the format.
+//! Opening the disk tier: what recovery found on each volume becomes rows, relatives and an order
+//! of use. This file joins the two.
 
 use super::format::checkpoint::SegmentState;
 use super::format::page::PAGE_BYTES;
@@ -33,8 +33,8 @@ impl NotOpenedAt {
 }
 
 impl DiskTier {
-    /// Opens the logs on these volumes, whatever state a crash left them in, and says what was found on each. From here
-    /// on the files say that they are in use; nothing else was written.
+    /// Opens the logs on these volumes, whatever state a crash left them in, and says what was
+    /// found on each. From here on the files say that they are in use; nothing else was written.
     ///
     /// Chunks that were stored last count as used last.
     pub fn open(
@@ -99,7 +99,8 @@ impl DiskTier {
                 self.space.volumes[volume].usable -= 1;
                 return;
             }
-            // Nothing is added to a segment of an earlier epoch: who was writing where is not known any more.
+            // Nothing is added to a segment of an earlier epoch: who was writing where is not known
+            // any more.
             SegmentState::Open | SegmentState::Sealed => segment.state = State::Sealed,
         }
         segment.occupants = vec![None; usize::from(slots.count)];
@@ -114,7 +115,8 @@ impl DiskTier {
         }
         let note = row.state == SegmentState::Open;
         for batch in chunks.chunks(BATCH) {
-            // Millions of ids come in no order: the processor fetches the cells of some of them at the same time.
+            // Millions of ids come in no order: the processor fetches the cells of some of them at
+            // the same time.
             let ids: Vec<ChunkId> = batch.iter().map(|chunk| chunk.id).collect();
             std::hint::black_box(self.index.find_batch(&ids));
             batch.iter().for_each(|chunk| self.adopt_chunk(LogSlot::new(number, chunk.slot), chunk, note));
@@ -140,7 +142,8 @@ impl DiskTier {
         }
     }
 
-    /// Of two copies of a chunk, the one in the newer generation counts: the other was about to be forgotten.
+    /// Of two copies of a chunk, the one in the newer generation counts: the other was about to be
+    /// forgotten.
     fn leave_older_copy(&mut self, row: EntryIx, newer: LogSlot) {
         let id = *self.id_of(row);
         if let Some(older) = self.entry_mut(row).slot.replace(newer) {
@@ -184,7 +187,8 @@ impl DiskTier {
         let (page, mut read) = (superblock.encode(), vec![0; PAGE_BYTES]);
         medium.write_at(offset, &page).map_err(failed)?;
         medium.sync().map_err(failed)?;
-        // A page that could not be read before may be one that never can. Without it the epoch would be used twice.
+        // A page that could not be read before may be one that never can. Without it the epoch
+        // would be used twice.
         medium.read_at(offset, &mut read).map_err(failed)?;
         match read == page {
             true => Ok(()),

@@ -1,8 +1,10 @@
-//! Making a checkpoint from nothing, for a log that lost both of its own: whatever segment headers and footers prove is
-//! there. This file finds and writes; it must never touch a log that can be opened.
+//! Making a checkpoint from nothing, for a log that lost both of its own: whatever segment headers
+//! and footers prove is there. This file finds and writes; it must never touch a log that can be
+//! opened.
 //!
-//! What a checkpoint alone knew is lost with it: chunks that were evicted or deleted, and whose bytes are still whole, come
-//! back, unless the journal remembers their end. So may chunks of a tenant that was being purged: purge it again.
+//! What a checkpoint alone knew is lost with it: chunks that were evicted or deleted, and whose
+//! bytes are still whole, come back, unless the journal remembers their end. So may chunks of a
+//! tenant that was being purged: purge it again.
 
 use super::format::checkpoint::{Checkpoint, SegmentRow, SegmentState, SlotSet};
 use super::format::footer::Footer;
@@ -36,7 +38,8 @@ pub enum NotRebuilt {
     /// It can be opened.
     #[error("the log has a checkpoint that can be read: open it; nothing is to be rebuilt")]
     NotNeeded,
-    /// It is not the checkpoints that are missing, or the disk does not give what a new one is made of.
+    /// It is not the checkpoints that are missing, or the disk does not give what a new one is made
+    /// of.
     #[error(transparent)]
     NotOpened(#[from] NotOpened),
     /// The disk does not take what was rebuilt.
@@ -44,7 +47,8 @@ pub enum NotRebuilt {
     Io(#[from] io::Error),
 }
 
-/// Writes a checkpoint that says what headers, footers and the rest of the journal prove, and a superblock.
+/// Writes a checkpoint that says what headers, footers and the rest of the journal prove, and a
+/// superblock.
 pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
     match read_metadata(medium) {
         Ok(_) => return Err(NotRebuilt::NotNeeded),

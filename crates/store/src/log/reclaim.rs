@@ -1,6 +1,6 @@
-//! Reclaiming segments: the one with the fewest live bytes goes first, and what still lives in it is relocated as
-//! far as the budget for that allows, the rest is dropped. This file knows what to relocate; it must never know how bytes
-//! are copied.
+//! Reclaiming segments: the one with the fewest live bytes goes first, and what still lives in it
+//! is relocated as far as the budget for that allows, the rest is dropped. This file knows what to
+//! relocate.
 
 use super::log_slot::LogSlot;
 use super::segments::{Segment, Segments, State};
@@ -13,7 +13,8 @@ const DENSE_SIXTEENTHS: u64 = 15;
 
 /// A chunk to be copied from its slot to another one, with a footer of its own.
 ///
-/// Both slots are the relocator's until the value is given to [`end_relocation`](DiskTier::end_relocation).
+/// Both slots are the relocator's until the value is given to
+/// [`end_relocation`](DiskTier::end_relocation).
 #[derive(Debug)]
 #[must_use = "both slots stay taken until the relocation is ended"]
 pub struct Relocation {
@@ -28,7 +29,8 @@ pub struct Relocation {
 pub enum RelocationEnd {
     /// The chunk and its new footer are in the new slot.
     Written,
-    /// What was read is not what was written there once. The chunk is dropped, and the fault counted.
+    /// What was read is not what was written there once. The chunk is dropped, and the fault
+    /// counted.
     Corrupt,
     /// Reading or writing failed. The chunk stays where it is.
     Failed {
@@ -56,8 +58,8 @@ impl Segments {
 }
 
 impl Segments {
-    /// Whether chunks of a segment's shape are elsewhere on its volume. The last ones of a shape would take a segment for the one that
-    /// they leave.
+    /// Whether chunks of a segment's shape are elsewhere on its volume. The last ones of a shape
+    /// would take a segment for the one that they leave.
     fn has_company(&self, number: usize) -> bool {
         let Segment { volume, slots, .. } = &self.segments[number];
         let others = self.segments.iter().enumerate().filter(|(other, _)| *other != number);
@@ -78,7 +80,8 @@ impl Segment {
 }
 
 impl DiskTier {
-    /// A chunk to be relocated, if segments must be emptied. Chunks that are not worth it are dropped on the way.
+    /// A chunk to be relocated, if segments must be emptied. Chunks that are not worth it are
+    /// dropped on the way.
     pub fn next_relocation(&mut self, now_us: u64) -> Option<Relocation> {
         self.advance(now_us);
         (0..self.volumes()).find_map(|volume| {

@@ -1,13 +1,15 @@
-//! Opening a log after whatever happened to it: the newest checkpoint, the journal since, then who is in which slot from
-//! summaries and footers. This file reads a volume and says what it holds; it must never know what follows from that.
+//! Opening a log after whatever happened to it: the newest checkpoint, the journal since, then who
+//! is in which slot from summaries and footers. This file reads a volume and says what it holds.
 //!
-//! What is trusted, and why: a slot is live if checkpoint and journal say so, and a record is written only after its
-//! chunk and footer are durable. Chunks without a durable record are looked for behind the last known slot of segments
-//! that were open; each of them is read in full and believed only if every layer matches its footer.
+//! What is trusted, and why: a slot is live if checkpoint and journal say so, and a record is
+//! written only after its chunk and footer are durable. Chunks without a durable record are looked
+//! for behind the last known slot of segments that were open; each of them is read in full and
+//! believed only if every layer matches its footer.
 //!
-//! What cannot be read, maybe only now, is no reason to think that nothing is there: live chunks would be overwritten. So
-//! it keeps the log from opening, unless it is said elsewhere too or promises nothing: one of two superblocks, pages
-//! behind the journal's end, summaries, and what lies behind the last known slot.
+//! What cannot be read, maybe only now, is no reason to think that nothing is there: live chunks
+//! would be overwritten. So it keeps the log from opening, unless it is said elsewhere too or
+//! promises nothing: one of two superblocks, pages behind the journal's end, summaries, and what
+//! lies behind the last known slot.
 
 use super::format::checkpoint::{Checkpoint, CheckpointHead, SegmentRow, SegmentState, SlotSet};
 use super::format::copy_name::CopyName;
@@ -31,7 +33,8 @@ const PAGE: usize = PAGE_BYTES;
 /// Blocks of the journal that are read at a time.
 const BLOCKS_AT_ONCE: usize = 64;
 
-/// Slots behind the last known one that may be unreadable in a row before the search for more chunks ends.
+/// Slots behind the last known one that may be unreadable in a row before the search for more
+/// chunks ends.
 const GAPS_MAX: u32 = 16;
 
 /// Readers of segments at a time.
@@ -86,7 +89,8 @@ pub(super) struct Metadata {
     pub recovered: Recovered,
 }
 
-/// Reads superblocks. A file that ends before one has none there: that is no failure of the disk. One is enough.
+/// Reads superblocks. A file that ends before one has none there: that is no failure of the disk.
+/// One is enough.
 pub fn read_superblock(medium: &dyn Medium) -> Result<Current, NotOpened> {
     let pages = SUPERBLOCKS_AT.map(|offset| match medium.bytes() < offset + PAGE as u64 {
         true => Ok(Vec::new()),
@@ -241,7 +245,8 @@ impl Replay {
         }
     }
 
-    /// A segment was to be given to the file system, or came back. Whether that was done, and it holds zeros, is not known.
+    /// A segment was to be given to the file system, or came back. Whether that was done, and it
+    /// holds zeros, is not known.
     fn set_free(&mut self, segment: u32, state: SegmentState) {
         if let Some(row) = self.rows.get_mut(segment as usize) {
             let (clean, sequence) = (row.clean, row.sequence);
@@ -250,8 +255,9 @@ impl Replay {
     }
 }
 
-/// Finds out who is in the live slots of all segments, several at a time, and hands each segment to `each`: older lives
-/// first, since of two copies of a chunk the newer one counts, and what was stored last was used last.
+/// Finds out who is in the live slots of all segments, several at a time, and hands each segment to
+/// `each`: older lives first, since of two copies of a chunk the newer one counts, and what was
+/// stored last was used last.
 pub(super) fn read_segments(
     medium: &dyn Medium,
     metadata: &mut Metadata,
@@ -335,7 +341,8 @@ impl Reader<'_> {
         };
         let head_bytes = header.slots.head_bytes() as usize;
         let at = layout.segment_at(number);
-        // A segment that is still open has no summary. Footers say the same as one that cannot be read.
+        // A segment that is still open has no summary. Footers say the same as one that cannot be
+        // read.
         let head = match row.state {
             SegmentState::Sealed => read(self.medium, at, head_bytes).ok(),
             _ => None,
@@ -369,7 +376,8 @@ impl Reader<'_> {
         Ok(header.filter(|header| header.segment == number))
     }
 
-    /// What the summary says of each slot; nothing where a page of it is damaged or of another generation.
+    /// What the summary says of each slot; nothing where a page of it is damaged or of another
+    /// generation.
     fn summary(&self, header: &SegmentHeader, head: &[u8]) -> Vec<Option<SummaryEntry>> {
         let mut entries = Vec::with_capacity(usize::from(header.slots.count));
         for (page, bytes) in head[PAGE..].chunks(PAGE).enumerate() {
@@ -395,8 +403,8 @@ impl Reader<'_> {
         Ok(Footer::parse(self.log(), &page).ok().filter(|footer| is_of(footer, header, slot)))
     }
 
-    /// Looks for chunks that were written and of which no record is durable. Nothing promises those, so that one that
-    /// cannot be read is as good as none.
+    /// Looks for chunks that were written and of which no record is durable. Nothing promises
+    /// those, so that one that cannot be read is as good as none.
     fn salvage(
         &self,
         header: &SegmentHeader,

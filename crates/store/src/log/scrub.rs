@@ -1,5 +1,5 @@
-//! Overwriting what is gone: the slots of deleted chunks, and after the end of a tenant every byte that no living chunk
-//! has. This file knows which bytes; it must never know how they are written.
+//! Overwriting what is gone: the slots of deleted chunks, and after the end of a tenant every byte
+//! that no living chunk has. This file knows which bytes.
 
 use super::format::record::Record;
 use super::log_slot::LogSlot;
@@ -40,7 +40,8 @@ impl DiskTier {
         self.delete(tenant, ids)
     }
 
-    /// Ends a tenant: its chunks are gone at once, and every byte on disk that no other chunk has is to be overwritten, as
+    /// Ends a tenant: its chunks are gone at once, and every byte on disk that no other chunk has
+    /// is to be overwritten, as
     /// [`next_scrub`](DiskTier::next_scrub) says. Survives a crash. Says how many chunks there were.
     pub fn doom_tenant(&mut self, now_us: u64, tenant: TenantId) -> usize {
         self.advance(now_us);
@@ -92,8 +93,8 @@ impl DiskTier {
         self.space.scrubs_may_be_over();
     }
 
-    /// A free segment is overwritten up to `next`. One piece follows the other, so that none is under way, or to be written
-    /// again, when the segment may be opened.
+    /// A free segment is overwritten up to `next`. One piece follows the other, so that none is
+    /// under way, or to be written again, when the segment may be opened.
     fn end_piece(&mut self, number: usize, next: u64) {
         if next < self.segment_bytes(number) {
             self.space.scrubs.jobs.push_back(Job::Rest(number, next));
@@ -121,7 +122,8 @@ impl Segments {
         self.scrubs.jobs.push_back(Job::Slot(slot));
     }
 
-    /// A chunk was dropped while it was relocated to this slot. If its old slot waits to be overwritten, so does this one.
+    /// A chunk was dropped while it was relocated to this slot. If its old slot waits to be
+    /// overwritten, so does this one.
     pub(super) fn scrub_copy(&mut self, slot: LogSlot) {
         if !self.scrubs.jobs.is_empty() {
             self.scrub_slot(slot);
@@ -169,7 +171,8 @@ impl Segments {
                     self.scrubs.jobs.push_back(job);
                     None
                 }
-                // Opened since: what is written there now is alive, and the rest is scrubbed when it is sealed.
+                // Opened since: what is written there now is alive, and the rest is scrubbed when
+                // it is sealed.
                 State::Open => {
                     self.seal(number);
                     self.scrubs.jobs.push_back(job);
@@ -191,7 +194,8 @@ impl Segments {
         Scrub { volume, offset, bytes, segment: number, piece_at }
     }
 
-    /// Makes a job of each slot of a sealed segment in which nothing lives, and of each piece behind the slots.
+    /// Makes a job of each slot of a sealed segment in which nothing lives, and of each piece
+    /// behind the slots.
     fn scrub_dead(&mut self, number: usize) {
         let volume = usize::from(self.segments[number].volume);
         let segment_bytes = self.volumes[volume].layout.segment_bytes;

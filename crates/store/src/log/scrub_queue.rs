@@ -16,8 +16,8 @@ pub(super) enum Job {
     Slot(LogSlot),
     /// All dead slots of a segment and what lies behind its slots, or all of it if it is free.
     Segment(usize),
-    /// A piece of what lies behind the slots of a segment, where bytes of earlier generations may be. It starts at this offset, and the
-    /// segment waits for it.
+    /// A piece of what lies behind the slots of a segment, where bytes of earlier generations may
+    /// be. It starts at this offset, and the segment waits for it.
     Behind(usize, u64),
     /// What is left of a free segment, from this offset in it on.
     Rest(usize, u64),

@@ -1,10 +1,11 @@
-//! Segments as a medium for chunks: which slots of which segments of which volumes hold which rows, and what must be
-//! written down about it. This file knows slots, generations of segments and records; it must never know which chunk is worth
-//! keeping, or when anything is written.
+//! Segments as a medium for chunks: which slots of which segments of which volumes hold which rows,
+//! and what must be written down about it. This file knows slots, generations of segments and
+//! records.
 //!
-//! A slot is written once in a generation of its segment. So a chunk that leaves gives no room by itself: room comes when all
-//! of a segment's chunks have left and nobody touches their bytes. The tier is therefore told to evict while more live
-//! bytes are here than [`Segments::live_limit_bytes`], which leaves dead bytes to be reclaimed segment by segment.
+//! A slot is written once in a generation of its segment. So a chunk that leaves gives no room by
+//! itself: room comes when all of a segment's chunks have left and nobody touches their bytes. The
+//! tier is therefore told to evict while more live bytes are here than
+//! [`Segments::live_limit_bytes`], which leaves dead bytes to be reclaimed segment by segment.
 
 use super::format::checkpoint::SegmentState;
 use super::format::copy_name::CopyName;
@@ -108,10 +109,11 @@ pub struct Segments {
 /// Segments that are kept free so that writes need not wait: one in so many, within bounds.
 const FREE_SHARE: usize = 32;
 
-/// Segments of a volume that take chunks at most: one in so many. Each is for chunks of one shape, and of tails of prompts there are as
-/// many shapes as a chunk has tokens.
+/// Segments of a volume that take chunks at most: one in so many. Each is for chunks of one shape,
+/// and of tails of prompts there are as many shapes as a chunk has tokens.
 const OPEN_SHARE: usize = 8;
-/// As many may do so in any case, if that is no more than half of all: a few shapes by turns would seal each other's.
+/// As many may do so in any case, if that is no more than half of all: a few shapes by turns would
+/// seal each other's.
 const OPEN_ANYWAY: usize = 8;
 
 impl Segments {
@@ -299,7 +301,8 @@ impl Segments {
         self.segments[slot.segment()].stride_bytes()
     }
 
-    /// The chunk of a slot is gone or elsewhere. `payer` paid for the slot, unless somebody goes on paying elsewhere.
+    /// The chunk of a slot is gone or elsewhere. `payer` paid for the slot, unless somebody goes on
+    /// paying elsewhere.
     pub(super) fn leave(&mut self, slot: LogSlot, payer: Option<TenantId>) -> Option<Refund> {
         let was_busy = self.operations.contains(slot);
         let segment = &mut self.segments[slot.segment()];
@@ -351,8 +354,9 @@ impl Segments {
         (usable / FREE_SHARE).clamp(1, 64).min(usable / 4)
     }
 
-    /// Live bytes at most: what the segments hold, without those that should be free, one that is being filled, one from
-    /// which the coldest chunks have left, and a sixteenth for dead chunks among live ones.
+    /// Live bytes at most: what the segments hold, without those that should be free, one that is
+    /// being filled, one from which the coldest chunks have left, and a sixteenth for dead chunks
+    /// among live ones.
     pub(super) fn live_limit_bytes(&self) -> u64 {
         let volume_limit = |(number, volume): (usize, &VolumeState)| {
             let filled = volume.usable.saturating_sub(self.free_goal(number) + 2).max(1) as u64;

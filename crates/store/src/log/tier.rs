@@ -1,5 +1,6 @@
-//! The disk tier: a tier whose medium is the segments of one or more logs. This file is what its users call besides what
-//! every tier has; it must never do I/O: reads, writes and commits are carried out by others, who say how they ended.
+//! The disk tier: a tier whose medium is the segments of one or more logs. This file is what its
+//! users call besides what every tier has; it must never do I/O: reads, writes and commits are
+//! carried out by others, who say how they ended.
 
 use super::format::copy_name::CopyName;
 use super::format::footer::Footer;
@@ -14,8 +15,9 @@ use std::sync::Arc;
 
 /// Chunks on disk.
 ///
-/// A sans-IO state machine as the memory tier is one. A write begins with a slot; its writer puts the chunk's bytes and
-/// footer there and says so; from then on the chunk can be read. It survives a crash from the next
+/// A sans-IO state machine as the memory tier is one. A write begins with a slot; its writer puts
+/// the chunk's bytes and footer there and says so; from then on the chunk can be read. It survives
+/// a crash from the next
 /// [commit](Tier::next_commit) on. A read is verified by its reader against the footer, under the name that
 /// [`DiskRead::name`] says.
 pub type DiskTier = Tier<Segments>;
@@ -32,7 +34,8 @@ pub type DiskWrite = Writing<Segments>;
 /// The limits of a disk tier, besides the size of its logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskTierConfig {
-    /// Chunks known at most. Tables for so many are reserved at the start, below 100 bytes each, and touched as they fill.
+    /// Chunks known at most. Tables for so many are reserved at the start, below 100 bytes each,
+    /// and touched as they fill.
     pub max_chunks: u32,
     /// Leases alive at most.
     pub max_leases: usize,
@@ -42,13 +45,14 @@ pub struct DiskTierConfig {
     pub default_quota_bytes: u64,
     /// What single tenants may use.
     pub quotas: Vec<(TenantId, u64)>,
-    /// Bytes of chunks that are relocated out of segments that are reclaimed, at most, in percent of the bytes
-    /// that are stored. Chunks beyond are dropped.
+    /// Bytes of chunks that are relocated out of segments that are reclaimed, at most, in percent
+    /// of the bytes that are stored. Chunks beyond are dropped.
     pub relocated_percent: u32,
 }
 
 impl Default for DiskTierConfig {
-    /// A million chunks, 65,536 leases of at most a minute, no quotas, a quarter of what is stored relocated.
+    /// A million chunks, 65,536 leases of at most a minute, no quotas, a quarter of what is stored
+    /// relocated.
     fn default() -> DiskTierConfig {
         DiskTierConfig {
             max_chunks: 1 << 20,
@@ -78,7 +82,8 @@ impl DiskTierConfig {
 pub enum DiskReadEnd {
     /// The bytes arrived and are the ones that were written.
     Done,
-    /// The bytes arrived and are not the ones that were written. The chunk is dropped, and the fault counted.
+    /// The bytes arrived and are not the ones that were written. The chunk is dropped, and the
+    /// fault counted.
     Corrupt,
     /// They did not arrive, or not all of them.
     Failed {
@@ -104,11 +109,13 @@ pub enum DiskWriteEnd {
 pub struct DiskUse {
     /// Length of all segments.
     pub capacity_bytes: u64,
-    /// Slots with a chunk, or with one being written, each with its share of what a segment has besides slots.
+    /// Slots with a chunk, or with one being written, each with its share of what a segment has
+    /// besides slots.
     pub live_bytes: u64,
     /// Live bytes at most.
     pub live_limit_bytes: u64,
-    /// Segments that may be opened, or that may be as soon as that is durable or their bytes are overwritten.
+    /// Segments that may be opened, or that may be as soon as that is durable or their bytes are
+    /// overwritten.
     pub free_segments: usize,
     /// Segments that take chunks.
     pub open_segments: usize,
@@ -196,7 +203,8 @@ impl DiskTier {
         }
     }
 
-    /// The page that is to follow the chunk's extents, from the CRC-32C of each layer as it is on disk.
+    /// The page that is to follow the chunk's extents, from the CRC-32C of each layer as it is on
+    /// disk.
     pub fn footer(&self, write: &DiskWrite, crcs: &[u32]) -> Footer {
         let row = write.chunk.entry;
         let parent = self.parent_id(row);
@@ -229,8 +237,8 @@ impl DiskTier {
         }
     }
 
-    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more. They may be of several slots
-    /// side by side.
+    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more.
+    /// They may be of several slots side by side.
     pub fn quiet(&mut self, volume: usize, offset: u64, bytes: u64) {
         let (mut at, end) = (offset, offset.saturating_add(bytes));
         while at < end

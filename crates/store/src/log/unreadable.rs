@@ -1,9 +1,10 @@
-//! Giving up pages that can never be read, so that the rest of the log can be used again. This file knows which pages may
-//! be overwritten with zeros: those are then damaged as a torn write damages, which recovery handles. It must never
-//! overwrite a page that could be read, nor anything while no superblock says what the pages are for.
+//! Giving up pages that can never be read, so that the rest of the log can be used again. This file
+//! knows which pages may be overwritten with zeros: those are then damaged as a torn write damages,
+//! which recovery handles. It must never overwrite a page that could be read, nor anything while no
+//! superblock says what the pages are for.
 //!
-//! A disk that is gone for a moment fails everywhere. So a page is given up only if it fails again and again while a
-//! superblock can be read in between.
+//! A disk that is gone for a moment fails everywhere. So a page is given up only if it fails again
+//! and again while a superblock can be read in between.
 
 use super::format::checkpoint::CheckpointHead;
 use super::format::layout::{Area, Layout, SUPERBLOCKS_AT};
@@ -22,7 +23,8 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Times that a page which failed must fail again before it is given up.
 const TRIES: usize = 3;
 
-/// Failures of the disk after which the search for the next one ends. So many are no bad sector but a bad disk.
+/// Failures of the disk after which the search for the next one ends. So many are no bad sector but
+/// a bad disk.
 const ROUNDS: usize = 64;
 
 /// What a page was for.
@@ -106,9 +108,9 @@ pub enum NotReopened {
     },
 }
 
-/// Overwrites with zeros what keeps a log closed because it cannot be read, tells `each` page once it is done, and
-/// rebuilds the checkpoint if neither is left. A log that can be opened stays as it is, but for a superblock that cannot
-/// be read while the other one can.
+/// Overwrites with zeros what keeps a log closed because it cannot be read, tells `each` page once
+/// it is done, and rebuilds the checkpoint if neither is left. A log that can be opened stays as it
+/// is, but for a superblock that cannot be read while the other one can.
 pub fn give_up_unreadable(
     medium: &dyn Medium,
     mut each: impl FnMut(GivenUp),

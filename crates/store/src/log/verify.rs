@@ -1,5 +1,5 @@
-//! Checking all that a log holds: every layer of every chunk is read and must be what was written. This file says what is
-//! wrong; it must never change anything or decide what follows.
+//! Checking all that a log holds: every layer of every chunk is read and must be what was written.
+//! This file says what is wrong; it must never change anything or decide what follows.
 
 use super::format::copy_name::CopyName;
 use super::format::footer::{Fault, Footer};
@@ -36,7 +36,8 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Whether nothing is wrong. A log is not to blame for chunks that a crash took before they were durable.
+    /// Whether nothing is wrong. A log is not to blame for chunks that a crash took before they
+    /// were durable.
     pub fn is_sound(&self) -> bool {
         self.faults.is_empty() && self.inspection.recovered.lost == 0 && self.inspection.both_superblocks
     }

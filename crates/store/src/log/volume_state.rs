@@ -1,5 +1,5 @@
-//! A volume: one log on one file or partition, and what of its changes is not yet durable. This file knows records, blocks
-//! and checkpoints by their numbers; it must never know which chunks there are.
+//! A volume: one log on one file or partition, and what of its changes is not yet durable. This
+//! file knows records, blocks and checkpoints by their numbers.
 
 use super::format::journal::{JournalPosition, RECORDS_PER_BLOCK};
 use super::format::layout::Layout;
@@ -44,7 +44,8 @@ pub(super) struct VolumeState {
     pub replay_from: u64,
     /// The last checkpoint's number.
     pub checkpoint: u64,
-    /// Whether the next commit is to be one, without blocks, since the last attempt's may or may not be in the file.
+    /// Whether the next commit is to be one, without blocks, since the last attempt's may or may
+    /// not be in the file.
     pub checkpoint_is_due: bool,
     pub committing: bool,
     pub closed: bool,
@@ -91,8 +92,8 @@ impl VolumeState {
         (segment - self.first_segment) as u32
     }
 
-    /// The generation of the next segment that is opened. The epoch is part of it: a generation that a crash made the log forget is
-    /// never used again.
+    /// The generation of the next segment that is opened. The epoch is part of it: a generation
+    /// that a crash made the log forget is never used again.
     pub fn take_sequence(&mut self) -> u64 {
         self.generations += 1;
         self.next_sequence() - 1

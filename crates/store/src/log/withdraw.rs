@@ -1,5 +1,5 @@
-//! Giving space back to the file system when it runs short, and taking it again. This file knows segments; it must never
-//! know how much space a disk has.
+//! Giving space back to the file system when it runs short, and taking it again. This file knows
+//! segments.
 
 use super::format::record::Record;
 use super::segments::State;
@@ -24,7 +24,8 @@ pub struct Withdrawal {
 const KEPT_SEGMENTS: usize = 4;
 
 impl DiskTier {
-    /// The disk is short of `bytes`: so many segments less are to be used. Chunks are evicted to empty them.
+    /// The disk is short of `bytes`: so many segments less are to be used. Chunks are evicted to
+    /// empty them.
     pub fn shrink(&mut self, volume: usize, bytes: u64) {
         self.resize(volume, bytes, 1);
     }
@@ -97,7 +98,8 @@ impl DiskTier {
         if let Some(number) = self.space.volumes[volume].free.pop_front() {
             return Some(number);
         }
-        // The limit on live bytes follows the number of segments, so that eviction and reclaim free others.
+        // The limit on live bytes follows the number of segments, so that eviction and reclaim free
+        // others.
         let segment_bytes = self.space.volumes[volume].layout.segment_bytes;
         let limit_bytes = self.space.live_limit_bytes().saturating_sub(segment_bytes);
         while self.space.live_bytes > limit_bytes && self.evict_coldest() {}

@@ -1,6 +1,7 @@
-//! The commit threads, one for each volume: they make changes durable when [`Committer`](super::committer::Committer)
-//! says so. Between commits they do the volume's chores: scrubs, withdrawals, and a look at the disk's free space. What
-//! is written in which order is the log's.
+//! The commit threads, one for each volume: they make changes durable when
+//! [`Committer`](super::committer::Committer) says so. Between commits they do the volume's chores:
+//! scrubs, withdrawals, and a look at the disk's free space. What is written in which order is the
+//! log's.
 
 use super::shared::{OpenVolume, Shared};
 use crate::log::{Commit, Medium, Pages};
@@ -56,7 +57,8 @@ fn commit(shared: &Arc<Shared>, volume: &OpenVolume, number: usize) -> io::Resul
     ended
 }
 
-/// Closes the log of a volume whose committer has ended: everything is durable, and the file says so.
+/// Closes the log of a volume whose committer has ended: everything is durable, and the file says
+/// so.
 pub(super) fn close(shared: &Arc<Shared>, number: usize) -> io::Result<()> {
     let Some(commit) = shared.change_quietly(|tier, _| tier.close(number)) else { return Ok(()) };
     let ended = carry_out(&*shared.volumes[number].medium, &commit);
@@ -81,7 +83,8 @@ fn write_pages(medium: &dyn Medium, pages: &Pages) -> io::Result<()> {
     pages.iter().try_for_each(|(offset, bytes)| medium.write_at(*offset, bytes))
 }
 
-/// Asks for less of the disk if it has less than the reserve left or refused a write, and for more if it has plenty.
+/// Asks for less of the disk if it has less than the reserve left or refused a write, and for more
+/// if it has plenty.
 fn watch_disk(shared: &Arc<Shared>, number: usize, write_failed: bool) {
     let volume = &shared.volumes[number];
     let Some(free_bytes) = volume.medium.space().ok().and_then(|space| space.free_bytes) else { return };
@@ -96,8 +99,8 @@ fn watch_disk(shared: &Arc<Shared>, number: usize, write_failed: bool) {
     }
 }
 
-/// Overwrites what is to be overwritten, a bounded amount, and gives space back or takes it. Says whether there may be more
-/// to do now; what failed rests for a while.
+/// Overwrites what is to be overwritten, a bounded amount, and gives space back or takes it. Says
+/// whether there may be more to do now; what failed rests for a while.
 fn do_chores(shared: &Arc<Shared>, number: usize) -> bool {
     let mut did = false;
     for _ in 0..SCRUBS_A_TURN {

@@ -1,5 +1,5 @@
-//! When a volume is to be committed next: soon after the first change, at once when it is urgent or somebody
-//! waits, and later and later while commits fail. `commit.rs` is the thread that asks.
+//! When a volume is to be committed next: soon after the first change, at once when it is urgent or
+//! somebody waits, and later and later while commits fail. `commit.rs` is the thread that asks.
 
 use super::log_lines::LogLines;
 use super::pool::Pool;

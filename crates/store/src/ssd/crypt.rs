@@ -1,6 +1,6 @@
-//! Encryption at rest: the layers of a tenant that has a key are encrypted with AES-256-GCM before they go to disk, and
-//! decrypted after they came back. Whoever forgets the key has erased all that it encrypted. This file knows keys and bytes; it
-//! must never know where either is kept or when they move.
+//! Encryption at rest: the layers of a tenant that has a key are encrypted with AES-256-GCM before
+//! they go to disk, and decrypted after they came back. Whoever forgets the key has erased all that
+//! it encrypted. This file knows keys and bytes.
 //!
 //! ```text
 //! encrypted layer = ciphertext, as long as the layer | tag, 16 bytes | nonce, 12 bytes
@@ -8,11 +8,12 @@
 //! also bound   = the copy's name and the layer: log, id, sequence u64, segment u32, slot u16, layer u16
 //! ```
 //!
-//! Two messages under one key and nonce would give away both, so it matters that this cannot happen. Each copy has a key
-//! of its own, and within one history of a log no two copies have one name. But a log that was replaced by an older image
-//! of itself gives names again that the lost part of its history had given. Nonces are therefore drawn at random for each
-//! layer that is encrypted. With 96 random bits under a key that sees a few hundred layers, two equal ones are not to be
-//! expected in the life of any disk.
+//! Two messages under one key and nonce would give away both, so it matters that this cannot
+//! happen. Each copy has a key of its own, and within one history of a log no two copies have one
+//! name. But a log that was replaced by an older image of itself gives names again that the lost
+//! part of its history had given. Nonces are therefore drawn at random for each layer that is
+//! encrypted. With 96 random bits under a key that sees a few hundred layers, two equal ones are
+//! not to be expected in the life of any disk.
 
 use crate::log::CopyName;
 use crate::tenant::TenantId;
@@ -31,7 +32,8 @@ pub const KEY_BYTES: usize = 32;
 
 const TAG_BYTES: usize = 16;
 
-/// The keys of the tenants whose chunks are encrypted. Keys are wiped from memory when they are dropped.
+/// The keys of the tenants whose chunks are encrypted. Keys are wiped from memory when they are
+/// dropped.
 ///
 /// ```
 /// use forebay_kv::ChunkId;
@@ -96,13 +98,14 @@ pub enum EncryptionError {
 }
 
 impl TenantKeys {
-    /// From now on the tenant's layers are encrypted with this key. An earlier key of the tenant is forgotten.
+    /// From now on the tenant's layers are encrypted with this key. An earlier key of the tenant is
+    /// forgotten.
     pub fn insert(&mut self, tenant: TenantId, key: [u8; KEY_BYTES]) {
         self.keys.insert(tenant, Zeroizing::new(key));
     }
 
-    /// Forgets a tenant's key, and says whether there was one. Once it is also gone from wherever it was read from, what it
-    /// encrypted is erased on every disk and in every backup.
+    /// Forgets a tenant's key, and says whether there was one. Once it is also gone from wherever
+    /// it was read from, what it encrypted is erased on every disk and in every backup.
     pub fn forget(&mut self, tenant: TenantId) -> bool {
         self.keys.remove(&tenant).is_some()
     }
@@ -122,7 +125,8 @@ impl TenantKeys {
         self.keys.is_empty()
     }
 
-    /// Encrypts a layer of a copy in place. `buffer` holds the layer and [`ENCRYPTION_BYTES`] more, of any value.
+    /// Encrypts a layer of a copy in place. `buffer` holds the layer and [`ENCRYPTION_BYTES`] more,
+    /// of any value.
     pub fn encrypt_layer(
         &self,
         tenant: TenantId,
@@ -244,7 +248,8 @@ mod tests {
         keys.decrypt_layer(TENANT, name, layer, &mut encrypted.to_vec()).map(|plain| plain.to_vec())
     }
 
-    /// Sealed by other implementations of BLAKE3 and AES-GCM (the Python packages blake3 and cryptography).
+    /// Sealed by other implementations of BLAKE3 and AES-GCM (the Python packages blake3 and
+    /// cryptography).
     #[test]
     fn the_bytes_are_those_of_the_standards() {
         let expected = "620a1f83e64c31de63c0d241bdda27b0e105aad3ccd7337553224b191b079b36840863\

@@ -1,4 +1,4 @@
-//! Why the SSD tier did not do what was asked of it. This file names reasons; it must never know how they come about.
+//! Why the SSD tier did not do what was asked of it. This file names reasons.
 
 use super::crypt::EncryptionError;
 use super::pool::NotStaged;
@@ -90,7 +90,8 @@ pub enum SsdError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A commit failed: what was written since the last one may not survive a crash. It is tried again.
+    /// A commit failed: what was written since the last one may not survive a crash. It is tried
+    /// again.
     #[error("volume {volume}: changes cannot be made durable: {error}")]
     Commit {
         /// Which volume.

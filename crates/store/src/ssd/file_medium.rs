@@ -1,5 +1,5 @@
-//! A volume's metadata on a file or raw partition: exact, blocking, direct I/O, and the lock that makes one owner of it.
-//! This file knows system calls and alignment; it must never know what is read or written, or when.
+//! A volume's metadata on a file or raw partition: exact, blocking, direct I/O, and the lock that
+//! makes one owner of it. This file knows system calls and alignment.
 
 use super::error::SsdError;
 use crate::disk::DiskError;
@@ -29,7 +29,8 @@ pub struct FileMedium {
 }
 
 impl FileMedium {
-    /// Opens a file or raw partition and takes its lock. A second owner, in this process or another, is refused.
+    /// Opens a file or raw partition and takes its lock. A second owner, in this process or
+    /// another, is refused.
     pub fn open(path: &Path) -> Result<FileMedium, SsdError> {
         FileMedium::open_as(path, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
     }
@@ -40,8 +41,8 @@ impl FileMedium {
         FileMedium::open_as(path, OFlags::RDONLY, FlockOperation::NonBlockingLockShared)
     }
 
-    /// Takes the name `path` for a file that is to be made: it is empty, or what an attempt left that
-    /// was interrupted. While somebody else makes it that is refused.
+    /// Takes the name `path` for a file that is to be made: it is empty, or what an attempt left
+    /// that was interrupted. While somebody else makes it that is refused.
     pub(super) fn claim(path: &Path) -> Result<FileMedium, SsdError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW;
         loop {
@@ -140,8 +141,9 @@ impl FileMedium {
 
 impl Drop for FileMedium {
     fn drop(&mut self) {
-        // Closing is not enough: a thread of this process that starts another program holds a copy of the descriptor for a
-        // moment, and the lock with it. If it fails, closing does what it can.
+        // Closing is not enough: a thread of this process that starts another program holds a copy
+        // of the descriptor for a moment, and the lock with it. If it fails, closing does what it
+        // can.
         let _ = fs::flock(&self.fd, FlockOperation::Unlock);
     }
 }
@@ -226,7 +228,8 @@ fn check_pages(offset: u64, len: usize) -> io::Result<()> {
 }
 
 fn bytes_of(buffer: &mut HostBuffer) -> &mut [u8] {
-    // SAFETY: the buffer is borrowed exclusively, is not registered anywhere, and lives as long as the borrow.
+    // SAFETY: the buffer is borrowed exclusively, is not registered anywhere, and lives as long as
+    // the borrow.
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), buffer.len()) }
 }
 

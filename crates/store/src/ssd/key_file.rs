@@ -1,5 +1,5 @@
-//! The file that tenants' keys are read from. It knows the file's form, and that nobody but its owner may read it; it must
-//! never show what a line holds, not even one that is wrong.
+//! The file that tenants' keys are read from. It knows the file's form, and that nobody but its
+//! owner may read it; it must never show what a line holds, not even one that is wrong.
 //!
 //! ```text
 //! # tenant, then 32 bytes in hexadecimal

@@ -1,5 +1,4 @@
-//! Leases as users hold them. This file knows that a lease ends when its holder drops it; it must never know what it
-//! keeps alive.
+//! Leases as users hold them. This file knows that a lease ends when its holder drops it.
 
 use super::Ssd;
 use super::shared::Shared;
@@ -10,7 +9,8 @@ use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 use std::sync::Arc;
 
-/// The right to read the chunks of a prefix until it expires or is dropped. The chunks stay on disk as long.
+/// The right to read the chunks of a prefix until it expires or is dropped. The chunks stay on disk
+/// as long.
 #[derive(Debug)]
 pub struct DiskLease {
     shared: Arc<Shared>,
@@ -21,8 +21,9 @@ pub struct DiskLease {
 }
 
 impl Ssd {
-    /// Leases the longest prefix of `ids` that is here, for `ttl_us` or the configured maximum. The lease is empty if
-    /// nothing is here, or if as many leases as may be are alive, which is counted.
+    /// Leases the longest prefix of `ids` that is here, for `ttl_us` or the configured maximum. The
+    /// lease is empty if nothing is here, or if as many leases as may be are alive, which is
+    /// counted.
     pub fn lease(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> DiskLease {
         let shared = self.shared();
         let granted = shared.change(|tier, now_us| tier.lease(now_us, tenant, ids, ttl_us));
@@ -42,7 +43,8 @@ impl DiskLease {
         self.chunks == 0
     }
 
-    /// Lets the lease end `ttl_us` from now, or after the configured maximum. Fails if it is dead already.
+    /// Lets the lease end `ttl_us` from now, or after the configured maximum. Fails if it is dead
+    /// already.
     pub fn renew(&self, ttl_us: u64) -> Result<(), Unreadable> {
         let id = self.id()?;
         self.shared.change(|tier, now_us| tier.renew(now_us, id, ttl_us)).map(drop)

@@ -1,5 +1,6 @@
-//! What the SSD tier writes to the process's log. Each line names the volume by its file; a line that many
-//! events would repeat passes a [`LogGate`]. `docs/reference/logs.md` says what each line means.
+//! What the SSD tier writes to the process's log. Each line names the volume by its file; a line
+//! that many events would repeat passes a [`LogGate`]. `docs/reference/logs.md` says what each line
+//! means.
 
 use crate::log::{CopyName, Fault, Recovered};
 use forebay_transfer::LogGate;

@@ -1,9 +1,10 @@
-//! The SSD tier as its users have it: the disk tier, its volumes, the mover and a little staging memory, joined. This file
-//! opens, closes and answers what needs no I/O.
+//! The SSD tier as its users have it: the disk tier, its volumes, the mover and a little staging
+//! memory, joined. This file opens, closes and answers what needs no I/O.
 //!
-//! Glue throughout: `read`, `write` and `relocate` turn chunks into transfers; `commit` runs the log's commits; `pool` lends
-//! staging; `volume` and `file_medium` are the files; `crypt` encrypts what a tenant wants encrypted. None of it decides what
-//! stays on disk, and nothing that was read is seen by anybody before it was verified.
+//! Glue throughout: `read`, `write` and `relocate` turn chunks into transfers; `commit` runs the
+//! log's commits; `pool` lends staging; `volume` and `file_medium` are the files; `crypt` encrypts
+//! what a tenant wants encrypted. None of it decides what stays on disk, and nothing that was read
+//! is seen by anybody before it was verified.
 
 mod commit;
 mod committer;
@@ -60,7 +61,8 @@ pub const WRITES_MAX: usize = 4096;
 /// Volumes of a store at most.
 pub const VOLUMES_MAX: usize = 64;
 
-/// Lots and bytes in flight on a volume's link. The link itself bounds its I/Os; this only has to keep it busy.
+/// Lots and bytes in flight on a volume's link. The link itself bounds its I/Os; this only has to
+/// keep it busy.
 const WINDOW_LOTS: u32 = 64;
 const WINDOW_BYTES: u64 = 64 << 20;
 
@@ -75,15 +77,16 @@ pub struct SsdOptions {
     pub waiting_max: usize,
     /// How long a change may wait to become durable, unless somebody [flushes](Ssd::flush).
     pub commit_interval_us: u64,
-    /// What the disk is to have left for others. Below it the store gives space back, above twice as much it takes space
-    /// again. 0 for a disk of one's own.
+    /// What the disk is to have left for others. Below it the store gives space back, above twice
+    /// as much it takes space again. 0 for a disk of one's own.
     pub reserve_bytes: u64,
     /// Tenants whose chunks are encrypted.
     pub keys: TenantKeys,
 }
 
 impl Default for SsdOptions {
-    /// 64 MiB of staging for which 4096 requests may wait, commits after 20 ms, no reserve, no keys.
+    /// 64 MiB of staging for which 4096 requests may wait, commits after 20 ms, no reserve, no
+    /// keys.
     fn default() -> SsdOptions {
         SsdOptions {
             tier: DiskTierConfig::default(),
@@ -98,7 +101,8 @@ impl Default for SsdOptions {
 
 /// Chunks at rest on disk, for any number of threads. Cheap to clone.
 ///
-/// What is written can be read at once, and survives a crash from the next commit on. Dropping the last clone without
+/// What is written can be read at once, and survives a crash from the next commit on. Dropping the
+/// last clone without
 /// [`close`](Ssd::close) is a crash as far as the disk is concerned, and safe. A log is owned until all clones, leases and
 /// operations are gone. Staging and links stay with the mover until the mover ends.
 #[derive(Debug, Clone)]
@@ -115,8 +119,8 @@ struct Owner {
 }
 
 impl Ssd {
-    /// Opens the logs on these volumes, whatever state a crash left them in. Links, memory at `host` and routes between
-    /// `host` and the volumes are added to the mover.
+    /// Opens the logs on these volumes, whatever state a crash left them in. Links, memory at
+    /// `host` and routes between `host` and the volumes are added to the mover.
     pub fn open(
         mover: &MoverHandle,
         host: Place,
@@ -181,13 +185,14 @@ impl Ssd {
         self.shared().look(|tier| tier.contains(id))
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking keeps nothing: only a lease
-    /// does.
+    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking keeps
+    /// nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         self.shared().look(|tier| tier.lookup(ids))
     }
 
-    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is.
+    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how
+    /// long it is.
     pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         self.shared().change(|tier, _| tier.pin(tenant, ids))
     }
@@ -197,21 +202,22 @@ impl Ssd {
         self.shared().change(|tier, _| tier.unpin(tenant, ids))
     }
 
-    /// Drops these chunks, even if leased, pinned or being written, and says how many there were. Their bytes stay on disk
-    /// until they are overwritten by others.
+    /// Drops these chunks, even if leased, pinned or being written, and says how many there were.
+    /// Their bytes stay on disk until they are overwritten by others.
     pub fn delete(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         self.shared().change(|tier, _| tier.delete(tenant, ids))
     }
 
-    /// Ends a tenant: its chunks are gone at once, and every byte that no other chunk has is overwritten soon, also after
-    /// a crash. Says how many chunks there were.
+    /// Ends a tenant: its chunks are gone at once, and every byte that no other chunk has is
+    /// overwritten soon, also after a crash. Says how many chunks there were.
     pub fn purge(&self, tenant: TenantId) -> usize {
         let count = self.shared().change(|tier, now_us| tier.doom_tenant(now_us, tenant));
         self.shared().volumes.iter().for_each(|volume| volume.committer.hurry());
         count
     }
 
-    /// From now on changes are kept for `key`, and `bell` is rung with the first one after each [look](Ssd::take_changes).
+    /// From now on changes are kept for `key`, and `bell` is rung with the first one after each
+    /// [look](Ssd::take_changes).
     pub(crate) fn watch(&self, key: u64, bell: Sender<()>) {
         self.shared().change_quietly(|tier, _| tier.changes.watch(key, bell));
     }
@@ -236,7 +242,8 @@ impl Ssd {
         self.shared().stat()
     }
 
-    /// Sleeps until everything is durable whose end was told before this call. An error means that some of it may not be.
+    /// Sleeps until everything is durable whose end was told before this call. An error means that
+    /// some of it may not be.
     pub fn flush(&self) -> Result<(), SsdError> {
         for (number, volume) in self.shared().volumes.iter().enumerate() {
             let failed = |error| SsdError::Commit { volume: number, error };
@@ -245,8 +252,8 @@ impl Ssd {
         Ok(())
     }
 
-    /// Lets nothing more in, waits for what is under way, makes everything durable and says so in the files. Other clones
-    /// refuse everything from now on.
+    /// Lets nothing more in, waits for what is under way, makes everything durable and says so in
+    /// the files. Other clones refuse everything from now on.
     pub fn close(self) -> Result<(), SsdError> {
         let shared = self.shared();
         shared.reads.close();
@@ -292,7 +299,8 @@ fn open_volume(
     staging: &Arc<dyn Backing>,
     commit_interval_us: u64,
 ) -> Result<OpenVolume, SsdError> {
-    /// Places are never used twice: the mover goes on serving a link's routes after its store is gone.
+    /// Places are never used twice: the mover goes on serving a link's routes after its store is
+    /// gone.
     static NEXT_PLACE: AtomicU16 = AtomicU16::new(0);
     let place = Place::Disk(NEXT_PLACE.fetch_add(1, Ordering::Relaxed));
     let Volume { link, medium } = volume;

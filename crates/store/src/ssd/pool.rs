@@ -1,5 +1,5 @@
-//! The staging memory and who waits for it: reservations of several blocks at once, all or nothing, first come first
-//! served. This file knows blocks, waiters and deadlines; it must never know what is staged or why.
+//! The staging memory and who waits for it: reservations of several blocks at once, all or nothing,
+//! first come first served. This file knows blocks, waiters and deadlines.
 
 use super::staging::{Block, FreeSpace};
 use crate::lost::bytes_in;
@@ -107,8 +107,9 @@ impl Pool {
         Pool { region, waiting_max, memory, state: Mutex::new(state) }
     }
 
-    /// Reserves a block for each length, whole pages, now or when there is room. `on_ready` is called exactly once: on this
-    /// thread at once, or on the one that gives staging back. Says whether it waits.
+    /// Reserves a block for each length, whole pages, now or when there is room. `on_ready` is
+    /// called exactly once: on this thread at once, or on the one that gives staging back. Says
+    /// whether it waits.
     pub fn reserve(
         self: &Arc<Pool>,
         lengths: Vec<u64>,
@@ -258,8 +259,9 @@ impl StagingBlock {
     /// `range` of the block, or nothing if it reaches outside. Only while no transfer writes it.
     pub fn slice(&self, range: Range<u64>) -> &[u8] {
         let Some((start, len)) = self.part(range) else { return &[] };
-        // SAFETY: the part lies in the memory, which lives as long as the pool; the block is this value's alone, no
-        // transfer writes it by the contract above, and mutable slices borrow the value exclusively.
+        // SAFETY: the part lies in the memory, which lives as long as the pool; the block is this
+        // value's alone, no transfer writes it by the contract above, and mutable slices borrow the
+        // value exclusively.
         unsafe { std::slice::from_raw_parts(self.pool.memory.as_ptr().add(start), len) }
     }
 
@@ -276,8 +278,8 @@ impl StagingBlock {
         inside.then_some((start as usize, (range.end - range.start) as usize))
     }
 
-    /// Ends the hold after a transfer that failed: parts of the block that are quarantined keep it from being used again
-    /// until they are [quiet](Pool::quiet).
+    /// Ends the hold after a transfer that failed: parts of the block that are quarantined keep it
+    /// from being used again until they are [quiet](Pool::quiet).
     pub fn end(self, quarantined: &[Span]) {
         let pool = &self.pool;
         let block = self.block;

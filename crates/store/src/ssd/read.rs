@@ -1,6 +1,6 @@
 //! Reading layers of leased chunks: one transfer for all wants of a request, then every byte is
-//! checked before anyone may see it. A chunk that lies on disk as its reader wants it goes straight to
-//! the reader's memory, and only its footer to staging; everything else goes to staging.
+//! checked before anyone may see it. A chunk that lies on disk as its reader wants it goes straight
+//! to the reader's memory, and only its footer to staging; everything else goes to staging.
 
 use super::Ssd;
 use super::crypt::{EncryptionError, TenantKeys};
@@ -27,9 +27,9 @@ pub struct Want {
     pub chunk: usize,
     /// Which of its layers.
     pub layers: Range<usize>,
-    /// Pages of host memory that all layers, one after another, may be read into without a copy. They
-    /// stay registered and the reader's alone until the read has ended. A chunk that lies otherwise on
-    /// disk, or encrypted, goes to staging all the same.
+    /// Pages of host memory that all layers, one after another, may be read into without a copy.
+    /// They stay registered and the reader's alone until the read has ended. A chunk that lies
+    /// otherwise on disk, or encrypted, goes to staging all the same.
     pub into: Option<Span>,
 }
 
@@ -74,13 +74,14 @@ struct Part {
 }
 
 impl Ssd {
-    /// Reads layers of chunks of a lease and verifies them. Staging for all of them is reserved at once, or
-    /// later if others have it, or not at all if the deadline permits first; never in part. `deadline_us` is in the
-    /// mover's clock.
+    /// Reads layers of chunks of a lease and verifies them. Staging for all of them is reserved at
+    /// once, or later if others have it, or not at all if the deadline permits first; never in
+    /// part. `deadline_us` is in the mover's clock.
     ///
-    /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in their order. A chunk that
-    /// does not verify is dropped. It runs on a thread of the store, or on this one if it is known at once that there is
-    /// no staging; it should be short and must not wait for the store or the mover. An error calls nobody.
+    /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in
+    /// their order. A chunk that does not verify is dropped. It runs on a thread of the store, or
+    /// on this one if it is known at once that there is no staging; it should be short and must not
+    /// wait for the store or the mover. An error calls nobody.
     ///
     /// Many wants in one request cost much less than many requests.
     pub fn read(
@@ -299,8 +300,8 @@ impl Part {
         self.staged_bytes() + PAGE
     }
 
-    /// The layers, and right behind them in staging their footer. Of a whole chunk they are neighbours on disk, too, and
-    /// become one I/O.
+    /// The layers, and right behind them in staging their footer. Of a whole chunk they are
+    /// neighbours on disk, too, and become one I/O.
     fn pairs(&self, shared: &Shared) -> Vec<SpanPair> {
         let Some(held) = &self.held else { return Vec::new() };
         let bytes = self.staged_bytes();
@@ -315,8 +316,8 @@ impl Part {
         ]
     }
 
-    /// Whether the footer is this copy's and the layers are what it says. Layers that are encrypted are decrypted in
-    /// place.
+    /// Whether the footer is this copy's and the layers are what it says. Layers that are encrypted
+    /// are decrypted in place.
     fn prove(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
         let want = self.number;
         let corrupt = |fault| NotRead::Corrupt { want, fault };

@@ -1,5 +1,5 @@
-//! Relocating a chunk forward: out of a segment that is to be reclaimed, verified, into a new slot with a footer of its own.
-//! This file knows these steps; it must never know why a chunk is worth it.
+//! Relocating a chunk forward: out of a segment that is to be reclaimed, verified, into a new slot
+//! with a footer of its own. This file knows these steps.
 
 use super::crypt::TenantKeys;
 use super::in_flight::Permit;
@@ -130,8 +130,9 @@ impl Drop for Relocating {
     }
 }
 
-/// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that are encrypted are encrypted
-/// anew, since encryption is bound to the copy. An error without a fault means that the tenant's key is not here.
+/// Verifies what was read of the old slot and makes it what the new slot is to hold. Layers that
+/// are encrypted are encrypted anew, since encryption is bound to the copy. An error without a
+/// fault means that the tenant's key is not here.
 fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
     let shape = relocation.read.shape();
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;

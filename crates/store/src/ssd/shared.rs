@@ -1,6 +1,6 @@
-//! What all parts of the SSD tier share: the tier behind its lock, the volumes, staging, threads and counters. Every change
-//! of the tier goes through here, so that what follows from it is never forgotten: commits that became due, chunks to be
-//! relocated. This file knows who is to be woken; it must never know how anybody does its work.
+//! What all parts of the SSD tier share: the tier behind its lock, the volumes, staging, threads
+//! and counters. Every change of the tier goes through here, so that what follows from it is never
+//! forgotten: commits that became due, chunks to be relocated. This file knows who is to be woken.
 
 use super::committer::Committer;
 use super::crypt::TenantKeys;
@@ -117,8 +117,8 @@ impl Shared {
         at(&self.core.lock().tier)
     }
 
-    /// Changes the tier, wakes the committers that have something to do, and begins to relocate chunks if room is
-    /// needed.
+    /// Changes the tier, wakes the committers that have something to do, and begins to relocate
+    /// chunks if room is needed.
     pub fn change<R>(self: &Arc<Self>, act: impl FnOnce(&mut DiskTier, u64) -> R) -> R {
         let now_us = self.now_us();
         let mut core = self.core.lock();

@@ -1,5 +1,5 @@
-//! Layers of a chunk that were read from disk and checked: in staging, or in the memory that the reader
-//! asked for. Whoever gets a [`Staged`] copies from its spans, or uses them where they are.
+//! Layers of a chunk that were read from disk and checked: in staging, or in the memory that the
+//! reader asked for. Whoever gets a [`Staged`] copies from its spans, or uses them where they are.
 
 use super::crypt::ENCRYPTION_BYTES;
 use super::pool::StagingBlock;
@@ -7,8 +7,8 @@ use crate::log::Footer;
 use forebay_transfer::Span;
 use std::ops::Range;
 
-/// Layers of a chunk, read and verified. Their staging is free again when this is dropped, so end every transfer from it
-/// first.
+/// Layers of a chunk, read and verified. Their staging is free again when this is dropped, so end
+/// every transfer from it first.
 #[derive(Debug)]
 pub struct Staged {
     pub(super) place: StagedIn,
@@ -51,7 +51,8 @@ impl Staged {
         matches!(self.place, StagedIn::Target(_))
     }
 
-    /// Where a layer lies in host memory that the mover knows; of a layer that was not read, `None`.
+    /// Where a layer lies in host memory that the mover knows; of a layer that was not read,
+    /// `None`.
     pub fn span(&self, layer: usize) -> Option<Span> {
         let place = self.place(layer)?;
         Some(match &self.place {

@@ -1,5 +1,5 @@
-//! Which stretches of the staging memory are free. Whole pages; the smallest stretch that is long enough is cut, and what
-//! comes back joins its neighbours. This file knows offsets and lengths; it must never know an address, or who waits.
+//! Which stretches of the staging memory are free. Whole pages; the smallest stretch that is long
+//! enough is cut, and what comes back joins its neighbours. This file knows offsets and lengths.
 
 use crate::log::PAGE_BYTES;
 use std::collections::{BTreeMap, BTreeSet};

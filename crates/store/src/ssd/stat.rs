@@ -1,4 +1,4 @@
-//! What the SSD tier says about itself. This file counts; it must never decide.
+//! What the SSD tier says about itself. This file counts.
 
 use super::pool::StagingUse;
 use crate::disk::DiskStats;

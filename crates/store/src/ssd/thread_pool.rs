@@ -1,4 +1,5 @@
-//! A pool of a few threads for checksums, copies and callbacks: work that is too long for the mover's thread.
+//! A pool of a few threads for checksums, copies and callbacks: work that is too long for the
+//! mover's thread.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -10,7 +11,8 @@ const THREADS_MAX: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A few threads that sleep while there is nothing to do. They end when the pool is dropped and all jobs are done.
+/// A few threads that sleep while there is nothing to do. They end when the pool is dropped and all
+/// jobs are done.
 #[derive(Debug)]
 pub(super) struct ThreadPool {
     queue: Arc<Queue>,
@@ -42,7 +44,8 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Has a thread run `job`. The number of jobs is bounded by what submits them: operations that were admitted.
+    /// Has a thread run `job`. The number of jobs is bounded by what submits them: operations that
+    /// were admitted.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.queue.state.lock();
         state.jobs.push_back(Box::new(job));
@@ -63,7 +66,8 @@ impl Drop for ThreadPool {
 impl Queue {
     fn work(&self) {
         while let Some(job) = self.next() {
-            // A callback that panics has been reported by then, and the others are not to suffer for it.
+            // A callback that panics has been reported by then, and the others are not to suffer
+            // for it.
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }

@@ -1,5 +1,5 @@
-//! Volumes: making a file or partition a log, and opening one. This file knows what a log's first pages are and who may own
-//! it; it must never know what is kept in it.
+//! Volumes: making a file or partition a log, and opening one. This file knows what a log's first
+//! pages are and who may own it.
 
 use super::error::SsdError;
 use super::file_medium::FileMedium;
@@ -30,11 +30,13 @@ pub enum Existing {
     Destroy,
 }
 
-/// Makes an empty log of `bytes` bytes, all of them set aside on the disk, in segments of `segment_bytes`. A partition
-/// always holds something, so that it is only used with [`Existing::Destroy`].
+/// Makes an empty log of `bytes` bytes, all of them set aside on the disk, in segments of
+/// `segment_bytes`. A partition always holds something, so that it is only used with
+/// [`Existing::Destroy`].
 ///
-/// A file has its name only when all of it is there and durable: until then it is `PATH.new`, which the
-/// next attempt takes over. A link is followed: what it points to is made anew, and the link stays.
+/// A file has its name only when all of it is there and durable: until then it is `PATH.new`, which
+/// the next attempt takes over. A link is followed: what it points to is made anew, and the link
+/// stays.
 pub fn init(
     path: impl AsRef<Path>,
     bytes: u64,
@@ -58,7 +60,8 @@ pub fn init(
     }
 }
 
-/// Where a path leads. A link to something that is not there leads nowhere: a disk may not be mounted.
+/// Where a path leads. A link to something that is not there leads nowhere: a disk may not be
+/// mounted.
 fn followed(path: &Path) -> Result<PathBuf, SsdError> {
     let is_link = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     if !is_link {
@@ -121,7 +124,8 @@ fn format_pages(medium: &FileMedium, layout: Layout) -> Result<LogUuid, SsdError
     format(medium, layout).map_err(failed("writing the first pages"))
 }
 
-/// Writes the pages of an empty log. The superblocks come last, and those of an earlier log are gone before.
+/// Writes the pages of an empty log. The superblocks come last, and those of an earlier log are
+/// gone before.
 fn format(medium: &FileMedium, layout: Layout) -> std::io::Result<LogUuid> {
     let mut uuid = [0; 16];
     getrandom(&mut uuid, GetRandomFlags::empty())?;

@@ -1,6 +1,6 @@
-//! Writing chunks: slots, then all layers and footers in one transfer, and the chunks are visible. Layers that lie in memory
-//! as they will on disk go there directly; others are put together in staging. This file knows these steps; it must never
-//! know which slots are taken or when anything becomes durable.
+//! Writing chunks: slots, then all layers and footers in one transfer, and the chunks are visible.
+//! Layers that lie in memory as they will on disk go there directly; others are put together in
+//! staging. This file knows these steps.
 
 use super::Ssd;
 use super::crypt::ENCRYPTION_BYTES;
@@ -49,7 +49,8 @@ pub struct Source {
 
 type OnEnd = Box<dyn FnOnce(Vec<SsdWriteEnd>) + Send>;
 
-/// Chunks on their way to the disk. Dropped before they ended, they give their slots back and say that they failed.
+/// Chunks on their way to the disk. Dropped before they ended, they give their slots back and say
+/// that they failed.
 struct Outgoing {
     shared: Arc<Shared>,
     tenant: TenantId,
@@ -84,7 +85,8 @@ struct Candidate {
 }
 
 impl Ssd {
-    /// Writes one chunk; see [`write_many`](Ssd::write_many). An error is why it is not being written, and calls nobody.
+    /// Writes one chunk; see [`write_many`](Ssd::write_many). An error is why it is not being
+    /// written, and calls nobody.
     #[expect(
         clippy::too_many_arguments,
         reason = "what, whose, from where, how urgent and whom to tell, each plain"
@@ -108,16 +110,17 @@ impl Ssd {
         Ok(())
     }
 
-    /// Writes chunks of a tenant, parents before those that continue them. The sources must stay registered and unchanged
-    /// until `on_end` is called.
+    /// Writes chunks of a tenant, parents before those that continue them. The sources must stay
+    /// registered and unchanged until `on_end` is called.
     ///
-    /// With `Ok`, `on_end` is called exactly once, with as many ends as there are sources and in their order: at once and
-    /// on this thread if nothing is to be written, else on a thread of the store; it should be short and must not wait for
-    /// the store or the mover. An error calls nobody.
+    /// With `Ok`, `on_end` is called exactly once, with as many ends as there are sources and in
+    /// their order: at once and on this thread if nothing is to be written, else on a thread of the
+    /// store; it should be short and must not wait for the store or the mover. An error calls
+    /// nobody.
     ///
-    /// Many chunks in one call cost much less than many calls: they lie side by side on disk and become few, large I/Os.
-    /// They need staging at the same time: a page each, or all of their bytes if they are not whole aligned pages or are
-    /// to be encrypted.
+    /// Many chunks in one call cost much less than many calls: they lie side by side on disk and
+    /// become few, large I/Os. They need staging at the same time: a page each, or all of their
+    /// bytes if they are not whole aligned pages or are to be encrypted.
     pub fn write_many(
         &self,
         tenant: TenantId,
@@ -325,7 +328,8 @@ impl Outgoing {
         let _ = self.shared.change(|tier, now_us| tier.end_write(now_us, part.write, failed));
     }
 
-    /// Lets go of the store, then tells: whoever is told may drop the store and open its logs again.
+    /// Lets go of the store, then tells: whoever is told may drop the store and open its logs
+    /// again.
     fn end(mut self) {
         let (on_end, permit) = (self.on_end.take(), self.permit.take());
         let ends = std::mem::take(&mut self.ends);
@@ -354,7 +358,8 @@ impl Drop for Outgoing {
 }
 
 impl Part {
-    /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and makes its footer.
+    /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and
+    /// makes its footer.
     fn prepare(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
         let crcs = if self.direct {
             self.checksums_of_source(shared)?
@@ -379,7 +384,8 @@ impl Part {
         self.source.layers.iter().map(crc).collect()
     }
 
-    /// Puts the layers into staging as they will lie on disk, with zeros between them, and returns their checksums there.
+    /// Puts the layers into staging as they will lie on disk, with zeros between them, and returns
+    /// their checksums there.
     fn fill(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
         let crcs = if encrypted { None } else { Some(self.checksums_of_source(shared)?) };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(Vec::new()) };
@@ -393,8 +399,8 @@ impl Part {
             let mut rest = held.slice_mut(place.clone());
             for span in spans {
                 let (start, len) = shared.mover.memory().host(span).ok_or(NotWritten::NotHost(*span))?;
-                // SAFETY: the memory table has checked the bounds, and the caller of `write_many` keeps the spans
-                // registered and unchanged.
+                // SAFETY: the memory table has checked the bounds, and the caller of `write_many`
+                // keeps the spans registered and unchanged.
                 let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), len) };
                 let (part, behind) = rest.split_at_mut(len);
                 part.copy_from_slice(bytes);
@@ -410,7 +416,8 @@ impl Part {
         Ok(crcs.unwrap_or(encrypted_crcs))
     }
 
-    /// What goes where. Pages that follow each other on disk become one I/O, wherever they lie in memory.
+    /// What goes where. Pages that follow each other on disk become one I/O, wherever they lie in
+    /// memory.
     fn pairs(&self, shared: &Shared) -> Vec<SpanPair> {
         let Part { write, held: Some(held), .. } = self else { return Vec::new() };
         let (footer_at, stride) = (write.shape().footer_at(), write.shape().stride_bytes());
@@ -434,7 +441,8 @@ fn not_host(spans: &[Span]) -> NotWritten {
     spans.first().map_or(NotWritten::MoverEnded, |span| NotWritten::NotHost(*span))
 }
 
-/// Bytes of all spans. A sum that cannot be is no layer that the tier would take, whatever number stands for it.
+/// Bytes of all spans. A sum that cannot be is no layer that the tier would take, whatever number
+/// stands for it.
 fn span_bytes(spans: &[Span]) -> u64 {
     spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
 }

@@ -1,5 +1,5 @@
-//! What a store has when there is a disk below its memory: the disk tier, write-back and counters. This file joins them; it
-//! must never know how a chunk gets from one to the other.
+//! What a store has when there is a disk below its memory: the disk tier, write-back and counters.
+//! This file joins them.
 
 use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
@@ -84,9 +84,10 @@ impl Drop for Disk {
 }
 
 impl Store {
-    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and also if they have to be
-    /// computed. In memory, those that are there from the first one on are the ones used last. Admission to the disk learns from it
-    /// which chunks are used again; those of them that memory has and the disk has not are offered once more. To be called once for
+    /// Notes that a request uses a chain of chunks of `chunk_bytes` each, wherever they are and
+    /// also if they have to be computed. In memory, those that are there from the first one on are
+    /// the ones used last. Admission to the disk learns from it which chunks are used again; those
+    /// of them that memory has and the disk has not are offered once more. To be called once for
     /// each request, as early as may be: it may wait long before it loads.
     pub fn used(&self, tenant: TenantId, ids: &[ChunkId], chunk_bytes: u64) {
         self.shared.tier.lock().used(tenant, ids);
@@ -103,15 +104,17 @@ impl Store {
         disk.write_back.offer(self.shared.now_us(), dirty);
     }
 
-    /// Waits until no chunk waits to be written to the disk and all that were written are durable. At once without a disk.
+    /// Waits until no chunk waits to be written to the disk and all that were written are durable.
+    /// At once without a disk.
     pub fn flush(&self) -> Result<(), SsdError> {
         let Some(disk) = &self.shared.disk else { return Ok(()) };
         disk.write_back.drain();
         disk.ssd.flush()
     }
 
-    /// Writes what waits, makes it durable and closes the disk, so that it opens fast. From now on there are hits in
-    /// memory only. A store that is dropped instead loses what was not durable, and nothing else.
+    /// Writes what waits, makes it durable and closes the disk, so that it opens fast. From now on
+    /// there are hits in memory only. A store that is dropped instead loses what was not durable,
+    /// and nothing else.
     pub fn close(&self) -> Result<(), SsdError> {
         let Some(disk) = &self.shared.disk else { return Ok(()) };
         disk.closed.store(true, Ordering::Release);
@@ -132,8 +135,9 @@ impl Shared {
         self.disk.as_ref().filter(|disk| !disk.closed.load(Ordering::Acquire))
     }
 
-    /// Asks the memory tier for a slot. A chunk whose parent is on disk only starts a sequence of its own there: it is
-    /// found all the same, behind its parent, once it has been written to the disk too or its parent is in memory again.
+    /// Asks the memory tier for a slot. A chunk whose parent is on disk only starts a sequence of
+    /// its own there: it is found all the same, behind its parent, once it has been written to the
+    /// disk too or its parent is in memory again.
     pub(super) fn begin_write(
         &self,
         tenant: TenantId,
@@ -153,8 +157,8 @@ impl Shared {
         begun
     }
 
-    /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that takes, and whether it ends well, is
-    /// in the hands of that one alone.
+    /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that
+    /// takes, and whether it ends well, is in the hands of that one alone.
     pub(super) fn begin_write_over(
         &self,
         tenant: TenantId,

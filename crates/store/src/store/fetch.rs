@@ -1,9 +1,10 @@
-//! Fetching: chunks of a lease come into the arena and stay there with their checksums beside them, for those
-//! who read the arena by themselves, in other processes and on other machines.
+//! Fetching: chunks of a lease come into the arena and stay there with their checksums beside them,
+//! for those who read the arena by themselves, in other processes and on other machines.
 //!
-//! A [`ReadGuard`] is a read that has begun: as long as it lives its bytes are nobody else's, whatever becomes of the
-//! chunk or of the lease. A chunk on disk is read into memory first, once for all who want it at that time. Nobody has
-//! less time than it asked for because another one asked first.
+//! A [`ReadGuard`] is a read that has begun: as long as it lives its bytes are nobody else's,
+//! whatever becomes of the chunk or of the lease. A chunk on disk is read into memory first, once
+//! for all who want it at that time. Nobody has less time than it asked for because another one
+//! asked first.
 
 use super::load::Urgency;
 use super::promote::{self, NotPromoted, Promotion};
@@ -107,11 +108,12 @@ impl Store {
         self.fetch_each(lease, std::iter::once((chunk, on_end)), Urgency { class, deadline_us });
     }
 
-    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, all by one read, and are verified
-    /// there. `deadline_us` is in the mover's clock.
+    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, all by
+    /// one read, and are verified there. `deadline_us` is in the mover's clock.
     ///
-    /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on this one: keep it short,
-    /// and do not wait for either in it. Keep the lease until then. A chunk that memory has no room for is a miss.
+    /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on
+    /// this one: keep it short, and do not wait for either in it. Keep the lease until then. A
+    /// chunk that memory has no room for is a miss.
     pub fn fetch_many(
         &self,
         lease: &Lease,
@@ -186,8 +188,8 @@ impl ReadGuard {
         &self.checksums
     }
 
-    /// Whether the bytes are still those that were stored. If they are not, the chunk is a miss for all from now on, and
-    /// counted. It takes as long as reading the chunk.
+    /// Whether the bytes are still those that were stored. If they are not, the chunk is a miss for
+    /// all from now on, and counted. It takes as long as reading the chunk.
     pub fn check(&self) -> bool {
         let read = self.read();
         let shape = read.shape();
@@ -269,7 +271,8 @@ impl Urgency {
 }
 
 impl Fetches {
-    /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller has to bring it.
+    /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller
+    /// has to bring it.
     fn join(&self, id: ChunkId, mut those: Vec<Waiter>) -> Option<Urgency> {
         let urgency = those.iter().map(|waiting| waiting.urgency).reduce(Urgency::and);
         let mut table = self.0.lock();

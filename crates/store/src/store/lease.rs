@@ -1,5 +1,5 @@
-//! Leases as users hold them: over a prefix in memory and what follows it on disk. This file knows that a lease ends when
-//! its holder drops it; it must never know what it keeps alive.
+//! Leases as users hold them: over a prefix in memory and what follows it on disk. This file knows
+//! that a lease ends when its holder drops it.
 
 use super::{Shared, Store};
 use crate::lease_table::LeaseId;
@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The right to load the chunks of a prefix until it expires, is released or dropped. The chunks stay where they are as
-/// long. The first [`in_memory`](Lease::in_memory) of them are read from memory, the others from disk.
+/// The right to load the chunks of a prefix until it expires, is released or dropped. The chunks
+/// stay where they are as long. The first [`in_memory`](Lease::in_memory) of them are read from
+/// memory, the others from disk.
 #[derive(Debug)]
 pub struct Lease {
     shared: Arc<Shared>,
@@ -32,13 +33,15 @@ pub(super) struct DiskPart {
     pub checksums: Arc<DiskChecksums>,
 }
 
-/// What the layers that were read from disk must be: their CRC-32C and length, by chunk of the lease and layer.
+/// What the layers that were read from disk must be: their CRC-32C and length, by chunk of the
+/// lease and layer.
 #[derive(Debug, Default)]
 pub(super) struct DiskChecksums(Mutex<HashMap<(usize, usize), (u32, u64)>>);
 
 impl Store {
-    /// Leases the longest prefix of `ids`, a sequence from its first chunk on, that is here, for `ttl_us` or the
-    /// configured maximum. The lease is empty if nothing is here, or as many leases as may be are alive (counted in
+    /// Leases the longest prefix of `ids`, a sequence from its first chunk on, that is here, for
+    /// `ttl_us` or the configured maximum. The lease is empty if nothing is here, or as many leases
+    /// as may be are alive (counted in
     /// [`Counters::refusals`](crate::Counters::refusals)).
     pub fn lease(&self, tenant: TenantId, ids: &[ChunkId], ttl_us: u64) -> Lease {
         let lease = self.lease_uncounted(tenant, ids, ttl_us);
@@ -77,7 +80,8 @@ impl Lease {
         self.in_memory
     }
 
-    /// Lets the lease end `ttl_us` from now, or after the configured maximum. Fails if it is dead already.
+    /// Lets the lease end `ttl_us` from now, or after the configured maximum. Fails if it is dead
+    /// already.
     pub fn renew(&self, ttl_us: u64) -> Result<(), Unreadable> {
         if let Some(id) = self.id {
             let now_us = self.shared.now_us();
@@ -96,7 +100,8 @@ impl Lease {
         self.id.ok_or(Unreadable::DeadLease)
     }
 
-    /// The part that has `chunk`, and its place there, if it lies on disk. A chunk beyond the lease is in either part.
+    /// The part that has `chunk`, and its place there, if it lies on disk. A chunk beyond the lease
+    /// is in either part.
     pub(super) fn on_disk(&self, chunk: usize) -> Option<(&DiskPart, usize)> {
         Some((self.disk.as_ref()?, chunk.checked_sub(self.in_memory)?))
     }

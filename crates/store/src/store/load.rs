@@ -1,5 +1,5 @@
-//! Loading layers of leased chunks from memory, and verifying what arrived. This file knows leases, extents and checksums;
-//! `load_disk.rs` brings what lies on disk. It must never know what the bytes mean or who waits for them.
+//! Loading layers of leased chunks from memory, and verifying what arrived. This file knows leases,
+//! extents and checksums; `load_disk.rs` brings what lies on disk.
 
 use super::{Lease, Shared, Store};
 use crate::checksum;
@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Why layers are not being loaded. `on_end` was not and will not be called; to the caller it is a miss.
+/// Why layers are not being loaded. `on_end` was not and will not be called; to the caller it is a
+/// miss.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotLoaded {
     /// The lease does not give access to the chunk.
@@ -62,8 +63,8 @@ pub enum NotVerified {
         /// Bytes given.
         given_bytes: u64,
     },
-    /// The bytes are not those that were stored, and the fault was counted. A chunk in memory was dropped; one that was
-    /// right when it came from the disk stays there.
+    /// The bytes are not those that were stored, and the fault was counted. A chunk in memory was
+    /// dropped; one that was right when it came from the disk stays there.
     #[error("layer {layer} of chunk {chunk} is corrupt: its CRC-32C is {found:#010x}, not {stored:#010x}")]
     Corrupt {
         /// The chunk's place in the lease.
@@ -134,13 +135,16 @@ impl Store {
 
     /// Loads layers of chunks of the lease. `deadline_us` is in the mover's clock.
     ///
-    /// What lies on disk is read first, all of it at once or none, and verified in staging; then everything goes to its
-    /// targets in one transfer. Who wants what lies in memory sooner loads it by itself. A chunk that was read whole from
-    /// the disk is offered to the memory tier behind that.
+    /// What lies on disk is read first, all of it at once or none, and verified in staging; then
+    /// everything goes to its targets in one transfer. Who wants what lies in memory sooner loads
+    /// it by itself. A chunk that was read whole from the disk is offered to the memory tier behind
+    /// that.
     ///
-    /// With `Ok`, `on_end` is called exactly once, on a thread of the store or the mover, or on this one if it is known at
-    /// once that there is no staging. It is told the number of bytes that are in place, or why they are not; if the disk
-    /// failed nothing was written to the targets, and the failure names no spans. What arrived must be [verified](Store::verify) before it is used.
+    /// With `Ok`, `on_end` is called exactly once, on a thread of the store or the mover, or on
+    /// this one if it is known at once that there is no staging. It is told the number of bytes
+    /// that are in place, or why they are not; if the disk failed nothing was written to the
+    /// targets, and the failure names no spans. What arrived must be [verified](Store::verify)
+    /// before it is used.
     pub fn load_chunks(
         &self,
         lease: &Lease,
@@ -168,11 +172,12 @@ impl Store {
         Ok(())
     }
 
-    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk` had when it was stored.
-    /// The lease must be alive, and a chunk on disk must have been loaded under it. Corrupt bytes end a chunk in memory:
-    /// from now on it is a miss for all.
+    /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk`
+    /// had when it was stored. The lease must be alive, and a chunk on disk must have been loaded
+    /// under it. Corrupt bytes end a chunk in memory: from now on it is a miss for all.
     ///
-    /// With the crate's feature `unverified`, which is for tests that prove that this check matters, corrupt bytes pass.
+    /// With the crate's feature `unverified`, which is for tests that prove that this check
+    /// matters, corrupt bytes pass.
     pub fn verify(
         &self,
         lease: &Lease,
@@ -210,8 +215,8 @@ impl Store {
 }
 
 impl Outgoing {
-    /// Begins to read a chunk, and adds the bytes of each layer in the arena, one after another, with the spans of its
-    /// target.
+    /// Begins to read a chunk, and adds the bytes of each layer in the arena, one after another,
+    /// with the spans of its target.
     fn add(&mut self, lease: &Lease, load: &Load, pairs: &mut Vec<SpanPair>) -> Result<(), NotLoaded> {
         let shared = &self.shared;
         let read = shared.tier.lock().begin_read(shared.now_us(), lease.memory_id()?, load.chunk)?;

@@ -1,5 +1,5 @@
-//! Loading what lies on disk: read and verified in memory's slots or in staging, and from there copied to
-//! its targets. To the caller a fault of the disk is a miss.
+//! Loading what lies on disk: read and verified in memory's slots or in staging, and from there
+//! copied to its targets. To the caller a fault of the disk is a miss.
 
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
@@ -123,8 +123,9 @@ impl DiskLoad {
         }
     }
 
-    /// Everything to its targets. Staging and slots stay until that has ended; what a lost operation reads from them later
-    /// goes to targets that are quarantined. Only then do others see the chunks in these slots.
+    /// Everything to its targets. Staging and slots stay until that has ended; what a lost
+    /// operation reads from them later goes to targets that are quarantined. Only then do others
+    /// see the chunks in these slots.
     fn deliver(self, staged: Vec<Arc<Staged>>, promotions: Vec<Option<Promotion>>, on_end: OnEnd) {
         let DiskLoad { shared, outgoing, pairs, urgency, .. } = self;
         let transfer = Transfer { pairs, class: urgency.class, deadline_us: urgency.deadline_us };

@@ -1,9 +1,11 @@
-//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if there is one.
-//! This module turns chunks and layers into transfers, and ends of transfers into what the tiers must know.
+//! The store as its users have it: the memory tier, its arena, the mover and the disk below, if
+//! there is one. This module turns chunks and layers into transfers, and ends of transfers into
+//! what the tiers must know.
 //!
-//! `save.rs` stores chunks; `load.rs` loads them from memory and `load_disk.rs` from disk; `fetch.rs` and `reserve.rs`
-//! are for those who read and write the arena by themselves; `watch.rs` tells others what is here. Behind the user's back
-//! `write_back` copies from memory to disk, and `promote.rs` brings into memory what is read from disk.
+//! `save.rs` stores chunks; `load.rs` loads them from memory and `load_disk.rs` from disk;
+//! `fetch.rs` and `reserve.rs` are for those who read and write the arena by themselves; `watch.rs`
+//! tells others what is here. Behind the user's back `write_back` copies from memory to disk, and
+//! `promote.rs` brings into memory what is read from disk.
 
 mod disk;
 mod fetch;
@@ -43,15 +45,18 @@ use std::sync::{Arc, Weak};
 use thiserror::Error;
 use write_back::WriteBack;
 
-/// Chunks at rest in host memory and, if there is one, on a disk below it, for any number of threads. Cheap to clone.
+/// Chunks at rest in host memory and, if there is one, on a disk below it, for any number of
+/// threads. Cheap to clone.
 ///
-/// Bytes come and go by transfers of the mover: the caller registers its memory there and adds a route between its place
-/// and the store's, in both directions. What the caller must do:
+/// Bytes come and go by transfers of the mover: the caller registers its memory there and adds a
+/// route between its place and the store's, in both directions. What the caller must do:
 ///
 /// * Storing: keep the source registered and unchanged until `on_end` is called.
-/// * Loading: hold the [`Lease`] until the bytes are verified, keep the target registered and to the mover until `on_end`
+/// * Loading: hold the [`Lease`] until the bytes are verified, keep the target registered and to
+///   the mover until `on_end`
 ///   is called, then [`verify`](Store::verify) every layer before anyone uses it. Anything but `Ok` is a miss.
-/// * `on_end` runs on one of the store's or the mover's threads: keep it short, and do not wait for either in it.
+/// * `on_end` runs on one of the store's or the mover's threads: keep it short, and do not wait for
+///   either in it.
 ///
 /// The arena stays registered with the mover until the mover ends.
 ///
@@ -128,7 +133,8 @@ struct Shared {
 }
 
 impl Store {
-    /// Makes an arena of `config.capacity_bytes`, registers it with the mover at `place`, and starts the store's thread.
+    /// Makes an arena of `config.capacity_bytes`, registers it with the mover at `place`, and
+    /// starts the store's thread.
     pub fn open(
         mover: &MoverHandle,
         place: Place,
@@ -138,9 +144,10 @@ impl Store {
         Store::join(mover, place, pages, config, None)
     }
 
-    /// The same with a disk below: what memory takes in is written there in slack, as `write_back` says, and what is there
-    /// is found and loaded as if it were in memory. `ssd` has to use the same mover and `place`. A chunk that is loaded from the disk
-    /// is taken into memory too if there is a route from `place` to itself.
+    /// The same with a disk below: what memory takes in is written there in slack, as `write_back`
+    /// says, and what is there is found and loaded as if it were in memory. `ssd` has to use the
+    /// same mover and `place`. A chunk that is loaded from the disk is taken into memory too if
+    /// there is a route from `place` to itself.
     pub fn open_with_ssd(
         mover: &MoverHandle,
         place: Place,
@@ -195,8 +202,8 @@ impl Store {
         Ok(Store { shared })
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in memory and what follows it
-    /// on disk. Looking keeps nothing: only a lease does.
+    /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in
+    /// memory and what follows it on disk. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         let (in_memory, on_disk) = self.locate(ids);
         in_memory + on_disk
@@ -208,8 +215,8 @@ impl Store {
         (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
     }
 
-    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how long it is. A chunk is
-    /// kept in memory or, if it is not there, on disk.
+    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how
+    /// long it is. A chunk is kept in memory or, if it is not there, on disk.
     pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let in_memory = self.shared.tier.lock().pin(tenant, ids);
         in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.pin(tenant, &ids[in_memory..]))
@@ -224,8 +231,8 @@ impl Store {
         )
     }
 
-    /// Drops these chunks, even if leased, pinned or being written, and says how many there were. Memory that an
-    /// operation still uses is free when that ends.
+    /// Drops these chunks, even if leased, pinned or being written, and says how many there were.
+    /// Memory that an operation still uses is free when that ends.
     pub fn delete(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         self.count_in_either(
             ids,

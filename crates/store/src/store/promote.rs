@@ -1,7 +1,9 @@
-//! Promotion: a chunk that is read whole from the disk goes to memory too. The disk reads it straight into
-//! its slot where it can; else it is copied there from staging, behind the load that it was read for.
+//! Promotion: a chunk that is read whole from the disk goes to memory too. The disk reads it
+//! straight into its slot where it can; else it is copied there from staging, behind the load that
+//! it was read for.
 //!
-//! A copy needs a route from the store's place to itself; without one every such promotion fails, and is counted.
+//! A copy needs a route from the store's place to itself; without one every such promotion fails,
+//! and is counted.
 
 use super::{Shared, quarantined};
 use crate::lost::bytes_in;
@@ -50,17 +52,17 @@ pub enum NotPromoted {
     Gone,
 }
 
-/// A slot of memory for a chunk that comes from the disk. Nobody sees it before it is committed; dropped,
-/// it gives its slot back.
+/// A slot of memory for a chunk that comes from the disk. Nobody sees it before it is committed;
+/// dropped, it gives its slot back.
 pub(super) struct Promotion {
     shared: Arc<Shared>,
     name: Name,
     write: Option<Write>,
 }
 
-/// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called once, on this thread
-/// or the mover's, or dropped if the mover has ended. If somebody waits for the chunk (`is_awaited`), it takes the place
-/// of one that is being written.
+/// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called
+/// once, on this thread or the mover's, or dropped if the mover has ended. If somebody waits for
+/// the chunk (`is_awaited`), it takes the place of one that is being written.
 pub(super) fn offer(
     shared: &Arc<Shared>,
     name: Name,
@@ -127,8 +129,8 @@ impl Promotion {
         start..start + bytes
     }
 
-    /// All bytes are in the slot, and were the right ones on disk: the chunk becomes visible, with the CRC-32C of each
-    /// layer.
+    /// All bytes are in the slot, and were the right ones on disk: the chunk becomes visible, with
+    /// the CRC-32C of each layer.
     pub fn commit(mut self, checksums: &[u32]) -> Result<(), NotPromoted> {
         let Some(write) = self.write.take() else { return Err(NotPromoted::Gone) };
         let shared = &self.shared;
@@ -144,8 +146,8 @@ impl Promotion {
         if there { Ok(()) } else { Err(NotPromoted::Gone) }
     }
 
-    /// A copy to the slot, or from it, has ended. The checksums are those of the disk: what a copy got wrong is found by whoever
-    /// loads the chunk.
+    /// A copy to the slot, or from it, has ended. The checksums are those of the disk: what a copy
+    /// got wrong is found by whoever loads the chunk.
     pub fn copied(self, end: &End, checksums: &[u32]) -> Result<(), NotPromoted> {
         if matches!(end, End::Done { .. }) {
             return self.commit(checksums);
@@ -155,7 +157,8 @@ impl Promotion {
         Err(NotPromoted::NotCopied)
     }
 
-    /// The bytes did not get there. Those that a lost operation may still touch are nobody's until they are quiet.
+    /// The bytes did not get there. Those that a lost operation may still touch are nobody's until
+    /// they are quiet.
     pub fn abandon(mut self, quarantined: &[Span]) {
         self.abort(bytes_in(self.shared.arena, &self.slot(), quarantined));
     }

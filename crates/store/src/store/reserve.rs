@@ -1,8 +1,9 @@
-//! Slots for those who write the arena by themselves, in other processes or from other machines. This file knows that a slot
-//! is theirs until they commit or give it up; it must never know how the bytes get there.
+//! Slots for those who write the arena by themselves, in other processes or from other machines.
+//! This file knows that a slot is theirs until they commit or give it up.
 //!
-//! Whoever may still write a slot keeps its reservation. A reservation whose writer cannot be asked any more is kept until
-//! the writer is known to be dead: its slot is in nobody's way but that of the quota.
+//! Whoever may still write a slot keeps its reservation. A reservation whose writer cannot be asked
+//! any more is kept until the writer is known to be dead: its slot is in nobody's way but that of
+//! the quota.
 
 use super::write_back::Dirty;
 use super::{NotStored, Shared, Store};
@@ -15,7 +16,8 @@ use forebay_kv::ChunkId;
 use forebay_transfer::{End, Span};
 use std::sync::Arc;
 
-/// A slot for a chunk that nobody sees before it is committed. Dropped, it is given up: nobody may write it from then on.
+/// A slot for a chunk that nobody sees before it is committed. Dropped, it is given up: nobody may
+/// write it from then on.
 #[derive(Debug)]
 pub struct Reservation {
     shared: Arc<Shared>,
@@ -25,7 +27,8 @@ pub struct Reservation {
 }
 
 impl Store {
-    /// Reserves a slot for chunk `id`, which continues `parent` or starts a sequence. `None` if the chunk is here already.
+    /// Reserves a slot for chunk `id`, which continues `parent` or starts a sequence. `None` if the
+    /// chunk is here already.
     pub fn reserve(
         &self,
         tenant: TenantId,
@@ -81,13 +84,15 @@ impl Reservation {
             .collect()
     }
 
-    /// The CRC-32C of the layers as they lie in the slot now. It takes as long as reading the chunk.
+    /// The CRC-32C of the layers as they lie in the slot now. It takes as long as reading the
+    /// chunk.
     pub fn checksums(&self) -> Vec<u32> {
         let memory = self.shared.mover.memory();
         self.layers().iter().filter_map(|layer| checksum::of_spans(memory, &[*layer])).collect()
     }
 
-    /// All bytes are in the slot and nobody writes it any more: the chunk becomes visible, with the CRC-32C of each layer.
+    /// All bytes are in the slot and nobody writes it any more: the chunk becomes visible, with the
+    /// CRC-32C of each layer.
     pub fn commit(mut self, checksums: &[u32]) -> Result<(), NotCommitted> {
         let layers = self.shape().layers();
         if checksums.len() != layers {
@@ -100,8 +105,8 @@ impl Reservation {
         }
     }
 
-    /// The transfer that was to fill the slot has failed. Bytes that a lost operation may still write are nobody else's before
-    /// the mover says that they are quiet.
+    /// The transfer that was to fill the slot has failed. Bytes that a lost operation may still
+    /// write are nobody else's before the mover says that they are quiet.
     pub fn abandon(mut self, end: &End) {
         let extent = self.offset_bytes()..self.offset_bytes() + self.shape().bytes();
         let lost_bytes = self.shared.lost_bytes_in(end, &extent);

@@ -1,5 +1,4 @@
-//! Storing a chunk: slot, copy, checksums, commit. This file knows these steps; it must never know where the source lies or
-//! what is evicted for it.
+//! Storing a chunk: slot, copy, checksums, commit. This file knows these steps.
 
 use super::load::span_bytes;
 use super::write_back::Dirty;
@@ -56,16 +55,18 @@ struct Incoming {
     dirty: Dirty,
 }
 
-/// What is to be done with bytes that have arrived, on the store's own thread: checksums cost milliseconds a chunk, too long
-/// for the mover's.
+/// What is to be done with bytes that have arrived, on the store's own thread: checksums cost
+/// milliseconds a chunk, too long for the mover's.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 impl Store {
-    /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are the layer.
+    /// Stores a chunk from `layers`: for each layer the spans whose bytes, one after another, are
+    /// the layer.
     ///
-    /// With `Ok`, `on_end` is called exactly once: at once and on this thread if the chunk is here already, else when it
-    /// is visible or has failed. The spans must stay registered and unchanged until then, because the checksums are
-    /// taken from them: what a copy got wrong is found by whoever loads it.
+    /// With `Ok`, `on_end` is called exactly once: at once and on this thread if the chunk is here
+    /// already, else when it is visible or has failed. The spans must stay registered and unchanged
+    /// until then, because the checksums are taken from them: what a copy got wrong is found by
+    /// whoever loads it.
     pub fn store_chunk(
         &self,
         tenant: TenantId,
@@ -106,7 +107,8 @@ impl Shared {
         spans.map(pair).collect()
     }
 
-    /// The checksum of a layer that was copied to the arena: of its source where the host can read it, else of the copy.
+    /// The checksum of a layer that was copied to the arena: of its source where the host can read
+    /// it, else of the copy.
     pub(super) fn checksum_of(&self, write: &Write, layer: usize, source: &[Span]) -> Option<u32> {
         let memory = self.mover.memory();
         let copy = || {

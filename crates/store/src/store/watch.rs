@@ -1,6 +1,6 @@
-//! Telling others which chunks this store has, and which it has no more: threads that sleep until chunks came or went, and then
-//! say which, in batches. This file knows waiting and asking; it must never make anybody who stores or evicts wait. A store
-//! that nobody watches keeps nothing for it.
+//! Telling others which chunks this store has, and which it has no more: threads that sleep until
+//! chunks came or went, and then say which, in batches. This file knows waiting and asking; it must
+//! never make anybody who stores or evicts wait. A store that nobody watches keeps nothing for it.
 
 use super::{Shared, Store};
 use crate::tier::Names;
@@ -46,9 +46,10 @@ struct Watch {
 }
 
 impl Store {
-    /// Has `listener` told, on a thread of its own, which chunks are here from now on, in memory or on disk, and which in
-    /// neither any more. It begins with all that are here, and so it does again after more changes than can be named. The
-    /// order between chunks is not kept, and a chunk may be told again. With the store the thread ends.
+    /// Has `listener` told, on a thread of its own, which chunks are here from now on, in memory or
+    /// on disk, and which in neither any more. It begins with all that are here, and so it does
+    /// again after more changes than can be named. The order between chunks is not kept, and a
+    /// chunk may be told again. With the store the thread ends.
     pub fn on_change(&self, mut listener: impl FnMut(Changed<'_>) + Send + 'static) -> std::io::Result<()> {
         let watch = Watch::begin(&self.shared);
         let tell = move || {
@@ -72,9 +73,9 @@ impl Store {
         Ok(())
     }
 
-    /// Has `listener` told, on a thread of its own, which chunks go from now on: that were in memory or on disk, and are in
-    /// neither when it is told. A chunk may be told again, and may have come back since. It ends with the store, or when
-    /// the listener breaks.
+    /// Has `listener` told, on a thread of its own, which chunks go from now on: that were in
+    /// memory or on disk, and are in neither when it is told. A chunk may be told again, and may
+    /// have come back since. It ends with the store, or when the listener breaks.
     pub fn on_leave(
         &self,
         mut listener: impl FnMut(Left<'_>) -> ControlFlow<()> + Send + 'static,

@@ -1,5 +1,5 @@
-//! Which chunks came or went since somebody last looked, for those who tell others. This file keeps names for a while and
-//! rings bells once; it must never know whether a chunk is here now: who looks, looks for themselves.
+//! Which chunks came or went since somebody last looked, for those who tell others. This file keeps
+//! names for a while and rings bells once.
 
 use forebay_kv::ChunkId;
 use std::sync::mpsc::Sender;

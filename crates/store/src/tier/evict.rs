@@ -1,12 +1,14 @@
-//! Making room: the coldest chunk that nobody needs goes first, and no chunk goes before those that continue it. This
-//! file knows the order in which chunks go; it must never know who asks for the room.
+//! Making room: the coldest chunk that nobody needs goes first, and no chunk goes before those that
+//! continue it. This file knows the order in which chunks go.
 //!
-//! The orders of use hold every chunk since it was last stored or released, evictable or not. One that comes up for
-//! eviction and may not go is set aside (parked), and comes back when its last hold or its last child is gone. Each
-//! setting aside is paid for by the use that put the chunk into the order, so eviction is O(1) amortised.
+//! The orders of use hold every chunk since it was last stored or released, evictable or not. One
+//! that comes up for eviction and may not go is set aside (parked), and comes back when its last
+//! hold or its last child is gone. Each setting aside is paid for by the use that put the chunk
+//! into the order, so eviction is O(1) amortised.
 //!
-//! A chunk may be free to go and be of no use: its slot is for chunks of another length, and something in its slab has to
-//! stay. It is passed over and keeps its place. Nothing pays for that, so the search for a slot gives up at some time.
+//! A chunk may be free to go and be of no use: its slot is for chunks of another length, and
+//! something in its slab has to stay. It is passed over and keeps its place. Nothing pays for that,
+//! so the search for a slot gives up at some time.
 
 use super::{Space, Taken, Tier};
 use crate::entry::{EntryIx, State};
@@ -16,7 +18,8 @@ use crate::stat::Refused;
 use crate::tenant::TenantId;
 use std::collections::HashSet;
 
-/// Chunks that the search for a slot looks at in vain before it gives up: some milliseconds, for which the store waits.
+/// Chunks that the search for a slot looks at in vain before it gives up: some milliseconds, for
+/// which the store waits.
 const LOOKS_MAX: usize = 1 << 14;
 
 /// A search for a slot, and what was of no use.
@@ -52,7 +55,8 @@ impl<S: Space> Tier<S> {
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
-    /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what never is.
+    /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what
+    /// never is.
     pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
         while !self.quotas.has_room(tenant, needed_bytes) {
             let fits = needed_bytes <= self.quotas.limit_bytes(tenant);
@@ -68,7 +72,8 @@ impl<S: Space> Tier<S> {
         Ok(())
     }
 
-    /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`. Evicts nothing in vain.
+    /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`. Evicts
+    /// nothing in vain.
     pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<S::Slot, Refused> {
         let full = Refused::Full { needed_bytes: self.space.slot_bytes(shape)? };
         let mut search = Search::default();
@@ -84,8 +89,8 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    /// Evicts the coldest chunk whose slot is of use for this shape, or the slab of the coldest chunk whose slab can go
-    /// whole, whichever is found first. Says whether there was one.
+    /// Evicts the coldest chunk whose slot is of use for this shape, or the slab of the coldest
+    /// chunk whose slab can go whole, whichever is found first. Says whether there was one.
     fn make_room(&mut self, shape: &ChunkShape, search: &mut Search) -> bool {
         while search.looks < LOOKS_MAX {
             let passed = search.passed;
@@ -108,8 +113,8 @@ impl<S: Space> Tier<S> {
         false
     }
 
-    /// Evicts a slab of chunks that are continued elsewhere, with all that continues them, where none of that has to stay. What
-    /// continues them gave no room by itself.
+    /// Evicts a slab of chunks that are continued elsewhere, with all that continues them, where
+    /// none of that has to stay. What continues them gave no room by itself.
     fn make_room_above(&mut self, shape: &ChunkShape, search: &mut Search) -> bool {
         let mut end = self.recency.coldest();
         while let Some(last) = end {
@@ -149,7 +154,8 @@ impl<S: Space> Tier<S> {
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
-    /// Evicts all chunks of a slab with all that continues them. Does nothing and says so if any of that must stay.
+    /// Evicts all chunks of a slab with all that continues them. Does nothing and says so if any of
+    /// that must stay.
     fn evict_slab(&mut self, slab: u16, looks: &mut usize) -> bool {
         let may_go = |row| {
             *looks += 1;
@@ -158,7 +164,8 @@ impl<S: Space> Tier<S> {
         let doomed = self.tree.descend(self.space.chunks_of_slab(slab), may_go);
         let Some(doomed) = doomed.filter(|_| !self.space.is_slab_owned(slab)) else { return false };
         for row in doomed {
-            // Parents may come first: they are holes until the last of their descendants, all of them doomed, is gone.
+            // Parents may come first: they are holes until the last of their descendants, all of
+            // them doomed, is gone.
             self.evicted += u64::from(self.drop_bytes(row));
         }
         true

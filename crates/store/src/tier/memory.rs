@@ -1,5 +1,5 @@
-//! The memory tier: a tier whose medium is the arena. This file knows slabs and the checksums of what rests in them; it
-//! must never know what goes when room is needed.
+//! The memory tier: a tier whose medium is the arena. This file knows slabs and the checksums of
+//! what rests in them.
 
 use super::{Beginning, Reading, Refund, Space, Taken, Tier, TierLimits, Writing};
 use crate::entry::{ChunkRef, EntryIx, State};
@@ -25,10 +25,11 @@ pub type Begun = Beginning<Slots>;
 pub struct TierConfig {
     /// Length of the arena.
     pub capacity_bytes: u64,
-    /// Length of a slab: the largest chunk, and the unit in which memory passes between chunks of different shapes. A
-    /// multiple of [`SLOT_ALIGN_BYTES`](crate::SLOT_ALIGN_BYTES).
+    /// Length of a slab: the largest chunk, and the unit in which memory passes between chunks of
+    /// different shapes. A multiple of [`SLOT_ALIGN_BYTES`](crate::SLOT_ALIGN_BYTES).
     pub slab_bytes: u64,
-    /// Chunks known at most. Tables for so many are reserved at the start, 90 bytes each, and touched as they fill.
+    /// Chunks known at most. Tables for so many are reserved at the start, 90 bytes each, and
+    /// touched as they fill.
     pub max_chunks: u32,
     /// Leases alive at most.
     pub max_leases: usize,
@@ -41,8 +42,8 @@ pub struct TierConfig {
 }
 
 impl TierConfig {
-    /// A tier without quotas: slabs of the largest power of two up to a 64th of the capacity and 256 MiB, an index for chunks of
-    /// 64 KiB and larger, 65,536 leases of at most a minute.
+    /// A tier without quotas: slabs of the largest power of two up to a 64th of the capacity and
+    /// 256 MiB, an index for chunks of 64 KiB and larger, 65,536 leases of at most a minute.
     pub fn new(capacity_bytes: u64) -> TierConfig {
         let align = crate::SLOT_ALIGN_BYTES;
         let slab = (capacity_bytes / 64).clamp(align, crate::slots::SLAB_BYTES_MAX);
@@ -175,8 +176,8 @@ impl MemoryTier {
         Ok((self.start_reading(chunk, slot), checksums))
     }
 
-    /// Begins to read a chunk for a tier below, and gives the CRC-32C of its layers. No lease is needed, and it is no use:
-    /// the chunk stays as cold as it is.
+    /// Begins to read a chunk for a tier below, and gives the CRC-32C of its layers. No lease is
+    /// needed, and it is no use: the chunk stays as cold as it is.
     pub fn begin_copy(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> Option<(Read, Vec<u32>)> {
         self.advance(now_us);
         let row = self.index.find(id)?;
@@ -192,7 +193,8 @@ impl MemoryTier {
         self.index.find(id).is_some_and(|row| self.entry(row).state != State::Hole)
     }
 
-    /// Whether the chunk that is read is still here: nobody deleted it or found it corrupt meanwhile.
+    /// Whether the chunk that is read is still here: nobody deleted it or found it corrupt
+    /// meanwhile.
     pub fn is_current(&self, read: &Read) -> bool {
         self.is_live(&read.chunk)
     }
@@ -213,8 +215,8 @@ impl MemoryTier {
         Ok((sum, extent.end - extent.start))
     }
 
-    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any more. They may be of several
-    /// slots side by side.
+    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any
+    /// more. They may be of several slots side by side.
     pub fn quiet(&mut self, offset_bytes: u64, bytes: u64) {
         let (mut at, end) = (offset_bytes, offset_bytes.saturating_add(bytes));
         while at < end

@@ -1,7 +1,8 @@
-//! A tier: which chunks rest on one medium, who may read them, and what goes when room is needed. A sans-IO state machine:
-//! time is an argument, and the bytes move elsewhere between a `begin` and its end. This file holds the state, lookups and
-//! what changes single chunks; `write.rs` lets chunks in, `read.rs` grants and serves leases, `evict.rs` makes room,
-//! `memory.rs` is what only the memory tier has. None of them must ever touch bytes or know what they mean.
+//! A tier: which chunks rest on one medium, who may read them, and what goes when room is needed. A
+//! sans-IO state machine: time is an argument, and the bytes move elsewhere between a `begin` and
+//! its end. This file holds the state, lookups and what changes single chunks; `write.rs` lets
+//! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `memory.rs` is what only
+//! the memory tier has. None of them must ever touch bytes or know what they mean.
 
 mod changes;
 mod evict;
@@ -43,11 +44,12 @@ pub(crate) struct TierLimits {
 
 /// Chunks on a medium.
 ///
-/// What may be found: the longest prefix of a sequence whose chunks are all here. A chunk is let in only below a parent
-/// that is here or on its way, becomes visible when all of it is written, and is evicted before its parent, never after.
+/// What may be found: the longest prefix of a sequence whose chunks are all here. A chunk is let in
+/// only below a parent that is here or on its way, becomes visible when all of it is written, and
+/// is evicted before its parent, never after.
 ///
-/// A chunk that is deleted or found corrupt while chunks below it stay leaves a *hole*: its id without bytes. Lookups end
-/// before it; storing it again makes what is below visible again.
+/// A chunk that is deleted or found corrupt while chunks below it stay leaves a *hole*: its id
+/// without bytes. Lookups end before it; storing it again makes what is below visible again.
 #[derive(Debug)]
 pub struct Tier<S: Space> {
     max_lease_us: u64,
@@ -97,8 +99,8 @@ impl<S: Space> Tier<S> {
         self.index.find(id).is_some_and(|row| self.entry(row).is_resident())
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking is not using: only a lease
-    /// and [`used`](Tier::used) keep a chunk warm.
+    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking is
+    /// not using: only a lease and [`used`](Tier::used) keep a chunk warm.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         self.prefix(ids).count()
     }
@@ -110,8 +112,8 @@ impl<S: Space> Tier<S> {
             .map_while(|row| row.filter(|row| self.entry(*row).is_resident()))
     }
 
-    /// Keeps the longest resident prefix of `ids` from being evicted until it is unpinned, and says how long it is. What
-    /// is pinned still counts against the tenant's quota.
+    /// Keeps the longest resident prefix of `ids` from being evicted until it is unpinned, and says
+    /// how long it is. What is pinned still counts against the tenant's quota.
     pub fn pin(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let rows: Vec<EntryIx> =
             self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
@@ -133,8 +135,9 @@ impl<S: Space> Tier<S> {
         count
     }
 
-    /// Drops these chunks, even if they are leased, pinned or being written, and says how many there were. Nobody finds
-    /// or reads them from now on; memory that an operation still uses is free when that ends.
+    /// Drops these chunks, even if they are leased, pinned or being written, and says how many
+    /// there were. Nobody finds or reads them from now on; memory that an operation still uses is
+    /// free when that ends.
     pub fn delete(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let rows = self.rows_of(tenant, ids);
         rows.into_iter().filter(|row| self.drop_bytes(*row)).count()
@@ -209,8 +212,9 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    /// Takes the bytes of a row away, if it has any, and says whether it had: from now on it is a hole or, without
-    /// descendants, nothing. Its place in the order of use falls to the first ancestor that has become evictable by it.
+    /// Takes the bytes of a row away, if it has any, and says whether it had: from now on it is a
+    /// hole or, without descendants, nothing. Its place in the order of use falls to the first
+    /// ancestor that has become evictable by it.
     pub(crate) fn drop_bytes(&mut self, row: EntryIx) -> bool {
         let entry = self.entry_mut(row);
         let (tenant, state, slot) = (entry.tenant, entry.state, entry.slot.take());
@@ -239,8 +243,8 @@ impl<S: Space> Tier<S> {
         true
     }
 
-    /// Forgets the row, and then each ancestor, as long as they are holes without children. Returns the first row that
-    /// stays.
+    /// Forgets the row, and then each ancestor, as long as they are holes without children. Returns
+    /// the first row that stays.
     fn remove_empty_holes(&mut self, row: EntryIx) -> Option<EntryIx> {
         let mut at = Some(row);
         while let Some(row) =

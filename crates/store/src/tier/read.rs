@@ -1,5 +1,5 @@
-//! Reading: leases are granted over prefixes, and reads run under leases. This file knows who may read which bytes; it
-//! must never know where they go.
+//! Reading: leases are granted over prefixes, and reads run under leases. This file knows who may
+//! read which bytes.
 
 use super::{Space, Tier};
 use crate::entry::{ChunkRef, EntryIx};
@@ -8,8 +8,9 @@ use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 
-/// A read that may run: it owns the slot until this value is given to [`Tier::end_read`], whatever becomes of the chunk
-/// and the lease meanwhile. If it is dropped instead, the chunk is never evicted.
+/// A read that may run: it owns the slot until this value is given to [`Tier::end_read`], whatever
+/// becomes of the chunk and the lease meanwhile. If it is dropped instead, the chunk is never
+/// evicted.
 #[derive(Debug)]
 #[must_use = "the slot is owned until the read is ended"]
 pub struct Reading<S: Space> {
@@ -19,8 +20,9 @@ pub struct Reading<S: Space> {
 }
 
 impl<S: Space> Tier<S> {
-    /// Leases the longest prefix of `ids` that is here and the tenant's, for `ttl_us` or the configured maximum, and says
-    /// how many chunks that are. `None` if there are none, or as many leases as may be.
+    /// Leases the longest prefix of `ids` that is here and the tenant's, for `ttl_us` or the
+    /// configured maximum, and says how many chunks that are. `None` if there are none, or as many
+    /// leases as may be.
     pub fn lease(
         &mut self,
         now_us: u64,
@@ -47,8 +49,8 @@ impl<S: Space> Tier<S> {
         Some((self.leases.add(LiveLease { chunks, expires_us }), count))
     }
 
-    /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a lease that ends does. What is held
-    /// comes behind it when it is let go of.
+    /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a
+    /// lease that ends does. What is held comes behind it when it is let go of.
     pub fn used(&mut self, tenant: TenantId, ids: &[ChunkId]) {
         let own: Vec<EntryIx> =
             self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
@@ -82,9 +84,10 @@ impl<S: Space> Tier<S> {
         self.touch_ends(&rows);
     }
 
-    /// Makes a sequence the one used last. A chunk that the next one continues needs no place of its own: it cannot go before that
-    /// one, and inherits its place. Where the tree does not know that, since a lease that brought chunks here began with the next
-    /// one, each part has a place, and the beginning the warmest.
+    /// Makes a sequence the one used last. A chunk that the next one continues needs no place of
+    /// its own: it cannot go before that one, and inherits its place. Where the tree does not know
+    /// that, since a lease that brought chunks here began with the next one, each part has a place,
+    /// and the beginning the warmest.
     fn touch_ends(&mut self, rows: &[EntryIx]) {
         for (at, row) in rows.iter().enumerate().rev() {
             if rows.get(at + 1).is_none_or(|next| self.tree.parent(*next) != Some(*row)) {
@@ -112,8 +115,8 @@ impl<S: Space> Tier<S> {
         Reading { chunk, slot, place }
     }
 
-    /// A read ended. `lost_bytes` of the slot may still be read by a part of it that is lost; they are reported to
-    /// `quiet` once they cannot, and the slot is not given to another chunk before.
+    /// A read ended. `lost_bytes` of the slot may still be read by a part of it that is lost; they
+    /// are reported to `quiet` once they cannot, and the slot is not given to another chunk before.
     pub fn end_read(&mut self, now_us: u64, read: Reading<S>, ended: ReadEnd) {
         self.advance(now_us);
         if let ReadEnd::Failed { lost_bytes } = ended {
@@ -125,7 +128,8 @@ impl<S: Space> Tier<S> {
         self.refund(refund);
     }
 
-    /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault counted.
+    /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault
+    /// counted.
     pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) {
         self.advance(now_us);
         match self.readable(lease, chunk) {
@@ -134,7 +138,8 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    /// Bytes of a chunk are not the ones that were written: it is dropped, if it is still here, and the fault counted.
+    /// Bytes of a chunk are not the ones that were written: it is dropped, if it is still here, and
+    /// the fault counted.
     pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) {
         self.faults.corrupt += 1;
         if self.is_live(chunk) {

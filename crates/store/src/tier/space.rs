@@ -1,5 +1,5 @@
-//! What a tier needs of the medium that its chunks rest on. The arena and the log are such media. This file knows slots by
-//! name; it must never know which chunk comes or goes, or why.
+//! What a tier needs of the medium that its chunks rest on. The arena and the log are such media.
+//! This file knows slots by name.
 
 use crate::entry::EntryIx;
 use crate::shape::ChunkShape;
@@ -21,7 +21,8 @@ pub trait Space: Debug {
     /// Gives `occupant` a slot for a chunk of this shape.
     fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<Self::Slot>;
 
-    /// The slab that `slot` is in, if the slot is of use for this shape only when all of the slab is free.
+    /// The slab that `slot` is in, if the slot is of use for this shape only when all of the slab
+    /// is free.
     fn slab_to_empty(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<u16>;
 
     /// All chunks of a slab.
@@ -33,10 +34,12 @@ pub trait Space: Debug {
     /// Where the slot of chunk `id` is.
     fn place(&self, slot: Self::Slot, id: &ChunkId) -> Self::Place;
 
-    /// An operation begins to read or write the slot. Until it ends the slot is not given to anybody else.
+    /// An operation begins to read or write the slot. Until it ends the slot is not given to
+    /// anybody else.
     fn begin(&mut self, slot: Self::Slot);
 
-    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is lost.
+    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is
+    /// lost.
     fn end(&mut self, slot: Self::Slot, lost_bytes: u64) -> Option<Refund>;
 
     /// Chunk `id` leaves its slot, for which `tenant` paid.

@@ -1,5 +1,5 @@
-//! Letting chunks in: a write begins with a slot of its own and ends committed or aborted. This file knows what a chunk
-//! needs to be let in; it must never know how its bytes get there.
+//! Letting chunks in: a write begins with a slot of its own and ends committed or aborted. This
+//! file knows what a chunk needs to be let in.
 
 use super::{Space, Tier};
 use crate::entry::{ChunkRef, Entry, EntryIx, State};
@@ -17,8 +17,8 @@ pub enum Beginning<S: Space> {
     AlreadyHere,
 }
 
-/// A chunk being written. The slot is the writer's until the write is ended; if this value is dropped instead, the slot
-/// is lost to the tier.
+/// A chunk being written. The slot is the writer's until the write is ended; if this value is
+/// dropped instead, the slot is lost to the tier.
 #[derive(Debug)]
 #[must_use = "the slot stays taken until the write is ended"]
 pub struct Writing<S: Space> {
@@ -28,10 +28,11 @@ pub struct Writing<S: Space> {
 }
 
 impl<S: Space> Tier<S> {
-    /// Asks for a slot for chunk `id`, which continues `parent` or starts a sequence. Others are evicted as needed.
+    /// Asks for a slot for chunk `id`, which continues `parent` or starts a sequence. Others are
+    /// evicted as needed.
     ///
-    /// The parent must be here or being written. Should its write fail, this chunk is not found until the parent is
-    /// stored again.
+    /// The parent must be here or being written. Should its write fail, this chunk is not found
+    /// until the parent is stored again.
     pub fn begin_write(
         &mut self,
         now_us: u64,
@@ -84,8 +85,8 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    /// Gives the id a row below its parent and marks it as being written, so that from here on neither the row nor its
-    /// parent can be evicted.
+    /// Gives the id a row below its parent and marks it as being written, so that from here on
+    /// neither the row nor its parent can be evicted.
     fn claim(
         &mut self,
         tenant: TenantId,
@@ -167,8 +168,8 @@ impl<S: Space> Tier<S> {
         Ok(())
     }
 
-    /// The write failed. `lost_bytes` of the slot may still be written by a part of it that is lost; they are reported
-    /// to `quiet` once they cannot.
+    /// The write failed. `lost_bytes` of the slot may still be written by a part of it that is
+    /// lost; they are reported to `quiet` once they cannot.
     pub fn abort(&mut self, now_us: u64, write: Writing<S>, lost_bytes: u64) {
         self.advance(now_us);
         self.faults.writes += 1;

@@ -59,7 +59,8 @@ fn transfers_of_any_size_are_cut_where_direct_io_can_go_on() {
     });
 }
 
-/// Makes the world's memory reachable as another place, by a route for each size of slots, in pages.
+/// Makes the world's memory reachable as another place, by a route for each size of slots, in
+/// pages.
 fn add_staged_routes(world: &World, slot_pages: [u64; 2]) -> RegionId {
     const FAR: Place = Place::Host(2);
     let copies = Box::new(HostLink::new(1).unwrap());
@@ -74,7 +75,8 @@ fn add_staged_routes(world: &World, slot_pages: [u64; 2]) -> RegionId {
     world.mover.register(FAR, Arc::clone(&world.buffer) as _).unwrap()
 }
 
-/// One transfer of random pairs: to disk or from it, then for each pair the pages that it skips and its own.
+/// One transfer of random pairs: to disk or from it, then for each pair the pages that it skips and
+/// its own.
 type Step = (bool, u64, Vec<(u64, u64)>);
 
 fn any_steps() -> impl Strategy<Value = Vec<Step>> {
@@ -194,7 +196,8 @@ fn operations_of_many_threads_do_not_mix() {
     });
 }
 
-/// Writes a quarter of the first half of memory in transfers of 4 pages, all at once, then reads it into the second half.
+/// Writes a quarter of the first half of memory in transfers of 4 pages, all at once, then reads it
+/// into the second half.
 fn write_then_read(world: &World, thread: u64, ends: &mpsc::Sender<u64>) {
     let share = PAGES / 8;
     for into_second_half in [false, true] {

@@ -1,4 +1,5 @@
-//! A kernel that misbehaves on purpose, in front of a real one: the only place that knows of injected faults.
+//! A kernel that misbehaves on purpose, in front of a real one: the only place that knows of
+//! injected faults.
 
 use forebay_store::disk::{Completed, Kernel, Request};
 use forebay_transfer::Waker;
@@ -97,7 +98,8 @@ impl Faulty {
     }
 }
 
-// SAFETY: every request is completed once: by the inner kernel, or here without having been started.
+// SAFETY: every request is completed once: by the inner kernel, or here without having been
+// started.
 unsafe impl Kernel for Faulty {
     unsafe fn start(&mut self, key: u64, request: Request) {
         let nth = self.requests;
@@ -112,7 +114,8 @@ unsafe impl Kernel for Faulty {
                 let request =
                     Request { slices: slices.as_ptr(), slice_count: slices.len() as u32, ..request };
                 self.shortened.insert(key, slices);
-                // SAFETY: as the caller promises; the slices stay in the map until the request completed.
+                // SAFETY: as the caller promises; the slices stay in the map until the request
+                // completed.
                 return unsafe { self.inner.start(key, request) };
             }
         }

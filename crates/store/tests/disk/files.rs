@@ -1,4 +1,5 @@
-//! Files that are refused, each with a reason that says what to do, and without touching what is there.
+//! Files that are refused, each with a reason that says what to do, and without touching what is
+//! there.
 
 use crate::world::{PAGE, directory};
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions};
@@ -181,7 +182,8 @@ fn a_raw_partition_is_used_in_whole_pages_and_by_one_owner() {
     assert!(matches!(error, DiskError::InUse { .. }), "{error:?}");
     assert!(message.contains("in use"), "{message}");
     drop(file);
-    // What a link had registered with the system must not keep the device busy after the link's end.
+    // What a link had registered with the system must not keep the device busy after the link's
+    // end.
     for _ in 0..5 {
         let file = DiskFile::open(&device.0).unwrap();
         let link = DiskLink::open(file, DiskOptions::default()).unwrap();

@@ -82,7 +82,8 @@ fn a_wake_up_is_kept_for_the_next_wait() {
     });
 }
 
-/// Has the system refuse `io_uring_enter` to this thread and those that it starts, and nothing else.
+/// Has the system refuse `io_uring_enter` to this thread and those that it starts, and nothing
+/// else.
 fn deny_io_uring_enter() {
     let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = [

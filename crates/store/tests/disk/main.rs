@@ -1,4 +1,5 @@
-//! The disk link over a real file: the same guarantees for every driver, with and without faults below the link's logic.
+//! The disk link over a real file: the same guarantees for every driver, with and without faults
+//! below the link's logic.
 
 #![allow(clippy::unwrap_used)]
 

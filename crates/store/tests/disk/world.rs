@@ -111,8 +111,8 @@ impl World {
         assert_eq!(self.run(transfer), End::Done { bytes });
     }
 
-    /// Runs a transfer that has to fail on the link, and returns what the link said. Then lets a read of the first page
-    /// succeed, since the mover rests a link that fails often in a row.
+    /// Runs a transfer that has to fail on the link, and returns what the link said. Then lets a
+    /// read of the first page succeed, since the mover rests a link that fails often in a row.
     pub fn error_of(&self, transfer: Transfer) -> String {
         let end = self.run(transfer);
         self.run(self.reading(&[(0, 0, 1)]));

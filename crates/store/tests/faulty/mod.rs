@@ -1,4 +1,5 @@
-//! A link that copies like the host link and can be told to fail, to hold its operations back or to flip a bit.
+//! A link that copies like the host link and can be told to fail, to hold its operations back or to
+//! flip a bit.
 
 use forebay_transfer::HostLink;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};

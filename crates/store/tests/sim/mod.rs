@@ -1,7 +1,9 @@
-//! A simulated disk, and the smallest possible driver of a disk tier on it: one operation at a time, no threads, no clock.
+//! A simulated disk, and the smallest possible driver of a disk tier on it: one operation at a
+//! time, no threads, no clock.
 //!
-//! The disk remembers which writes were not synced yet. A *kill* ends the process: what was written stays. A *power cut*
-//! takes any of the unsynced writes back, whole or by sectors, as a real disk's cache may.
+//! The disk remembers which writes were not synced yet. A *kill* ends the process: what was written
+//! stays. A *power cut* takes any of the unsynced writes back, whole or by sectors, as a real
+//! disk's cache may.
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
@@ -70,7 +72,8 @@ impl SimDisk {
         self.state.lock().unwrap().steps_left = Some(steps);
     }
 
-    /// Reads that touch these bytes fail from now on, and no others: until the bytes are written, or for good.
+    /// Reads that touch these bytes fail from now on, and no others: until the bytes are written,
+    /// or for good.
     pub fn make_unreadable(&self, bytes: Range<u64>, for_good: bool) {
         let state = &mut *self.state.lock().unwrap();
         (state.unreadable, state.for_good, state.failures_left) =

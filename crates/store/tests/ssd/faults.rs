@@ -283,7 +283,8 @@ fn the_end_of_a_tenant_overwrites_its_bytes() {
     opened.expect_chain(200..210, &shape);
 }
 
-/// Opens two logs with this fault in one of them, and sees that the error names that one and not the other.
+/// Opens two logs with this fault in one of them, and sees that the error names that one and not
+/// the other.
 fn expect_named(rig: &Rig, faulty: usize, faults: &Faults) -> String {
     let open = |number: usize| {
         let volume = rig.volume_over(number, |inner| inner);

@@ -68,7 +68,8 @@ struct Faulty {
     failed: Vec<Completed>,
 }
 
-// SAFETY: every request is completed once: by the inner kernel, or here without having been started.
+// SAFETY: every request is completed once: by the inner kernel, or here without having been
+// started.
 unsafe impl Kernel for Faulty {
     unsafe fn start(&mut self, key: u64, request: Request) {
         // SAFETY: the caller keeps the slices valid.

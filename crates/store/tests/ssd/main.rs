@@ -1,4 +1,5 @@
-//! The SSD tier over real files, a real mover and, where a test needs them, kernels and media that fail.
+//! The SSD tier over real files, a real mover and, where a test needs them, kernels and media that
+//! fail.
 #![allow(clippy::unwrap_used)]
 
 mod faults;

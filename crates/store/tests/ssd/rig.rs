@@ -44,7 +44,8 @@ pub struct Shape {
 }
 
 impl Rig {
-    /// So many logs of `bytes` bytes in segments of `segment_bytes`, or nothing, loudly, where there is no direct I/O.
+    /// So many logs of `bytes` bytes in segments of `segment_bytes`, or nothing, loudly, where
+    /// there is no direct I/O.
     pub fn new(volumes: usize, bytes: u64, segment_bytes: u64) -> Option<Rig> {
         let directory = tempfile::tempdir().unwrap();
         let paths: Vec<PathBuf> =
@@ -68,7 +69,8 @@ impl Rig {
         self.try_open(volumes, config).unwrap()
     }
 
-    /// Opens these volumes with a mover of their own. Ends the mover of before, and with it its links.
+    /// Opens these volumes with a mover of their own. Ends the mover of before, and with it its
+    /// links.
     pub fn try_open(&self, volumes: Vec<Volume>, config: SsdOptions) -> Result<Opened, SsdError> {
         let limits = Limits { attempts: 1, ..Limits::default() };
         let mover = MoverThread::spawn(limits).unwrap();
@@ -134,7 +136,8 @@ impl Shape {
 }
 
 impl Opened {
-    /// Puts a chunk's bytes into memory and returns its layers, each as two spans if it has more than a page.
+    /// Puts a chunk's bytes into memory and returns its layers, each as two spans if it has more
+    /// than a page.
     pub fn source(&self, number: u64, shape: &Shape) -> Vec<Vec<Span>> {
         let mut at = shape.memory_at;
         let layer = |(layer, bytes): (usize, &u64)| {

@@ -7,7 +7,8 @@ use forebay_store::ssd::{Existing, NotWritten, Source, SsdError, SsdWriteEnd, Te
 
 const PAGE: u64 = 4096;
 
-/// Whole pages at a page; whole pages at an odd place; lengths that fit nothing; one layer; one byte.
+/// Whole pages at a page; whole pages at an odd place; lengths that fit nothing; one layer; one
+/// byte.
 fn shapes() -> [Shape; 5] {
     let odd = Shape { memory_at: 512, ..Shape::new(&[2 * PAGE, 3 * PAGE]) };
     [

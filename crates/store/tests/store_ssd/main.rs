@@ -1,5 +1,5 @@
-//! A store with an SSD below its memory: what was written outlives memory and the process, and whatever happens to it on the
-//! way, nobody gets a wrong byte.
+//! A store with an SSD below its memory: what was written outlives memory and the process, and
+//! whatever happens to it on the way, nobody gets a wrong byte.
 #![allow(clippy::unwrap_used)]
 
 mod model;

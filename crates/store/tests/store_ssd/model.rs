@@ -1,5 +1,5 @@
-//! A store with an SSD against a model: whatever is stored, loaded, deleted, flushed and restarted in whatever order, what
-//! verifies is right, and what was flushed is there.
+//! A store with an SSD against a model: whatever is stored, loaded, deleted, flushed and restarted
+//! in whatever order, what verifies is right, and what was flushed is there.
 
 use super::rig::{Disk, Rig, TENANT, ids};
 use proptest::prelude::*;
@@ -28,7 +28,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What must be there: chunks that were visible when the store was last flushed or closed and not deleted since.
+/// What must be there: chunks that were visible when the store was last flushed or closed and not
+/// deleted since.
 #[derive(Debug, Default)]
 struct Durable(HashSet<usize>);
 

@@ -1,9 +1,10 @@
 //! The copy kernel: moves bytes between two addresses as fast as memory allows.
 //!
-//! An ordinary store first reads the cache line that it is about to replace, which costs a third of the memory's
-//! bandwidth. Non-temporal stores do not, but bypass the cache, so they pay when the bytes would not stay there anyway.
-//! A single stream of them waits for one DRAM page after the other; four streams at a time, each in pages of its own,
-//! keep more of the memory busy, also where blocks are too short for the hardware's prefetcher to get going.
+//! An ordinary store first reads the cache line that it is about to replace, which costs a third of
+//! the memory's bandwidth. Non-temporal stores do not, but bypass the cache, so they pay when the
+//! bytes would not stay there anyway. A single stream of them waits for one DRAM page after the
+//! other; four streams at a time, each in pages of its own, keep more of the memory busy, also
+//! where blocks are too short for the hardware's prefetcher to get going.
 
 /// Which instructions copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,12 +45,14 @@ impl Kernel {
         kernels
     }
 
-    /// Copies `len` bytes. Before another thread is told of them, this thread must call [`fence`](Kernel::fence).
+    /// Copies `len` bytes. Before another thread is told of them, this thread must call
+    /// [`fence`](Kernel::fence).
     ///
     /// # Safety
     ///
-    /// `from .. from + len` must be readable and `to .. to + len` writable, they must not overlap, and nobody may write
-    /// the former or touch the latter meanwhile. The processor must run this kernel.
+    /// `from .. from + len` must be readable and `to .. to + len` writable, they must not overlap,
+    /// and nobody may write the former or touch the latter meanwhile. The processor must run this
+    /// kernel.
     pub unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) {
         match self {
             // SAFETY: as the caller promises.
@@ -66,7 +69,8 @@ impl Kernel {
         }
     }
 
-    /// Orders this thread's copies before whatever it does next: non-temporal stores are not ordered by locks or atomics.
+    /// Orders this thread's copies before whatever it does next: non-temporal stores are not
+    /// ordered by locks or atomics.
     pub fn fence(self) {
         #[cfg(target_arch = "x86_64")]
         if self != Kernel::Cached {
@@ -86,7 +90,8 @@ mod x86 {
     const STREAMS: usize = 4;
     /// What one stream copies before the next one has its turn.
     const STEP: usize = 4 * LINE;
-    /// A stream at most: two pages, so that all streams stay within what the TLB and the prefetcher follow.
+    /// A stream at most: two pages, so that all streams stay within what the TLB and the prefetcher
+    /// follow.
     const STREAM_BYTES_MAX: usize = 8192;
 
     /// A register of `LINE / PER_LINE` bytes.
@@ -99,7 +104,8 @@ mod x86 {
         unsafe fn load(from: *const u8) -> Self;
 
         /// # Safety
-        /// A whole register must be writable at `to`, which is aligned to it, and the processor must have such registers.
+        /// A whole register must be writable at `to`, which is aligned to it, and the processor
+        /// must have such registers.
         unsafe fn stream(self, to: *mut u8);
     }
 
@@ -174,15 +180,16 @@ mod x86 {
         unsafe { copy::<__m512i>(from, to, len) }
     }
 
-    /// Copies up to the target's first cache line, then lines in streams, then line by line, then the rest.
+    /// Copies up to the target's first cache line, then lines in streams, then line by line, then
+    /// the rest.
     ///
     /// # Safety
     /// As [`Kernel::copy`](super::Kernel::copy), and the processor has `V`.
     #[inline(always)]
     unsafe fn copy<V: Vector>(from: *const u8, to: *mut u8, len: usize) {
         let head = to.align_offset(LINE).min(len);
-        // SAFETY: every offset below stays at or below `len`; from `head` on, `to` is aligned to a line as long as
-        // offsets grow by whole lines, which they do until the rest.
+        // SAFETY: every offset below stays at or below `len`; from `head` on, `to` is aligned to a
+        // line as long as offsets grow by whole lines, which they do until the rest.
         unsafe {
             std::ptr::copy_nonoverlapping(from, to, head);
             let mut done = head;
@@ -211,7 +218,8 @@ mod x86 {
     /// Copies `STREAMS` neighbouring runs of `stream` bytes side by side.
     ///
     /// # Safety
-    /// As [`Kernel::copy`](super::Kernel::copy) for all runs; `to` is aligned to a line, `stream` whole steps.
+    /// As [`Kernel::copy`](super::Kernel::copy) for all runs; `to` is aligned to a line, `stream`
+    /// whole steps.
     #[inline(always)]
     unsafe fn copy_streams<V: Vector>(from: *const u8, to: *mut u8, stream: usize) {
         let mut done = 0;
@@ -260,7 +268,8 @@ mod tests {
             let source: Vec<u8> = (0..from_offset + len).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect();
             for kernel in Kernel::available() {
                 let mut target = vec![GUARD; to_offset + len + 130];
-                // SAFETY: both vectors are longer than their offset and `len` together, and distinct.
+                // SAFETY: both vectors are longer than their offset and `len` together, and
+                // distinct.
                 unsafe { kernel.copy(source.as_ptr().add(from_offset), target.as_mut_ptr().add(to_offset), len) };
                 kernel.fence();
                 prop_assert_eq!(&target[to_offset..to_offset + len], &source[from_offset..]);

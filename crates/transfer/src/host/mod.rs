@@ -1,5 +1,5 @@
-//! The host link: copies between any two regions of host memory. This file is the glue between the mover and a few
-//! threads; `pieces.rs` checks what may be copied, `copy.rs` copies. It must never decide which lot goes first.
+//! The host link: copies between any two regions of host memory. This file is the glue between the
+//! mover and a few threads; `pieces.rs` checks what may be copied, `copy.rs` copies.
 
 mod copy;
 mod pieces;
@@ -16,12 +16,13 @@ use std::thread::JoinHandle;
 /// Threads of a link at most.
 pub const MAX_COPY_THREADS: usize = 64;
 
-/// Lots below this are copied through the cache. They are whole small transfers, whose reader is near: on a machine with
-/// 2 MiB of L2, copying and then reading is faster through the cache up to 1 MiB, while copying alone is 1.6 times as fast
-/// past it at any size from 16 KiB.
+/// Lots below this are copied through the cache. They are whole small transfers, whose reader is
+/// near: on a machine with 2 MiB of L2, copying and then reading is faster through the cache up to
+/// 1 MiB, while copying alone is 1.6 times as fast past it at any size from 16 KiB.
 const STREAMING_LOT_BYTES: u64 = MIN_LOT_BYTES;
 
-/// Blocks below this are copied through the cache also in larger lots: they are mostly head and tail.
+/// Blocks below this are copied through the cache also in larger lots: they are mostly head and
+/// tail.
 const STREAMING_BLOCK_BYTES: usize = 1024;
 
 /// What a thread takes of a lot at a time, at least and at most.
@@ -29,8 +30,9 @@ const SHARE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 20;
 
 /// Scatter and gather between host regions, by threads of its own.
 ///
-/// A lot is divided among the threads by bytes, whatever its pairs look like. With nothing to copy the threads sleep. Two
-/// threads saturate the memory of a small machine. A lot whose targets overlap its sources is refused.
+/// A lot is divided among the threads by bytes, whatever its pairs look like. With nothing to copy
+/// the threads sleep. Two threads saturate the memory of a small machine. A lot whose targets
+/// overlap its sources is refused.
 ///
 /// Dropping the link finishes what was started.
 ///
@@ -237,9 +239,10 @@ impl Lot {
     fn copy(&self, from: Position, bytes: u64) {
         self.visit(from, bytes, |piece, at, len| {
             let kernel = if len < STREAMING_BLOCK_BYTES { Kernel::Cached } else { self.kernel };
-            // SAFETY: the piece was resolved from registered memory, which the mover keeps registered until the lot is
-            // finished; `at.offset + len` is at most the piece's length; no target of the lot overlaps a source, and
-            // shares do not overlap each other. The kernel was chosen for this processor.
+            // SAFETY: the piece was resolved from registered memory, which the mover keeps
+            // registered until the lot is finished; `at.offset + len` is at most the piece's
+            // length; no target of the lot overlaps a source, and shares do not overlap each other.
+            // The kernel was chosen for this processor.
             unsafe {
                 kernel.copy(piece.from.as_ptr().add(at.offset), piece.to.as_ptr().add(at.offset), len);
             }

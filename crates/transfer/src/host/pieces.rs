@@ -12,8 +12,8 @@ pub(crate) struct Piece {
     pub len: usize,
 }
 
-// SAFETY: a piece is two addresses, checked against registered memory, which any thread may reach. The mover keeps the
-// regions registered, and the spans to itself, until the operation is finished.
+// SAFETY: a piece is two addresses, checked against registered memory, which any thread may reach.
+// The mover keeps the regions registered, and the spans to itself, until the operation is finished.
 unsafe impl Send for Piece {}
 // SAFETY: as above; a shared piece can only be copied.
 unsafe impl Sync for Piece {}
@@ -32,7 +32,8 @@ pub(crate) enum Unsound {
     Overlap,
 }
 
-/// The addresses of an operation's pairs, if copying them in any order, by any number of threads, is sound.
+/// The addresses of an operation's pairs, if copying them in any order, by any number of threads,
+/// is sound.
 pub(crate) fn resolve(op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, Unsound> {
     let regions = Regions::of(op, memory)?;
     let mut pieces = Vec::with_capacity(op.pairs.len());
@@ -46,8 +47,9 @@ pub(crate) fn resolve(op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, Unsoun
     if overlaps(&pieces) { Err(Unsound::Overlap) } else { Ok(pieces) }
 }
 
-/// The regions that an operation names: of each, all up to the last byte that is used, and where it starts. A lot has
-/// hundreds of spans in two regions or three: one look into the memory table for each region, not for each span.
+/// The regions that an operation names: of each, all up to the last byte that is used, and where it
+/// starts. A lot has hundreds of spans in two regions or three: one look into the memory table for
+/// each region, not for each span.
 struct Regions(Vec<(Span, NonNull<u8>)>);
 
 impl Regions {
@@ -76,8 +78,8 @@ impl Regions {
     fn address(&self, span: &Span) -> Result<NonNull<u8>, Unsound> {
         let region = self.0.iter().find(|(part, _)| part.region == span.region);
         let (_, start) = region.ok_or(Unsound::NotHost(*span))?;
-        // SAFETY: the memory table has checked that the region's part, of which the span is a part, lies in one
-        // allocation; an offset inside an allocation fits into usize.
+        // SAFETY: the memory table has checked that the region's part, of which the span is a part,
+        // lies in one allocation; an offset inside an allocation fits into usize.
         Ok(unsafe { start.add(span.offset as usize) })
     }
 }

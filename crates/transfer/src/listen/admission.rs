@@ -1,6 +1,6 @@
 //! Who may use a UNIX socket: root, the process's own user, users by number, and of those who shows
-//! the token. Each listener has one `Admission` and asks it twice: for the user when a connection is
-//! accepted, and for the token when the client has said it.
+//! the token. Each listener has one `Admission` and asks it twice: for the user when a connection
+//! is accepted, and for the token when the client has said it.
 
 use super::credentials::{Credentials, NotWatched, credentials};
 use std::os::fd::OwnedFd;

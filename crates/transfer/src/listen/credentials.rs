@@ -29,20 +29,22 @@ pub enum NotWatched {
     Io(#[from] io::Error),
 }
 
-/// Who is at the other end. Fails where this process cannot see the other one, as across process namespaces.
+/// Who is at the other end. Fails where this process cannot see the other one, as across process
+/// namespaces.
 pub fn credentials(socket: &OwnedFd) -> Result<Credentials, NotWatched> {
     let peer = ask(socket)?;
     let process = pidfd_open(number(peer.pid)?, PidfdFlags::empty()).map_err(io::Error::from)?;
     Ok(Credentials { uid: peer.uid, pid: peer.pid, process })
 }
 
-/// Asks by the system call itself: in `rustix` a peer's number is never 0, which the kernel says of one that is not seen here.
+/// Asks by the system call itself: in `rustix` a peer's number is never 0, which the kernel says of
+/// one that is not seen here.
 fn ask(socket: &OwnedFd) -> io::Result<libc::ucred> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     let (to, length) = ((&raw mut peer).cast(), &raw mut bytes);
-    // SAFETY: both places live through the call, the kernel writes no more than `bytes` bytes to the first one, and any bytes
-    // make a `ucred`.
+    // SAFETY: both places live through the call, the kernel writes no more than `bytes` bytes to
+    // the first one, and any bytes make a `ucred`.
     let status =
         unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, length) };
     match status {

@@ -1,14 +1,15 @@
 //! The room of a listener for connections that have not authenticated: how many there are, whose,
 //! and which of them gives way to one that comes. Pure, time is an argument.
 //!
-//! A full room never keeps a newcomer out for long. The source with the most connections gives up its
-//! oldest one, so that whoever connects a thousand times takes places from itself alone; and every
-//! connection has [`GRACE_US`] undisturbed, in which one that means well has authenticated.
+//! A full room never keeps a newcomer out for long. The source with the most connections gives up
+//! its oldest one, so that whoever connects a thousand times takes places from itself alone; and
+//! every connection has [`GRACE_US`] undisturbed, in which one that means well has authenticated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-/// A connection keeps its place for so long whoever comes. Newcomers wait meanwhile, in the system's queue.
+/// A connection keeps its place for so long whoever comes. Newcomers wait meanwhile, in the
+/// system's queue.
 pub const GRACE_US: u64 = 100_000;
 
 /// The connections in the room.
@@ -130,8 +131,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a flood from elsewhere does, one connection of another source is never evicted, and
-        /// no newcomer waits longer than the grace.
+        /// Whatever a flood from elsewhere does, one connection of another source is never evicted,
+        /// and no newcomer waits longer than the grace.
         #[test]
         fn a_flood_takes_places_from_itself(
             places in 2usize..6,

@@ -74,8 +74,9 @@ impl<S: Eq + Hash + Clone> Room<S> {
         RoomStat { pending, evicted: self.evicted.load(Ordering::Relaxed) }
     }
 
-    /// A place for a connection of `source`, for which somebody else may have to give way, or how long to wait before the
-    /// next attempt. `evict` is called, quickly and on another thread, if this connection has to give way.
+    /// A place for a connection of `source`, for which somebody else may have to give way, or how
+    /// long to wait before the next attempt. `evict` is called, quickly and on another thread, if
+    /// this connection has to give way.
     pub fn try_enter(
         self: &Arc<Self>,
         source: &S,
@@ -154,7 +155,8 @@ impl<S: Eq + Hash> RoomPlace<S> {
         self.evicted.load(Ordering::Acquire)
     }
 
-    /// The connection has authenticated and leaves the room; it cannot lose its place any more. `false`: it had before.
+    /// The connection has authenticated and leaves the room; it cannot lose its place any more.
+    /// `false`: it had before.
     pub fn leave(&self) -> bool {
         let mut state = self.room.state.lock();
         let here = state.pending.leave(self.number);

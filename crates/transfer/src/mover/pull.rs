@@ -35,11 +35,12 @@ impl Seat {
 }
 
 impl Mover {
-    /// The next operation to start, or `None` when nothing can start before something completes, is submitted or times
-    /// out. Call it until it returns `None`.
+    /// The next operation to start, or `None` when nothing can start before something completes, is
+    /// submitted or times out. Call it until it returns `None`.
     ///
-    /// Links with nothing in flight come first, owners before guests, so that all of them are at work before one has
-    /// its window full. On each link its owner's lots still go before any guest's.
+    /// Links with nothing in flight come first, owners before guests, so that all of them are at
+    /// work before one has its window full. On each link its owner's lots still go before any
+    /// guest's.
     pub fn poll(&mut self, now_us: u64) -> Option<Start> {
         for (idle, guest) in [(true, false), (true, true), (false, false), (false, true)] {
             let seat = Seat { idle, guest };
@@ -137,8 +138,8 @@ impl Mover {
         })
     }
 
-    /// Largest lot for a path: one that fits through every staging and every window, and a small one while a link has
-    /// not been measured, since it may turn out to be slow.
+    /// Largest lot for a path: one that fits through every staging and every window, and a small
+    /// one while a link has not been measured, since it may turn out to be slow.
     fn lot_limit_bytes(&self, now_us: u64, path: &PathState) -> u64 {
         let slots = path.spec.staging.iter().map(|staging| staging.slot_bytes);
         let links = path.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
@@ -174,9 +175,10 @@ impl Mover {
         }
     }
 
-    /// Whether a lot of `bytes` would arrive sooner if `path` left it, with all that waits, to the others. Without this a
-    /// slow link would take the last lot of a transfer and everybody would wait for it. It is never true while the
-    /// others are idle, so the lot is always taken by somebody.
+    /// Whether a lot of `bytes` would arrive sooner if `path` left it, with all that waits, to the
+    /// others. Without this a slow link would take the last lot of a transfer and everybody would
+    /// wait for it. It is never true while the others are idle, so the lot is always taken by
+    /// somebody.
     fn others_finish_sooner(&self, now_us: u64, path: usize, bytes: u64) -> bool {
         let state = &self.paths[path];
         let Some(own_rate) = self.rate(now_us, path) else { return false };

@@ -130,8 +130,8 @@ impl Mover {
         }
     }
 
-    /// Gives a lot back to its place pair, from where any path may pull it; or gives it up when its transfer is ending or no
-    /// path is left.
+    /// Gives a lot back to its place pair, from where any path may pull it; or gives it up when its
+    /// transfer is ending or no path is left.
     fn try_again(&mut self, lot: Lot) {
         let place_pair = self.paths[lot.path.0 as usize].place_pair;
         if !self.place_pair_is_live(place_pair) {
@@ -167,8 +167,8 @@ impl Mover {
         lot.give_slots_back(path, &mut self.slots);
     }
 
-    /// Ends a transfer early. It ends when nothing of it is in flight any more, at once if nothing is: then and only
-    /// then nobody touches its spans. Unknown and ended transfers are ignored.
+    /// Ends a transfer early. It ends when nothing of it is in flight any more, at once if nothing
+    /// is: then and only then nobody touches its spans. Unknown and ended transfers are ignored.
     pub fn cancel(&mut self, now_us: u64, transfer: TransferId) {
         self.begin_ending(transfer, Ending::Cancelled);
         self.settle(now_us, transfer);
@@ -222,8 +222,8 @@ impl Mover {
         self.events.push_back(Event::Ended(id, end));
     }
 
-    /// Declares operations lost that overran their link's limit: their transfers fail, and what they may still touch is
-    /// quarantined until they complete after all.
+    /// Declares operations lost that overran their link's limit: their transfers fail, and what
+    /// they may still touch is quarantined until they complete after all.
     pub fn expire(&mut self, now_us: u64) {
         while let Some((_, id)) =
             self.expiries.first().copied().filter(|(expires_us, _)| *expires_us <= now_us)
@@ -261,7 +261,8 @@ impl Mover {
         self.leave(now_us, LinkId(link as u32));
     }
 
-    /// Ends all transfers, since nothing will ever be started or complete any more. What is still in flight counts as lost.
+    /// Ends all transfers, since nothing will ever be started or complete any more. What is still
+    /// in flight counts as lost.
     pub fn end_all(&mut self, now_us: u64) {
         let mut transfers: Vec<_> = self.transfers.keys().copied().collect();
         transfers.sort_unstable();
@@ -273,7 +274,8 @@ impl Mover {
         transfers.into_iter().for_each(|id| self.settle(now_us, id));
     }
 
-    /// A lost operation completed: its slots may be used again, and so may the spans that it kept in quarantine.
+    /// A lost operation completed: its slots may be used again, and so may the spans that it kept
+    /// in quarantine.
     fn lost_op_is_quiet(&mut self, op: Op) {
         let path = &self.paths[op.lot.path.0 as usize];
         op.lot.give_slots_back(path, &mut self.slots);
@@ -288,16 +290,18 @@ impl Mover {
         }
     }
 
-    /// Takes a link out of service. Lots that wait for it go back to their place pairs; what is in flight on it still has to
-    /// complete. Transfers that no path can serve any more fail. It is the same while operations that were given up leave no
-    /// room in its window, or no slot behind it.
+    /// Takes a link out of service. Lots that wait for it go back to their place pairs; what is in
+    /// flight on it still has to complete. Transfers that no path can serve any more fail. It is
+    /// the same while operations that were given up leave no room in its window, or no slot behind
+    /// it.
     pub fn link_down(&mut self, now_us: u64, link: LinkId) {
         let Some(state) = self.links.get_mut(link.0 as usize) else { return };
         state.down = true;
         self.leave(now_us, link);
     }
 
-    /// Has nothing wait any more for a link, as far as that is not live, nor for slots that never come.
+    /// Has nothing wait any more for a link, as far as that is not live, nor for slots that never
+    /// come.
     fn leave(&mut self, now_us: u64, link: LinkId) {
         let state = &self.links[link.0 as usize];
         let waits = |lot: &Lot| {
@@ -342,7 +346,8 @@ impl Mover {
     }
 }
 
-/// Takes spans out of a list, each as often as it is named: another lost operation may touch the same one.
+/// Takes spans out of a list, each as often as it is named: another lost operation may touch the
+/// same one.
 fn take_out(list: &mut Vec<Span>, spans: &[Span]) {
     let mut left: HashMap<Span, usize> = HashMap::new();
     for span in spans {

@@ -31,7 +31,8 @@ impl State {
 }
 
 impl Call {
-    /// The GPU of a context, or of the current one for 0: what CUDA 13 made of calls that had no argument.
+    /// The GPU of a context, or of the current one for 0: what CUDA 13 made of calls that had no
+    /// argument.
     fn context_or_current(&self, context: usize) -> Outcome<usize> {
         if context == 0 { self.current() } else { self.context(context) }
     }

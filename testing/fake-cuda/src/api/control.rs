@@ -1,11 +1,13 @@
-//! What only tests call: faults, counters, and the report of misuse. None of it counts as a call of the driver.
+//! What only tests call: faults, counters, and the report of misuse. None of it counts as a call of
+//! the driver.
 
 use crate::caller::{put_text, text};
 use crate::driver::{State, lock};
 use crate::memory::Kind;
 use std::ffi::c_char;
 
-/// Carries out commands as of [`crate::faults`]. 0: done; -1: one of them makes no sense (told on stderr).
+/// Carries out commands as of [`crate::faults`]. 0: done; -1: one of them makes no sense (told on
+/// stderr).
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
     let done =
@@ -19,10 +21,11 @@ pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
     }
 }
 
-/// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`, `bytes.p2p.1.0` (from, to),
-/// `bytes.d2d.0`, `bytes.host`, and what there is now: `live.allocations`, `live.allocated_bytes`, `live.host`, `live.foreign`,
-/// `live.mappings`, `live.streams`, `live.events`, `live.operations`, `live.modules`, `live.graphs`, `live.failing` (calls that are still to). Physical GPU numbers. A name that
-/// means nothing gives 2^64 - 1.
+/// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`,
+/// `bytes.p2p.1.0` (from, to), `bytes.d2d.0`, `bytes.host`, and what there is now:
+/// `live.allocations`, `live.allocated_bytes`, `live.host`, `live.foreign`, `live.mappings`,
+/// `live.streams`, `live.events`, `live.operations`, `live.modules`, `live.graphs`, `live.failing`
+/// (calls that are still to). Physical GPU numbers. A name that means nothing gives 2^64 - 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_stat(name: *const c_char) -> u64 {
     text(name).ok().and_then(|name| stat(&lock(), name)).unwrap_or(u64::MAX)

@@ -9,7 +9,8 @@ use crate::queue::{Move, What};
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Pageable bytes up to this length are taken when the copy to the GPU is posted; the caller need not wait.
+/// Pageable bytes up to this length are taken when the copy to the GPU is posted; the caller need
+/// not wait.
 const TAKEN_BYTES: u64 = 64 << 10;
 /// Copies of a batch at most.
 const BATCH_MAX: usize = 1 << 20;
@@ -43,7 +44,8 @@ impl State {
         if fits {
             return Ok(());
         }
-        // Freed memory and addresses that were never any look alike to the caller, not to the report.
+        // Freed memory and addresses that were never any look alike to the caller, not to the
+        // report.
         let _ = self.check(0, self.calling, at, 1);
         Err(Code::INVALID_VALUE)
     }
@@ -145,7 +147,8 @@ impl Call {
         }
         let stream = self.stream(stream)?;
         let gpu = self.current()?;
-        // Nobody says what the real driver does with another context's stream, so nobody may rely on it.
+        // Nobody says what the real driver does with another context's stream, so nobody may rely
+        // on it.
         if self.streams.get(&stream).is_none_or(|stream| stream.gpu != gpu) {
             return Err(Code::INVALID_CONTEXT);
         }

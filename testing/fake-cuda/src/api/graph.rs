@@ -1,4 +1,5 @@
-//! Graphs: what captures come to. A graph that was instantiated is the graph itself: nothing changes it afterwards.
+//! Graphs: what captures come to. A graph that was instantiated is the graph itself: nothing
+//! changes it afterwards.
 
 use crate::abi::Code;
 use crate::caller::put;

@@ -23,7 +23,8 @@ impl State {
 }
 
 impl Call {
-    /// Takes an area away when nothing uses it any more, and gives its size. Who still uses it is told.
+    /// Takes an area away when nothing uses it any more, and gives its size. Who still uses it is
+    /// told.
     pub fn release(&mut self, base: u64, kinds: &[Kind]) -> Outcome<u64> {
         let bytes = match self.memory.find(base) {
             Some(area) if area.base == base && kinds.contains(&area.kind) => area.bytes,

@@ -95,7 +95,8 @@ entries! {
         if kind != POSIX_FD || (shared as isize) < 0 {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the caller gives a descriptor that stays open for the call; a wrong number is found out at once.
+        // SAFETY: the caller gives a descriptor that stays open for the call; a wrong number is
+        // found out at once.
         let file = unsafe { BorrowedFd::borrow_raw(shared as isize as i32) };
         let bytes = fstat(file).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
         let file = file.try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;

@@ -1,5 +1,5 @@
-//! The fake driver for tests: loaded as programs load it, each test in a process of its own, so that counters, faults and
-//! misuse are the test's alone.
+//! The fake driver for tests: loaded as programs load it, each test in a process of its own, so
+//! that counters, faults and misuse are the test's alone.
 #![allow(clippy::unwrap_used, dead_code)]
 
 use std::ffi::{CString, c_char, c_void};
@@ -42,7 +42,8 @@ pub const PTX: &str =
     ".version 7.0\n.target sm_80\n.visible .entry forebay_scatter(.param .u64 a)\n.entry forebay_gather()
 .entry forebay_relay() .entry forebay_spin() .entry forebay_pieces() .entry somebody_elses()";
 
-/// Calls a driver's function by its symbol; arguments as `cuda.h` has them, each cast where it is written.
+/// Calls a driver's function by its symbol; arguments as `cuda.h` has them, each cast where it is
+/// written.
 macro_rules! cu {
     ($cuda:expr, $symbol:ident($($arg:expr => $kind:ty),* $(,)?)) => {{
         let address = $cuda.symbol(stringify!($symbol));

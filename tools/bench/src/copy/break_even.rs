@@ -1,5 +1,5 @@
-//! From which size on several links beat one. Stream copies are made here however small a copy is, as
-//! the copier would not.
+//! From which size on several links beat one. Stream copies are made here however small a copy is,
+//! as the copier would not.
 
 use super::plan::Plan;
 use super::rig::Rig;

@@ -1,5 +1,6 @@
-//! What the copied bytes are: a pattern that no two places share, written, cleared and compared by several threads, since a
-//! benchmark that looks at every byte spends most of its time looking. Pure but for the threads.
+//! What the copied bytes are: a pattern that no two places share, written, cleared and compared by
+//! several threads, since a benchmark that looks at every byte spends most of its time looking.
+//! Pure but for the threads.
 
 use forebay_cuda::kernels::Piece;
 use std::thread;
@@ -20,8 +21,8 @@ pub fn fill(memory: &mut [u8], seed: u64) {
     });
 }
 
-/// Makes memory forget what it held, and the processor's caches too: host memory that copies come to is not in them in practice,
-/// and a GPU that writes what a cache holds has to wait for it.
+/// Makes memory forget what it held, and the processor's caches too: host memory that copies come
+/// to is not in them in practice, and a GPU that writes what a cache holds has to wait for it.
 pub fn clear(memory: &mut [u8]) {
     shared_out(memory, |_, share| {
         share.fill(0);

@@ -6,7 +6,8 @@ use super::way::Course;
 use crate::output::Outcome;
 use std::time::Instant;
 
-/// Bytes of a lot: large enough that a link carries nothing but bytes, small enough that all GPUs begin at once.
+/// Bytes of a lot: large enough that a link carries nothing but bytes, small enough that all GPUs
+/// begin at once.
 const LOT_BYTES: u64 = 4 << 20;
 /// Bytes for each GPU each way.
 const BYTES: u64 = 512 << 20;

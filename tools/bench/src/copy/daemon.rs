@@ -1,6 +1,7 @@
-//! Copies over relays that another process owns: an engine that has one GPU, attached to a node that has them all. The engine
-//! is this process; the node is another one, since that is what is measured. Host memory is a file that both have mapped.
-//! This file knows the two processes; how relays work is `forebay_cuda::remote`'s.
+//! Copies over relays that another process owns: an engine that has one GPU, attached to a node
+//! that has them all. The engine is this process; the node is another one, since that is what is
+//! measured. Host memory is a file that both have mapped. This file knows the two processes; how
+//! relays work is `forebay_cuda::remote`'s.
 
 use super::bytes::{fill, first_wrong};
 use super::ceiling::ceiling;
@@ -165,7 +166,8 @@ impl Engine {
         if direction == Direction::HostToDevice {
             let stream = Stream::new(self.memory.device())?;
             let _current = self.memory.device().enter()?;
-            // SAFETY: both ranges are the engine's and as long as each other; nothing else uses them now.
+            // SAFETY: both ranges are the engine's and as long as each other; nothing else uses
+            // them now.
             unsafe { stream.copy(self.memory.address(), self.ends[1].as_ptr() as u64, self.memory.bytes())? };
             stream.synchronize()?;
         }

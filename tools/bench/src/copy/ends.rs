@@ -1,5 +1,5 @@
-//! A GPU with its memory and the host's, between which is copied, and one copy of it. Every byte of a
-//! copy is looked at.
+//! A GPU with its memory and the host's, between which is copied, and one copy of it. Every byte of
+//! a copy is looked at.
 
 use super::bytes::{clear, fill, first_wrong};
 use crate::output::{Error, Outcome};
@@ -113,7 +113,8 @@ impl Ends {
         Ok(stream.synchronize()?)
     }
 
-    /// Looks at every byte of a copy that has ended. The bytes of one to the GPU come back by way of `landing`.
+    /// Looks at every byte of a copy that has ended. The bytes of one to the GPU come back by way
+    /// of `landing`.
     pub fn check(&self, job: &Job) -> Outcome<()> {
         if job.direction == Direction::HostToDevice {
             let (_current, stream) = (self.device.enter()?, self.stream(Direction::DeviceToHost));

@@ -33,8 +33,8 @@ impl Gather {
         }
         let (_current, stream) = (ends.device.enter()?, ends.stream(job.direction));
         let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        // SAFETY: the list has room and is held until the kernel has ended; the ranges are the rig's, and no two copies of the
-        // rig at a time share any.
+        // SAFETY: the list has room and is held until the kernel has ended; the ranges are the
+        // rig's, and no two copies of the rig at a time share any.
         unsafe {
             std::ptr::copy_nonoverlapping(pieces.as_ptr(), list.start().cast(), pieces.len());
             self.kernels.copy(stream, list.start() as u64, pieces.len() as u32, bytes, BLOCKS)?;

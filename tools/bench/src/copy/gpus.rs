@@ -27,7 +27,8 @@ pub fn measure(driver: &'static Driver, args: &Args, runs: u32, results: &mut Re
     let mut swept = sweep::sweep(&rig, &plan)?;
     results.rows.append(&mut swept.rows);
     results.rows.push(swept.cores);
-    // GPUs that have just copied at the same time, as in the sweep, leave each other alone for a second.
+    // GPUs that have just copied at the same time, as in the sweep, leave each other alone for a
+    // second.
     std::thread::sleep(Duration::from_millis(1_500));
     results.rows.extend(paged::rows(&rig, &plan)?);
     if relays {

@@ -1,10 +1,10 @@
 //! `forebay bench copy --host`: scattered copies in host memory through the whole mover, from
 //! submission to end, beside what the machine's memory gives to plain memcpy.
 //!
-//! Every run copies a GiB three times, one after another so that all see the same minute of the machine: as plain memcpy
-//! in whole parts, one per thread, which is the ceiling; as plain memcpy block by block, which is the peer; and as one
-//! transfer of all blocks. Blocks lie in different random orders at the source and at the target, so that none can be
-//! merged.
+//! Every run copies a GiB three times, one after another so that all see the same minute of the
+//! machine: as plain memcpy in whole parts, one per thread, which is the ceiling; as plain memcpy
+//! block by block, which is the peer; and as one transfer of all blocks. Blocks lie in different
+//! random orders at the source and at the target, so that none can be merged.
 
 use super::timing::{Cost, cost};
 use crate::output::Outcome;

@@ -1,11 +1,12 @@
-//! `forebay bench copy`: copies between host memory and GPUs, beside the driver's own and the ceiling of
-//! the same run; and, where there are no GPUs, copies in host memory. It measures what callers get.
+//! `forebay bench copy`: copies between host memory and GPUs, beside the driver's own and the
+//! ceiling of the same run; and, where there are no GPUs, copies in host memory. It measures what
+//! callers get.
 //!
-//! `plan` is what is asked for, and `gpus` measures it. `rig` is all memory, `ends` that of one GPU and a
-//! copy of it, `bytes` what is in it. `way` is who copies, with `gather` for a kernel that does it alone;
-//! `ceiling` is what no one can exceed. `sweep`, `paged`, `break_even`, `costs` and `victim` each make
-//! rows, and `plot` a picture of the first. `daemon` is about relays of another process, and `host` is
-//! the benchmark of host memory.
+//! `plan` is what is asked for, and `gpus` measures it. `rig` is all memory, `ends` that of one GPU
+//! and a copy of it, `bytes` what is in it. `way` is who copies, with `gather` for a kernel that
+//! does it alone; `ceiling` is what no one can exceed. `sweep`, `paged`, `break_even`, `costs` and
+//! `victim` each make rows, and `plot` a picture of the first. `daemon` is about relays of another
+//! process, and `host` is the benchmark of host memory.
 
 mod break_even;
 mod bytes;
@@ -36,7 +37,8 @@ use forebay_results::Results;
 /// Arguments of `forebay bench copy`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Copies in host memory through the mover, against plain memcpy; what is measured where there are no GPUs
+    /// Copies in host memory through the mover, against plain memcpy; what is measured where there
+    /// are no GPUs
     #[arg(long, conflicts_with = "gpus")]
     host: bool,
     /// Runs of each kind; three times as many of copies below 16 MiB

@@ -1,4 +1,5 @@
-//! What is to be measured on GPUs: the axes of the command line, and what they are where none is given.
+//! What is to be measured on GPUs: the axes of the command line, and what they are where none is
+//! given.
 
 use super::size::{Size, size};
 use super::way::{Course, Way};
@@ -30,7 +31,8 @@ pub struct Args {
     /// Bytes of all pages of a copy [default: 256mib]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pages_total: Option<Size>,
-    /// Ordinals of the GPUs that are copied to and from by themselves; all others relay [default: 0]
+    /// Ordinals of the GPUs that are copied to and from by themselves; all others relay [default:
+    /// 0]
     #[arg(long = "gpus", id = "targets", value_name = "GPU", value_delimiter = ',')]
     targets: Vec<u16>,
     /// Also copies over relays that another process owns

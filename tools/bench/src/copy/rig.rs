@@ -28,7 +28,8 @@ pub struct Timed {
 }
 
 impl Rig {
-    /// Opens every GPU that is visible, with as many bytes of each memory as `bytes_of` says for it, and starts the copier.
+    /// Opens every GPU that is visible, with as many bytes of each memory as `bytes_of` says for
+    /// it, and starts the copier.
     pub fn start(driver: &'static Driver, count: u16, bytes_of: impl Fn(u16) -> u64) -> Outcome<Rig> {
         let all_bytes: u64 = (0..count).map(&bytes_of).sum();
         let open = |index| Device::open(driver, index);
@@ -65,7 +66,8 @@ impl Rig {
         self.job(gpu, direction, vec![Piece { from: 0, to: 0, bytes }])
     }
 
-    /// Pages that lie one after another on the host and scattered on the GPU: `order` says which is where.
+    /// Pages that lie one after another on the host and scattered on the GPU: `order` says which is
+    /// where.
     pub fn pages(&self, gpu: usize, direction: Direction, page_bytes: u64, order: &[u64]) -> Job {
         let page = |(nth, place): (u64, &u64)| {
             let (host, device) = (nth * page_bytes, place * page_bytes);
@@ -103,7 +105,8 @@ impl Rig {
         jobs.iter().try_for_each(|job| self.ends[job.gpu].clear(job.direction, job.bytes))
     }
 
-    /// Looks at every byte of copies that have ended: first at those to the host, whose place the others pass through.
+    /// Looks at every byte of copies that have ended: first at those to the host, whose place the
+    /// others pass through.
     pub fn check(&self, jobs: &[Job]) -> Outcome<()> {
         let to_host = |job: &&Job| job.direction == Direction::DeviceToHost;
         let (first, then): (Vec<&Job>, Vec<&Job>) = jobs.iter().partition(to_host);

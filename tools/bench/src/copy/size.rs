@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// No copy is larger: its pattern and its target are pinned, on the host, for each GPU that is measured.
+/// No copy is larger: its pattern and its target are pinned, on the host, for each GPU that is
+/// measured.
 const MOST_BYTES: u64 = 32 << 30;
 const UNITS: [(&str, u64); 4] = [("gib", 1 << 30), ("mib", 1 << 20), ("kib", 1 << 10), ("b", 1)];
 

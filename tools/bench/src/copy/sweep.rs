@@ -14,7 +14,8 @@ use forebay_results::{Peer, Row};
 
 /// Smaller copies vary more, and take no time.
 const SMALL_BYTES: u64 = 16 << 20;
-/// Copies at once begin on several threads, some ten microseconds apart, which smaller ones would show.
+/// Copies at once begin on several threads, some ten microseconds apart, which smaller ones would
+/// show.
 const AT_ONCE_BYTES_MIN: u64 = 4 << 20;
 
 /// What came out.

@@ -31,7 +31,8 @@ pub fn cost(work: impl FnOnce() -> Outcome<()>) -> Outcome<Cost> {
     Ok(Cost { wall_s: begin.elapsed().as_secs_f64(), cpu_s: cpu_s() - cpu_before_s })
 }
 
-/// What it costs to do several things at once, each on a thread of its own: from when the first begins until the last ends.
+/// What it costs to do several things at once, each on a thread of its own: from when the first
+/// begins until the last ends.
 pub fn at_once<T: Sync>(
     jobs: &[T],
     ready: impl Fn(&T) -> Outcome<()> + Sync,

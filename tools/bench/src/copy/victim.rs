@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Source beside it.
 const PTX: &str = concat!(include_str!("victim.ptx"), "\0");
-/// Rows and columns of the matrices that are multiplied, and how often that is done: some tens of milliseconds.
+/// Rows and columns of the matrices that are multiplied, and how often that is done: some tens of
+/// milliseconds.
 const PRODUCT: (u32, u32) = (4096, 8);
 /// The same of the matrix that is multiplied with a vector: a GiB.
 const VECTOR: (u32, u32) = (16_384, 128);
@@ -136,7 +137,8 @@ impl Module {
     fn kernel(&self, name: &CStr) -> Outcome<Option<FunctionHandle>> {
         let (_current, driver) = (self.device.enter()?, self.device.driver());
         let mut kernel = std::ptr::null_mut();
-        // SAFETY: the module is loaded, the result is written to a valid place and the name is a C string.
+        // SAFETY: the module is loaded, the result is written to a valid place and the name is a C
+        // string.
         let status = unsafe { (driver.table().module_function)(&mut kernel, self.handle, name.as_ptr()) };
         if status == abi::NOT_FOUND {
             return Ok(None);
@@ -221,7 +223,8 @@ impl Product<'_> {
             None => vec![(&raw mut cycles).cast()],
         };
         let (stream, list, threads) = (self.stream.handle(), parameters.as_mut_ptr(), 256);
-        // SAFETY: the parameters have the types of the kernel's, and the memory is as long as the grid reaches.
+        // SAFETY: the parameters have the types of the kernel's, and the memory is as long as the
+        // grid reaches.
         let status = unsafe {
             let launch = driver.table().launch;
             launch(self.kernel, wide, high, 1, threads, 1, 1, 0, stream, list, std::ptr::null_mut())
@@ -265,7 +268,8 @@ impl PeerCopies {
         let _current = self.stream.device().enter()?;
         let begin = Instant::now();
         for _ in 0..PEER_COPIES {
-            // SAFETY: both ranges are as long as stated and used by nothing else; the stream's device reaches both.
+            // SAFETY: both ranges are as long as stated and used by nothing else; the stream's
+            // device reaches both.
             unsafe { self.stream.copy(self.from.address(), self.to.address(), self.from.bytes())? };
         }
         self.stream.synchronize()?;

@@ -118,7 +118,8 @@ impl Ways {
             Way::Chain => chain(&self.copier, ends, job),
             Way::Eager => chain(self.eager()?, ends, job),
             Way::Mover => self.mover(ends, job),
-            // SAFETY: the ranges are the rig's, pinned and of this GPU, and no two copies of the rig at a time share any.
+            // SAFETY: the ranges are the rig's, pinned and of this GPU, and no two copies of the
+            // rig at a time share any.
             Way::Best => unsafe {
                 Ok(self.copier.copy_and_wait(job.gpu as u16, job.direction, &job.pieces)?)
             },
@@ -200,7 +201,8 @@ fn regions(copier: &Copier, ends: &Ends) -> Outcome<[(RegionId, RegionId); 2]> {
     let both = |direction| -> Outcome<(RegionId, RegionId)> {
         let (host, gpu) = (ends.host(direction), ends.gpu(direction));
         let host = copier.register_host(host.clone())?;
-        // SAFETY: the rig's memory outlives its copies, and no two copies at a time share any of it.
+        // SAFETY: the rig's memory outlives its copies, and no two copies at a time share any of
+        // it.
         let gpu = unsafe { copier.register_device(ends.device.index(), gpu.address(), gpu.bytes())? };
         Ok(if direction == Direction::HostToDevice { (host, gpu) } else { (gpu, host) })
     };

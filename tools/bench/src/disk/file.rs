@@ -21,8 +21,8 @@ impl TestFile {
     /// Makes a file with room for `objects_bytes` of objects in the log, and for as many behind it.
     pub fn make(dir: &Path, objects_bytes: u64) -> Result<TestFile, Error> {
         let path = dir.join(format!("forebay-bench-disk-{}", std::process::id()));
-        // Footers take a page for each object, the smallest of which has twenty; segments being filled or emptied take
-        // some more.
+        // Footers take a page for each object, the smallest of which has twenty; segments being
+        // filled or emptied take some more.
         let segment_bytes = (objects_bytes / 64).next_multiple_of(MIB).clamp(8 * MIB, 256 * MIB);
         let log_bytes = (objects_bytes / 18 * 20).next_multiple_of(MIB) + 10 * segment_bytes;
         let file = TestFile { path, log_bytes, room_bytes: objects_bytes };

@@ -1,4 +1,5 @@
-//! fio, where it is installed: a second opinion on the ceiling. It knows fio's command line and its JSON.
+//! fio, where it is installed: a second opinion on the ceiling. It knows fio's command line and its
+//! JSON.
 
 use super::file::TestFile;
 use super::memory::{Direction, MIB, Objects};

@@ -31,7 +31,8 @@ pub struct Ours {
     memory: RegionId,
     /// Checksum of what is in each buffer to write from.
     sums: Vec<u32>,
-    /// Chunks in the order in which they were stored, each with the buffer that it was written from.
+    /// Chunks in the order in which they were stored, each with the buffer that it was written
+    /// from.
     stored: VecDeque<(ChunkId, usize)>,
     next: u64,
     _mover: MoverThread,
@@ -62,7 +63,8 @@ impl Ours {
         &self.buffers
     }
 
-    /// Stores so many new objects, one chunk each, in requests of `depth` objects, and makes them durable.
+    /// Stores so many new objects, one chunk each, in requests of `depth` objects, and makes them
+    /// durable.
     pub fn store(&mut self, count: usize) -> Result<(), Error> {
         let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();
@@ -97,7 +99,8 @@ impl Ours {
         Ok(self.ssd.write_many(TENANT, sources, Class::WriteBack, on_end)?)
     }
 
-    /// Waits for a request, and says whether all of it is stored: 1 if it is, else 0, and the rest is on its way again.
+    /// Waits for a request, and says whether all of it is stored: 1 if it is, else 0, and the rest
+    /// is on its way again.
     fn check_stored(
         &mut self,
         receiver: &Receiver<WriteEnd>,
@@ -108,7 +111,8 @@ impl Ours {
         for (object, end) in batch.into_iter().zip(ends) {
             match end {
                 SsdWriteEnd::Stored { .. } => self.stored.push_back(object),
-                // Room that was given up is there again only when that is durable. The wait is part of what is measured.
+                // Room that was given up is there again only when that is durable. The wait is part
+                // of what is measured.
                 SsdWriteEnd::Failed(NotWritten::Refused(Refused::Full { .. })) => again.push(object),
                 end => return Err(format!("a write ended as {end:?}").into()),
             }
@@ -141,8 +145,8 @@ impl Ours {
         self.stored.make_contiguous().shuffle(random);
     }
 
-    /// Reads so many of the stored objects, the next ones in the order that [`shuffle`](Ours::shuffle) made, in requests of
-    /// `depth` objects.
+    /// Reads so many of the stored objects, the next ones in the order that
+    /// [`shuffle`](Ours::shuffle) made, in requests of `depth` objects.
     pub fn retrieve(&mut self, count: usize) -> Result<(), Error> {
         let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();

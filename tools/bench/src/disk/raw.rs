@@ -1,5 +1,5 @@
-//! The ceiling: a loop around io_uring and nothing else, with registered file and buffers. It knows system calls; it must
-//! never check or copy a byte.
+//! The ceiling: a loop around io_uring and nothing else, with registered file and buffers. It knows
+//! system calls; it must never check or copy a byte.
 
 use super::memory::{Buffers, Direction, Objects};
 use crate::output::Error;
@@ -32,8 +32,8 @@ impl Raw {
         Ok(Raw { ring, buffers: buffers.clone(), file })
     }
 
-    /// Moves one object for each place; what was written is then durable. Buffers take turns, as on our side: a few that
-    /// stay in the processor's cache would be a ceiling for nobody.
+    /// Moves one object for each place; what was written is then durable. Buffers take turns, as on
+    /// our side: a few that stay in the processor's cache would be a ceiling for nobody.
     pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<(), Error> {
         let Objects { bytes, depth, slots } = self.buffers.objects;
         let mut free: VecDeque<usize> = (0..slots).collect();
@@ -66,7 +66,8 @@ impl Raw {
             Direction::Read => opcode::ReadFixed::new(Fixed(0), start, len, 0).offset(place).build(),
             Direction::Write => opcode::WriteFixed::new(Fixed(0), start, len, 0).offset(place).build(),
         };
-        // SAFETY: the buffer is part of the arena, and nothing else uses it while the benchmark is here.
+        // SAFETY: the buffer is part of the arena, and nothing else uses it while the benchmark is
+        // here.
         unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }?;
         Ok(())
     }

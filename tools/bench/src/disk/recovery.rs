@@ -1,5 +1,6 @@
-//! How long a log with millions of chunks takes to open after its process was killed, and what its index takes in memory.
-//! This file knows clocks and sizes; what the log looks like is `image`'s to say.
+//! How long a log with millions of chunks takes to open after its process was killed, and what its
+//! index takes in memory. This file knows clocks and sizes; what the log looks like is `image`'s to
+//! say.
 
 use super::image;
 use crate::output::Error;

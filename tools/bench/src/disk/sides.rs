@@ -68,7 +68,8 @@ impl Side {
 }
 
 impl Figures {
-    /// Our rate beside ceiling and peer, then the ceiling's own row. `name` is that of the row without `disk.`.
+    /// Our rate beside ceiling and peer, then the ceiling's own row. `name` is that of the row
+    /// without `disk.`.
     pub fn rate_rows(&self, name: &str, objects: Objects) -> [Row; 2] {
         let peer = |of: &Option<(String, Side)>, name: &str| {
             let (version, side) = of.as_ref()?;
@@ -83,8 +84,8 @@ impl Figures {
     }
 }
 
-/// CPU time per object in the direction that costs more: ours beside the peer's, then the ceiling's, which is what the
-/// system takes for the I/O alone.
+/// CPU time per object in the direction that costs more: ours beside the peer's, then the
+/// ceiling's, which is what the system takes for the I/O alone.
 pub fn cpu_rows(name: &str, both: [&Figures; 2]) -> [Row; 2] {
     let row = |name: String, sides: [&Side; 2]| {
         let [one, other] = sides;

@@ -1,5 +1,6 @@
-//! Which block lies where and what is in it: equal blocks in different orders at the two ends, so that no two neighbours of
-//! one end are neighbours at the other, filled with what only this block of this run has. Pure.
+//! Which block lies where and what is in it: equal blocks in different orders at the two ends, so
+//! that no two neighbours of one end are neighbours at the other, filled with what only this block
+//! of this run has. Pure.
 
 use super::segment::Memory;
 use std::fmt;

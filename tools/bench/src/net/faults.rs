@@ -1,4 +1,5 @@
-//! How soon an asking end is told that the other process has died or is frozen, in the middle of a transfer.
+//! How soon an asking end is told that the other process has died or is frozen, in the middle of a
+//! transfer.
 
 use super::blocks::Shape;
 use super::pair::{Pair, Way};

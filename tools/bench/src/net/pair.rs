@@ -169,7 +169,8 @@ pub fn run(request: &Request) -> Result<(), Error> {
     }
 }
 
-/// Has each request run by a thread of its own, all begun at once, and says how long it took until the last had ended.
+/// Has each request run by a thread of its own, all begun at once, and says how long it took until
+/// the last had ended.
 pub fn run_all(requests: &[Request]) -> Result<Duration, Error> {
     if let [only] = requests {
         let begin = Instant::now();

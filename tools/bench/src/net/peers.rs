@@ -1,5 +1,6 @@
-//! Other systems, measured by programs of their own on the same blocks (bench/peers): each is called with the operation,
-//! the size and the number of blocks and the number of runs, and prints one line of JSON. This file knows that line.
+//! Other systems, measured by programs of their own on the same blocks (bench/peers): each is
+//! called with the operation, the size and the number of blocks and the number of runs, and prints
+//! one line of JSON. This file knows that line.
 
 use super::blocks::Shape;
 use crate::output::Error;

@@ -1,5 +1,5 @@
-//! Rails between the two processes: how they are written on the command line, and that they carry the bytes that are
-//! measured.
+//! Rails between the two processes: how they are written on the command line, and that they carry
+//! the bytes that are measured.
 
 use crate::output::Error;
 use forebay_net::{Agent, PeerStat, RailOptions, TCP};
@@ -33,7 +33,8 @@ impl fmt::Display for Rail {
     }
 }
 
-/// Waits until a rail of an agent with `rails` of them carries bytes to its only peer; an error says why none does.
+/// Waits until a rail of an agent with `rails` of them carries bytes to its only peer; an error
+/// says why none does.
 pub fn wait_until_taken(agent: &Agent, rails: usize) -> Result<(), Error> {
     let until = Instant::now() + TAKEN_LIMIT;
     loop {

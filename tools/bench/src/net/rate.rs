@@ -1,5 +1,5 @@
-//! Bytes per second of whole transfers, plain and encrypted. Each run moves the same bytes by plain sockets and by an agent,
-//! one after the other, so that both see the same minute of the machine.
+//! Bytes per second of whole transfers, plain and encrypted. Each run moves the same bytes by plain
+//! sockets and by an agent, one after the other, so that both see the same minute of the machine.
 
 use super::blocks::Shape;
 use super::certificates::Certificates;
@@ -111,7 +111,8 @@ pub fn measure_tls(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
     Ok(vec![row, cipher(runs)?])
 }
 
-/// Bytes per second that one thread seals and another opens at the same time, in records as TLS has them.
+/// Bytes per second that one thread seals and another opens at the same time, in records as TLS has
+/// them.
 fn cipher(runs: u32) -> Result<Row, Error> {
     let failed = |_| "the cipher failed";
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[7; 32]).map_err(failed)?);

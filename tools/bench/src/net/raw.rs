@@ -1,5 +1,5 @@
-//! The ceiling: plain sockets between the same two processes, as many as there are flows, 256 KiB at a time, between memory
-//! of the same size. Nothing is checked and nothing scattered.
+//! The ceiling: plain sockets between the same two processes, as many as there are flows, 256 KiB
+//! at a time, between memory of the same size. Nothing is checked and nothing scattered.
 
 use crate::output::Error;
 use std::io::{Read, Write};
@@ -86,7 +86,8 @@ fn move_one(stream: &mut TcpStream, part: &mut [u8], write: bool) -> std::io::Re
     stream.read_exact(&mut [0])
 }
 
-/// Opens a port for one connection whose messages of `bytes` bytes are answered with one byte each, and gives the port.
+/// Opens a port for one connection whose messages of `bytes` bytes are answered with one byte each,
+/// and gives the port.
 pub fn echo(bytes: usize) -> Result<u16, Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();

@@ -73,7 +73,8 @@ impl Memory {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
         let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.0.len());
         if fits {
-            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never lent out.
+            // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never
+            // lent out.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().add(offset), bytes.len())
             };
@@ -81,7 +82,8 @@ impl Memory {
         fits
     }
 
-    /// Copies from `offset` into `bytes`. Says whether the range exists; nothing is copied otherwise.
+    /// Copies from `offset` into `bytes`. Says whether the range exists; nothing is copied
+    /// otherwise.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> bool {
         let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.0.len());
         if fits {
@@ -148,7 +150,8 @@ impl Advised {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is this mapping's own, and no advice that is given here changes its contents.
+        // SAFETY: the range is this mapping's own, and no advice that is given here changes its
+        // contents.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
     }
 }
@@ -158,7 +161,8 @@ unsafe impl Send for Advised {}
 // SAFETY: as above; who may touch which bytes when is the contract of `Backing`.
 unsafe impl Sync for Advised {}
 
-// SAFETY: the mapping lives as long as the value, is readable and writable, and neither moves nor resizes.
+// SAFETY: the mapping lives as long as the value, is readable and writable, and neither moves nor
+// resizes.
 unsafe impl Backing for Advised {
     fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -171,7 +175,8 @@ unsafe impl Backing for Advised {
 
 impl Drop for Advised {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length and unmapped only here. Failure leaves the memory mapped: a leak.
+        // SAFETY: mapped in `new` with this length and unmapped only here. Failure leaves the
+        // memory mapped: a leak.
         let _ = unsafe { munmap(self.mapping.as_ptr().cast(), self.mapped_bytes) };
     }
 }

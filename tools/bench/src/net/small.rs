@@ -50,7 +50,8 @@ fn post(way: &Way, runs: u32) -> Result<Row, Error> {
     Ok(Row::of_runs("net.post_us_per_desc", "us", &us[1..]))
 }
 
-/// The median of many WRITEs of one block, each seen by the caller, beside a message and its answer over a plain socket.
+/// The median of many WRITEs of one block, each seen by the caller, beside a message and its answer
+/// over a plain socket.
 fn round_trip(way: &Way, name: &str, bytes: usize, runs: u32) -> Result<Row, Error> {
     let mut pair = Pair::start(way, Shape { block_bytes: bytes, blocks: 1 })?;
     let request = pair.request(Op::Write)?;

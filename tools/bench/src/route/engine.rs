@@ -1,5 +1,6 @@
-//! Fake engines: they answer every completion at once with a stream of 16 events, each in a write of its own, as engines
-//! write tokens. They know just enough HTTP for that, so that they cost the machine little.
+//! Fake engines: they answer every completion at once with a stream of 16 events, each in a write
+//! of its own, as engines write tokens. They know just enough HTTP for that, so that they cost the
+//! machine little.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,6 @@
-//! The load: streaming chat completions over kept connections, in a closed or an open loop. It knows prompts, times and
-//! just enough HTTP to see the first event and the end of an answer; any answer that is not whole ends the benchmark.
+//! The load: streaming chat completions over kept connections, in a closed or an open loop. It
+//! knows prompts, times and just enough HTTP to see the first event and the end of an answer; any
+//! answer that is not whole ends the benchmark.
 
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -101,8 +102,8 @@ pub async fn closed_loop(
     Ok(answered)
 }
 
-/// Sends requests at random times, `rate` a second, to one target and the other by turns, whatever comes back. Returns
-/// the times of each target.
+/// Sends requests at random times, `rate` a second, to one target and the other by turns, whatever
+/// comes back. Returns the times of each target.
 pub async fn open_loop(
     targets: [SocketAddr; 2],
     prompts: &mut Prompts,
@@ -140,7 +141,8 @@ pub async fn open_loop(
     Ok(times)
 }
 
-/// Connections that have been used once, so that opening them is not measured: few requests meet one another.
+/// Connections that have been used once, so that opening them is not measured: few requests meet
+/// one another.
 async fn open(target: SocketAddr, prompts: &mut Prompts) -> Result<Vec<Connection>, Failure> {
     const OPEN: usize = 4;
     let mut connections = Vec::new();

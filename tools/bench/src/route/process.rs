@@ -14,7 +14,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// How long a process may take until it is well: some routers load Python first.
 const START_LIMIT: Duration = Duration::from_secs(90);
 
-/// The unit of times in `/proc/PID/stat`: `USER_HZ`, which is 100 wherever Linux shows it to programs.
+/// The unit of times in `/proc/PID/stat`: `USER_HZ`, which is 100 wherever Linux shows it to
+/// programs.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The CPUs that this process may use.
@@ -35,9 +36,9 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// While it lives, this process and another one go before all others on their CPUs (real-time scheduling), so that
-/// other work on the machine is not taken for the router's. For phases that use little CPU only. It takes `chrt` and the
-/// right to use it; without them it does nothing.
+/// While it lives, this process and another one go before all others on their CPUs (real-time
+/// scheduling), so that other work on the machine is not taken for the router's. For phases that
+/// use little CPU only. It takes `chrt` and the right to use it; without them it does nothing.
 pub struct Priority {
     pids: [u32; 2],
 }
@@ -165,7 +166,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Fields are counted after the name, which is in brackets and may contain anything (proc_pid_stat(5)).
+    /// Fields are counted after the name, which is in brackets and may contain anything
+    /// (proc_pid_stat(5)).
     fn read(text: &str) -> Option<Stat> {
         let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();

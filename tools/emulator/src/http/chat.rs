@@ -1,8 +1,8 @@
 //! Chats as prompts: the messages in ChatML, the template of the Qwen models. This file knows roles
 //! and parts of content.
 //!
-//! Each message is tokenised on its own between marks, so that an answer that comes back as a message is the tokens
-//! that it was, and a longer chat starts with the tokens of a shorter one.
+//! Each message is tokenised on its own between marks, so that an answer that comes back as a
+//! message is the tokens that it was, and a longer chat starts with the tokens of a shorter one.
 
 use super::error::ApiError;
 use super::fields::{Fields, explain};

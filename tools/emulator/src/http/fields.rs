@@ -96,8 +96,8 @@ fn or_default<'a, D: Deserializer<'a>>(value: D) -> Result<bool, D::Error> {
 }
 
 impl Options {
-    /// Reads the fields that completions and chats share. `max_names` are those that may hold the length of the
-    /// output, the one that counts first.
+    /// Reads the fields that completions and chats share. `max_names` are those that may hold the
+    /// length of the output, the one that counts first.
     pub fn parse(fields: &Fields<'_>, max_names: &[&str]) -> Result<Options, ApiError> {
         check_unsupported(fields)?;
         check_sampling(fields)?;

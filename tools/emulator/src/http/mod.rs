@@ -1,8 +1,9 @@
 //! OpenAI's API, as vLLM serves it. This module knows HTTP, JSON and server-sent events.
 //!
-//! Differences to vLLM: the model never ends an answer by itself, so `finish_reason` is always `length` and `stop` has
-//! no effect; sampling parameters are checked and have no effect; `max_tokens` defaults to 16 for chats too; with
-//! `return_token_ids` the prompt's ids come back only where the prompt was text.
+//! Differences to vLLM: the model never ends an answer by itself, so `finish_reason` is always
+//! `length` and `stop` has no effect; sampling parameters are checked and have no effect;
+//! `max_tokens` defaults to 16 for chats too; with `return_token_ids` the prompt's ids come back
+//! only where the prompt was text.
 
 mod answer;
 mod chat;

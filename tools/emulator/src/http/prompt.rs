@@ -7,7 +7,8 @@ use crate::text;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Prompts in one request at most; OpenAI's limit is higher, but each is a request to the scheduler.
+/// Prompts in one request at most; OpenAI's limit is higher, but each is a request to the
+/// scheduler.
 const MAX_PROMPTS: usize = 128;
 
 /// One prompt, as tokens.

@@ -1,9 +1,10 @@
 //! The pool of KV blocks and the prefix cache over it. This file knows blocks, their holders and
 //! the names of their contents.
 //!
-//! A block is *held* (by requests that use it, by stores that read it) or *free*. A free block that has a name still
-//! holds the KV of that name until it is given to somebody else: the prefix cache is the set of named blocks, held or
-//! free. Free blocks are given out in the order in which they became free, so the cache is an LRU.
+//! A block is *held* (by requests that use it, by stores that read it) or *free*. A free block that
+//! has a name still holds the KV of that name until it is given to somebody else: the prefix cache
+//! is the set of named blocks, held or free. Free blocks are given out in the order in which they
+//! became free, so the cache is an LRU.
 
 use crate::truth::BlockHash;
 use std::collections::HashMap;
@@ -131,14 +132,15 @@ impl BlockPool {
         names.iter().map_while(|name| self.cached.get(name).copied()).collect()
     }
 
-    /// Whether `count` blocks could be allocated after `also_held` have been taken out of the free ones.
+    /// Whether `count` blocks could be allocated after `also_held` have been taken out of the free
+    /// ones.
     pub fn has_room(&self, count: usize, also_held: &[BlockId]) -> bool {
         let taken = also_held.iter().filter(|id| self.blocks[id.index()].holders == 0).count();
         count + taken <= self.free
     }
 
-    /// Holds `count` blocks more, the longest free first; their names are forgotten. Nothing happens if there are
-    /// fewer free ones.
+    /// Holds `count` blocks more, the longest free first; their names are forgotten. Nothing
+    /// happens if there are fewer free ones.
     pub fn allocate(&mut self, count: usize) -> Option<Vec<BlockId>> {
         if count > self.free {
             return None;
@@ -175,8 +177,8 @@ impl BlockPool {
         }
     }
 
-    /// Removes a holder of a block that an I/O may still touch. The holder must be the only one. Nobody gets the block
-    /// again.
+    /// Removes a holder of a block that an I/O may still touch. The holder must be the only one.
+    /// Nobody gets the block again.
     pub fn withdraw(&mut self, id: BlockId) {
         let block = &mut self.blocks[id.index()];
         debug_assert!(block.holders == 1 && block.name.is_none(), "only a load's target is withdrawn");
@@ -195,8 +197,8 @@ impl BlockPool {
         }
     }
 
-    /// Names the content of a held block, so that others find it. Says whether this was news: a name stays with the
-    /// block that had it first.
+    /// Names the content of a held block, so that others find it. Says whether this was news: a
+    /// name stays with the block that had it first.
     pub fn name(&mut self, id: BlockId, name: BlockHash) -> bool {
         debug_assert!(self.blocks[id.index()].holders > 0, "only a held block gets a name");
         if self.cached.contains_key(&name) {

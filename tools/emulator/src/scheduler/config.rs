@@ -22,8 +22,8 @@ pub struct SchedulerConfig {
     pub max_model_tokens: usize,
     /// What a chunk of the store holds, a multiple of `block_tokens`; `None` without a store.
     pub chunk_tokens: Option<usize>,
-    /// Blocks that stores hold at most. Beyond that, chunks wait until their request's next step; those of a
-    /// finished request are not stored.
+    /// Blocks that stores hold at most. Beyond that, chunks wait until their request's next step;
+    /// those of a finished request are not stored.
     pub max_store_blocks: usize,
 }
 
@@ -70,6 +70,7 @@ pub struct Counters {
     pub peer_hits_tokens: u64,
     /// Requests that gave their blocks back to be recomputed.
     pub preemptions: u64,
-    /// Complete chunks of finished requests that the store was not given, because stores held too many blocks.
+    /// Complete chunks of finished requests that the store was not given, because stores held too
+    /// many blocks.
     pub unstored_chunks: u64,
 }

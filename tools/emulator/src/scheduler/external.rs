@@ -5,7 +5,8 @@ use super::request::Phase;
 use super::{Admission, BlockId, ChunkStore, Load, RequestId, Residence, Scheduler};
 
 impl Scheduler {
-    /// Gives a request blocks for `chunks` chunks of the store, behind those of `hits` that fill whole chunks.
+    /// Gives a request blocks for `chunks` chunks of the store, behind those of `hits` that fill
+    /// whole chunks.
     pub(super) fn start_load(&mut self, id: RequestId, mut hits: Vec<BlockId>, chunks: usize) -> Admission {
         let chunk_blocks = self.chunk_blocks();
         let first_chunk = hits.len() / chunk_blocks;
@@ -26,8 +27,9 @@ impl Scheduler {
         Admission::Load(Load { request: id, tokens, ids, first_chunk, blocks })
     }
 
-    /// A load has ended: its first chunks, as many as `loaded` has, are in their blocks, every byte checked. `withdrawn` are
-    /// blocks among the others that may still be written and are never used again.
+    /// A load has ended: its first chunks, as many as `loaded` has, are in their blocks, every byte
+    /// checked. `withdrawn` are blocks among the others that may still be written and are never
+    /// used again.
     pub fn load_ended(&mut self, id: RequestId, loaded: Residence, withdrawn: &[BlockId]) {
         let chunk_blocks = self.chunk_blocks();
         let Some(request) = self.requests.get_mut(&id) else { return };
@@ -64,8 +66,8 @@ impl Scheduler {
         }
     }
 
-    /// A store has ended, well or not. Unless `quiet`, a lost operation may still read its blocks, so that they are held
-    /// for ever; what they contain stays of use.
+    /// A store has ended, well or not. Unless `quiet`, a lost operation may still read its blocks,
+    /// so that they are held for ever; what they contain stays of use.
     pub fn store_ended(&mut self, blocks: &[BlockId], quiet: bool) {
         self.store_blocks -= blocks.len();
         for block in blocks.iter().rev() {

@@ -1,24 +1,27 @@
-//! The scheduler of the engine, after vLLM's V1: which request computes which tokens in each step, in which blocks.
+//! The scheduler of the engine, after vLLM's V1: which request computes which tokens in each step,
+//! in which blocks.
 //!
 //! Sans-IO: it is asked for a [`Step`] and told what came of it. It knows requests, tokens, blocks
 //! and chunk ids.
 //!
 //! # What it does
 //!
-//! A step has a budget of tokens. Running requests take their shares first, in the order in which they started; then
-//! requests are admitted from the queue, first come, first served, until budget, places or blocks run out. A prompt
-//! larger than the budget is computed in chunks. Whole blocks enter the prefix cache when they are scheduled; a new
-//! request starts behind the longest cached prefix, but always computes at least one token, because the first output
-//! token follows from it. When a running request finds no free block, the one that started last gives all of its
-//! blocks back and returns to the head of the queue; it is recomputed later.
+//! A step has a budget of tokens. Running requests take their shares first, in the order in which
+//! they started; then requests are admitted from the queue, first come, first served, until budget,
+//! places or blocks run out. A prompt larger than the budget is computed in chunks. Whole blocks
+//! enter the prefix cache when they are scheduled; a new request starts behind the longest cached
+//! prefix, but always computes at least one token, because the first output token follows from it.
+//! When a running request finds no free block, the one that started last gives all of its blocks
+//! back and returns to the head of the queue; it is recomputed later.
 //!
-//! With a store, a request whose chunks reach beyond the cached blocks is given blocks for them and waits, with its
-//! place in the queue, until [`Scheduler::load_ended`]; requests behind it may start before it. Complete chunks go to
-//! the store; their blocks stay held until the store has read them.
+//! With a store, a request whose chunks reach beyond the cached blocks is given blocks for them and
+//! waits, with its place in the queue, until [`Scheduler::load_ended`]; requests behind it may
+//! start before it. Complete chunks go to the store; their blocks stay held until the store has
+//! read them.
 //!
-//! Where this differs from vLLM: of two blocks with the same content only the first is in the prefix cache; a load
-//! starts at a chunk boundary; and loaded requests that together hold all blocks while none can run give theirs back,
-//! the last first, so that the first can run.
+//! Where this differs from vLLM: of two blocks with the same content only the first is in the
+//! prefix cache; a load starts at a chunk boundary; and loaded requests that together hold all
+//! blocks while none can run give theirs back, the last first, so that the first can run.
 
 mod blocks;
 mod cache;
@@ -117,8 +120,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets a request. Blocks that a load writes stay held until it has ended. Unknown ids are ignored: the request
-    /// may have finished in the meantime.
+    /// Forgets a request. Blocks that a load writes stay held until it has ended. Unknown ids are
+    /// ignored: the request may have finished in the meantime.
     pub fn abort(&mut self, id: RequestId) {
         match self.requests.get_mut(&id).map(|request| &mut request.phase) {
             Some(Phase::Loading { aborted, .. }) => *aborted = true,
@@ -131,7 +134,8 @@ impl Scheduler {
         }
     }
 
-    /// The next step. `longest_stored` says how many of the given chunks, from the first on, the store holds.
+    /// The next step. `longest_stored` says how many of the given chunks, from the first on, the
+    /// store holds.
     ///
     /// An empty step while requests are queued means that a load or a store must end first.
     pub fn schedule(&mut self, longest_stored: &mut dyn FnMut(&[ChunkId]) -> usize) -> Step {
@@ -251,7 +255,8 @@ impl Scheduler {
         true
     }
 
-    /// A step has been computed. `sampled` are the tokens that follow, one for each share that samples, in order.
+    /// A step has been computed. `sampled` are the tokens that follow, one for each share that
+    /// samples, in order.
     pub fn complete(&mut self, step: &Step, sampled: &[u32]) -> Completed {
         let mut completed = Completed::default();
         let mut sampled = sampled.iter();
@@ -281,8 +286,8 @@ impl Scheduler {
         Share { request: id, start: request.computed, tokens, samples: tokens == missing }
     }
 
-    /// Sees to it that a request has blocks for its first `tokens` tokens, and names those that will be full. Says
-    /// whether there were enough.
+    /// Sees to it that a request has blocks for its first `tokens` tokens, and names those that
+    /// will be full. Says whether there were enough.
     fn grow(&mut self, id: RequestId, tokens: usize) -> bool {
         let Some(request) = self.requests.get_mut(&id) else { return false };
         let missing = tokens.div_ceil(self.config.block_tokens).saturating_sub(request.blocks.len());
@@ -292,9 +297,9 @@ impl Scheduler {
         true
     }
 
-    /// Lets the queue go on when nothing runs and its first request finds no room: the last request that holds loaded
-    /// chunks gives them back, or, where there is none and nothing else will free blocks, the first request fails.
-    /// Says whether anything changed.
+    /// Lets the queue go on when nothing runs and its first request finds no room: the last request
+    /// that holds loaded chunks gives them back, or, where there is none and nothing else will free
+    /// blocks, the first request fails. Says whether anything changed.
     fn make_room(&mut self, step: &mut Step) -> bool {
         let waits = |id: &RequestId| self.requests[id].phase == Phase::Waiting;
         if !self.running.is_empty() {
@@ -340,7 +345,8 @@ impl Scheduler {
         Some((id, request))
     }
 
-    /// Removes a request and frees its blocks, the last first: what follows a prefix leaves the cache before it.
+    /// Removes a request and frees its blocks, the last first: what follows a prefix leaves the
+    /// cache before it.
     fn forget(&mut self, id: RequestId) -> Option<Request> {
         let request = self.requests.remove(&id)?;
         request.blocks.iter().rev().for_each(|block| self.pool.release(*block));

@@ -34,7 +34,8 @@ impl CacheHit {
 pub(super) enum Phase {
     /// In the queue. It holds blocks if chunks were loaded for it.
     Waiting,
-    /// In the queue while the chunks from `first_chunk` on come from the store: vLLM's WAITING_FOR_REMOTE_KVS.
+    /// In the queue while the chunks from `first_chunk` on come from the store: vLLM's
+    /// WAITING_FOR_REMOTE_KVS.
     Loading { first_chunk: usize, aborted: bool },
     /// Has a share in every step.
     Running,
@@ -69,7 +70,8 @@ pub struct Request {
     pub(super) phase: Phase,
     pub(super) hit: CacheHit,
     pub(super) started: bool,
-    /// The store did not deliver all once, or was not let, and is not asked again: asking for ever would never end.
+    /// The store did not deliver all once, or was not let, and is not asked again: asking for ever
+    /// would never end.
     pub(super) load_failed: bool,
 }
 

@@ -4,11 +4,13 @@ use super::blocks::BlockId;
 use super::request::{Request, RequestId};
 use forebay_kv::ChunkId;
 
-/// What to do next. Loads are started and not waited for; shares are computed in order and then reported with
+/// What to do next. Loads are started and not waited for; shares are computed in order and then
+/// reported with
 /// [`Scheduler::complete`](super::Scheduler::complete).
 #[derive(Debug, Default)]
 pub struct Step {
-    /// What each request computes, in order: a later share may use blocks that an earlier one fills.
+    /// What each request computes, in order: a later share may use blocks that an earlier one
+    /// fills.
     pub shares: Vec<Share>,
     /// Chunks to fetch from the store.
     pub loads: Vec<Load>,
@@ -31,7 +33,8 @@ pub struct Share {
     pub samples: bool,
 }
 
-/// Chunks to fetch for a request. It ends with [`Scheduler::load_ended`](super::Scheduler::load_ended).
+/// Chunks to fetch for a request. It ends with
+/// [`Scheduler::load_ended`](super::Scheduler::load_ended).
 #[derive(Debug)]
 pub struct Load {
     /// For whom.
@@ -46,7 +49,8 @@ pub struct Load {
     pub blocks: Vec<BlockId>,
 }
 
-/// A chunk to copy to the store. Its blocks are held until [`Scheduler::store_ended`](super::Scheduler::store_ended).
+/// A chunk to copy to the store. Its blocks are held until
+/// [`Scheduler::store_ended`](super::Scheduler::store_ended).
 #[derive(Debug)]
 pub struct ChunkStore {
     pub id: ChunkId,

@@ -1,6 +1,7 @@
-//! Guarantees of the scheduler, over random histories of requests, steps, loads, stores and aborts. A fake device keeps
-//! in every slot of every block the hash of the prefix it was computed for, and each output token is a function of what
-//! the device really holds: a block that is used while it has another content gives a wrong token.
+//! Guarantees of the scheduler, over random histories of requests, steps, loads, stores and aborts.
+//! A fake device keeps in every slot of every block the hash of the prefix it was computed for, and
+//! each output token is a function of what the device really holds: a block that is used while it
+//! has another content gives a wrong token.
 
 use super::*;
 use forebay_kv::NamespaceKey;
@@ -131,7 +132,8 @@ impl Rig {
         blocks.iter().flat_map(|block| self.device[block.index()]).collect()
     }
 
-    /// Ends a load after `good` of its chunks; the others hold garbage, and the last block may never be used again.
+    /// Ends a load after `good` of its chunks; the others hold garbage, and the last block may
+    /// never be used again.
     fn end_load(&mut self, which: usize, good: usize, withdraw: bool) {
         if self.loads.is_empty() {
             return;
@@ -173,8 +175,8 @@ impl Rig {
         self.check();
     }
 
-    /// What counts as computed is in its blocks, and blocks are conserved: each is held exactly as often as it is named
-    /// in a table or read by a store.
+    /// What counts as computed is in its blocks, and blocks are conserved: each is held exactly as
+    /// often as it is named in a table or read by a store.
     fn check(&self) {
         self.scheduler.requests.values().for_each(|request| self.check_contents(request, request.computed));
         let mut holders = vec![0; self.device.len()];

@@ -10,7 +10,8 @@ pub struct ContextDigest {
     tokens: u32,
 }
 
-// Digits of pi behind the point, in 64-bit pieces: constants nobody could have chosen for a purpose.
+// Digits of pi behind the point, in 64-bit pieces: constants nobody could have chosen for a
+// purpose.
 const STEP: u64 = 0x243F_6A88_85A3_08D3;
 const FINISH: u64 = 0x1319_8A2E_0370_7344;
 

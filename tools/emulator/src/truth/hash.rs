@@ -55,7 +55,8 @@ impl BlockHasher {
         BlockHash(xxh3_128_with_seed(&bytes, self.seed))
     }
 
-    /// Appends to `hashes`, which name the first blocks of `tokens`, those of the further whole blocks.
+    /// Appends to `hashes`, which name the first blocks of `tokens`, those of the further whole
+    /// blocks.
     pub fn extend(&self, hashes: &mut Vec<BlockHash>, tokens: &[u32]) {
         let known = hashes.len() * self.block_tokens;
         for block in tokens.get(known..).unwrap_or_default().chunks_exact(self.block_tokens) {

@@ -11,7 +11,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Bytes of one word: the unit in which KV is made and read.
 pub const WORD_BYTES: usize = 4;
 
-/// How much KV there is. Scaled down from the real model's, so that several engines fit a small machine.
+/// How much KV there is. Scaled down from the real model's, so that several engines fit a small
+/// machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvShape {
     layers: usize,
@@ -43,7 +44,8 @@ pub const MAX_BLOCK_TOKENS: usize = 1024;
 pub const MAX_TOKEN_LAYER_BYTES: usize = 64 << 10;
 
 impl KvShape {
-    /// A shape of `layers`, each holding `bytes_per_token_layer` for every token, in blocks of `block_tokens`.
+    /// A shape of `layers`, each holding `bytes_per_token_layer` for every token, in blocks of
+    /// `block_tokens`.
     pub fn new(
         layers: usize,
         bytes_per_token_layer: usize,
@@ -115,7 +117,8 @@ impl Lane {
     }
 }
 
-/// The keys of a block's first tokens. Halves lie apart, so that the loops over them become vector instructions.
+/// The keys of a block's first tokens. Halves lie apart, so that the loops over them become vector
+/// instructions.
 #[derive(Clone, Debug, Default)]
 pub struct BlockKeys {
     low: Vec<u32>,
@@ -200,7 +203,8 @@ impl KvTruth {
         }
     }
 
-    /// Writes the words of the tokens `range` of a block into its extent in `layer`; other words stay as they are.
+    /// Writes the words of the tokens `range` of a block into its extent in `layer`; other words
+    /// stay as they are.
     ///
     /// # Panics
     /// When `extent` is not [`KvShape::extent_bytes`] long or `range` reaches past `keys`.
@@ -218,8 +222,8 @@ impl KvTruth {
     /// Adds what is read from a block's extent in `layer` to the sums of its tokens `range`.
     ///
     /// # Panics
-    /// When `extent` is not [`KvShape::extent_bytes`] long, `range` reaches past the block, or `sums` were not reset to
-    /// as many tokens.
+    /// When `extent` is not [`KvShape::extent_bytes`] long, `range` reaches past the block, or
+    /// `sums` were not reset to as many tokens.
     pub fn read(&self, layer: usize, range: Range<usize>, extent: &[u8], sums: &mut BlockSums) {
         assert_eq!(extent.len(), self.shape.extent_bytes(), "an extent of another shape");
         assert_eq!(sums.0.len(), range.len(), "sums of other tokens");
@@ -233,7 +237,8 @@ impl KvTruth {
         }
     }
 
-    /// What [`KvTruth::read`] over all layers would give for the tokens `range` of a block, if every byte were right.
+    /// What [`KvTruth::read`] over all layers would give for the tokens `range` of a block, if
+    /// every byte were right.
     pub(super) fn predict(&self, keys: &BlockKeys, range: Range<usize>, sums: &mut BlockSums) {
         sums.reset(range.len());
         let (low, high) = (&keys.low[range.clone()], &keys.high[range]);

@@ -5,7 +5,8 @@ use super::{BlockHash, BlockKeys, BlockSums, ContextDigest, KvTruth};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// Predicts tokens. Remembers the digests of the prefixes it saw last, because the turns of a session share theirs.
+/// Predicts tokens. Remembers the digests of the prefixes it saw last, because the turns of a
+/// session share theirs.
 ///
 /// ```
 /// use forebay_emulator::truth::{KvShape, KvTruth, Oracle};
@@ -26,8 +27,8 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// An oracle for engines with this truth and vocabulary. It remembers at most `max_blocks` prefixes, each ending
-    /// with a block; one takes about 50 bytes.
+    /// An oracle for engines with this truth and vocabulary. It remembers at most `max_blocks`
+    /// prefixes, each ending with a block; one takes about 50 bytes.
     pub fn new(truth: KvTruth, vocab: u32, max_blocks: usize) -> Oracle {
         Oracle { truth, vocab, seen: Mutex::new(SeenPrefixes::new(max_blocks)) }
     }
@@ -47,8 +48,9 @@ impl Oracle {
         output
     }
 
-    /// How many tokens of `output` are not what an engine must answer to `prompt`. After the first wrong one all that
-    /// follow usually are, because each token is part of the context of the next.
+    /// How many tokens of `output` are not what an engine must answer to `prompt`. After the first
+    /// wrong one all that follow usually are, because each token is part of the context of the
+    /// next.
     pub fn wrong_tokens(&self, prompt: &[u32], output: &[u32]) -> usize {
         let expected = self.predict(prompt, output.len());
         output.iter().enumerate().filter(|(position, token)| expected.get(*position) != Some(token)).count()
@@ -130,8 +132,9 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Digests of prefixes, in two generations: when the younger one is full it becomes the older one, and the former older
-/// one is forgotten. What is used moves to the younger. That is a bounded LRU without lists.
+/// Digests of prefixes, in two generations: when the younger one is full it becomes the older one,
+/// and the former older one is forgotten. What is used moves to the younger. That is a bounded LRU
+/// without lists.
 #[derive(Debug)]
 struct SeenPrefixes {
     young: HashMap<BlockHash, ContextDigest>,

@@ -1,5 +1,6 @@
-//! A wall clock that was wrong for a while. The suite does not set the machine's clock; it gives the files the times that
-//! a wrong clock would have given them, then lets the store choose what to evict.
+//! A wall clock that was wrong for a while. The suite does not set the machine's clock; it gives
+//! the files the times that a wrong clock would have given them, then lets the store choose what to
+//! evict.
 
 use super::space::exceeded;
 use super::{Case, Verdict};

@@ -1,5 +1,6 @@
-//! The end without warning: processes that are killed while they write, and power that fails at a chosen write. What was
-//! flushed is there afterwards, and nothing that comes back was ever anything else.
+//! The end without warning: processes that are killed while they write, and power that fails at a
+//! chosen write. What was flushed is there afterwards, and nothing that comes back was ever
+//! anything else.
 
 use super::{Case, Verdict, is_warm, still_works};
 use crate::protocol::Fault;

@@ -1,5 +1,5 @@
-//! Damage to values at rest: bits, sectors, pages, lengths and files. What was damaged is a miss, while the store runs and
-//! after a restart.
+//! Damage to values at rest: bits, sectors, pages, lengths and files. What was damaged is a miss,
+//! while the store runs and after a restart.
 
 use super::{Case, Verdict, still_works};
 use crate::disk::{Copy, Disk};

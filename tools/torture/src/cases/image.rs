@@ -1,5 +1,6 @@
-//! A disk that went back in time: restored from a snapshot, as a whole or in part. A whole image is a state that was once
-//! right, and no store can tell; but each value must be one that was stored, complete, under its key.
+//! A disk that went back in time: restored from a snapshot, as a whole or in part. A whole image is
+//! a state that was once right, and no store can tell; but each value must be one that was stored,
+//! complete, under its key.
 
 use super::{Case, Verdict, still_works};
 use crate::disk::Disk;

@@ -1,5 +1,5 @@
-//! More at a time than there is room for: readers beyond the staging memory, readers of what is being evicted. Everything
-//! is answered, and rightly.
+//! More at a time than there is room for: readers beyond the staging memory, readers of what is
+//! being evicted. Everything is answered, and rightly.
 
 use super::{Case, Verdict, still_works};
 use crate::protocol::COMMANDS_MAX;

@@ -1,6 +1,6 @@
-//! The cases: what is done to a store, and what it may do then. Every case also fails when a value comes back wrong, a
-//! command is not answered in time, a worker dies or an answer is an exception; a case says only what comes on top.
-//! Cases must never know which store they torture.
+//! The cases: what is done to a store, and what it may do then. Every case also fails when a value
+//! comes back wrong, a command is not answered in time, a worker dies or an answer is an exception;
+//! a case says only what comes on top. Cases must never know which store they torture.
 
 mod clock;
 mod crash;
@@ -70,8 +70,9 @@ impl Verdict {
     }
 }
 
-/// Whether values that are put now are there: a store that survived must also still work. It may decline for a few seconds,
-/// while it makes room or tries a disk again that has failed. Uses keys that no case uses.
+/// Whether values that are put now are there: a store that survived must also still work. It may
+/// decline for a few seconds, while it makes room or tries a disk again that has failed. Uses keys
+/// that no case uses.
 fn still_works(rig: &mut Rig) -> Result<Verdict, Broken> {
     const FRESH: u64 = 4;
     const ATTEMPTS: usize = 25;

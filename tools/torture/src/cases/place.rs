@@ -1,5 +1,6 @@
-//! Bytes in the wrong place or of the wrong time: writes that went astray, writes that never arrived. Everything that comes
-//! back is intact by itself, and still must not be taken for what was asked for.
+//! Bytes in the wrong place or of the wrong time: writes that went astray, writes that never
+//! arrived. Everything that comes back is intact by itself, and still must not be taken for what
+//! was asked for.
 
 use super::{Case, Verdict, still_works};
 use crate::disk::{Copy, Disk, Image, Place};
@@ -91,7 +92,8 @@ fn lost_writes(rig: &mut Rig) -> Result<Verdict, Broken> {
     twice(rig)
 }
 
-/// Stores a version of every key, takes an image, and stores the next. The older copies, and the image.
+/// Stores a version of every key, takes an image, and stores the next. The older copies, and the
+/// image.
 fn two_versions(rig: &mut Rig, disk: &Disk) -> Result<(Vec<Copy>, Image), Broken> {
     rig.open()?;
     rig.put_all(rig.keys())?;

@@ -1,4 +1,5 @@
-//! Restarts in good order: the values are still there, and only for the namespace that they belong to.
+//! Restarts in good order: the values are still there, and only for the namespace that they belong
+//! to.
 
 use super::{Case, Verdict, is_warm, still_works};
 use crate::rig::Rig;

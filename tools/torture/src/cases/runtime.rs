@@ -1,4 +1,5 @@
-//! System calls that end oddly while the store runs. Values may be lost and puts declined; afterwards the store works again.
+//! System calls that end oddly while the store runs. Values may be lost and puts declined;
+//! afterwards the store works again.
 
 use super::{Case, Verdict, still_works};
 use crate::protocol::{Fault, IoFault};

@@ -1,5 +1,5 @@
-//! The kernel of Forebay's disk link with faults in front of it, call by call. This file plays faults; it must never know
-//! what is read or written.
+//! The kernel of Forebay's disk link with faults in front of it, call by call. This file plays
+//! faults.
 
 use crate::faults::{Ending, Faults};
 use crate::power::Announced;
@@ -64,7 +64,8 @@ impl FaultyKernel {
     }
 }
 
-// SAFETY: every request is completed once: by the inner kernel with its true result, or here without having been started.
+// SAFETY: every request is completed once: by the inner kernel with its true result, or here
+// without having been started.
 unsafe impl Kernel for FaultyKernel {
     unsafe fn start(&mut self, key: u64, request: Request) {
         // SAFETY: the caller keeps the slices valid.
@@ -82,7 +83,8 @@ unsafe impl Kernel for FaultyKernel {
             Ending::Zero => return self.ended.push(Completed { key, result: 0 }),
             Ending::Error(errno) => return self.ended.push(Completed { key, result: -errno }),
         };
-        // SAFETY: the caller keeps the memory valid, and the slices are `all` of it or its first bytes.
+        // SAFETY: the caller keeps the memory valid, and the slices are `all` of it or its first
+        // bytes.
         match unsafe { self.announce(request.action, request.offset, slices) } {
             Ok(under_way) => {
                 let (UnderWay::Read(slices) | UnderWay::Write(slices, _)) = &under_way;
@@ -90,7 +92,8 @@ unsafe impl Kernel for FaultyKernel {
                     Request { slices: slices.as_ptr(), slice_count: slices.len() as u32, ..request };
                 // The slices' own memory does not move with the map's.
                 self.under_way.insert(key, under_way);
-                // SAFETY: as the caller promises; the slices stay in the map until the request completed.
+                // SAFETY: as the caller promises; the slices stay in the map until the request
+                // completed.
                 unsafe { self.inner.start(key, request) };
             }
             Err(_) => self.ended.push(Completed { key, result: -libc::EIO }),

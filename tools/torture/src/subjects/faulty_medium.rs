@@ -1,6 +1,6 @@
-//! The medium of Forebay's log with faults in front of it. A medium moves all bytes or fails, so faults of single calls
-//! that its implementation hides, short ones and interrupted ones, cannot be played here. This file plays faults; it must
-//! never know what is read or written.
+//! The medium of Forebay's log with faults in front of it. A medium moves all bytes or fails, so
+//! faults of single calls that its implementation hides, short ones and interrupted ones, cannot be
+//! played here. This file plays faults.
 
 use crate::faults::{Ending, Faults};
 use forebay_store::log::{Medium, VolumeSpace};

@@ -1,6 +1,7 @@
-//! A store of one file per value, as most KV caches keep their disk tier: a temporary file that is renamed, no checksum, no
-//! sync, an index in memory that is built from the directory, least recently used values removed by accounted bytes. Its
-//! code is careful, so what it fails at is the design's. This file knows file names and bytes; faults are `files`' matter.
+//! A store of one file per value, as most KV caches keep their disk tier: a temporary file that is
+//! renamed, no checksum, no sync, an index in memory that is built from the directory, least
+//! recently used values removed by accounted bytes. Its code is careful, so what it fails at is the
+//! design's. This file knows file names and bytes; faults are `files`' matter.
 
 use super::files::Files;
 use crate::faults::Faults;

@@ -1,5 +1,5 @@
-//! The system calls of the file-per-object store, with faults in front of them. This file plays faults; it must never know
-//! what the files hold.
+//! The system calls of the file-per-object store, with faults in front of them. This file plays
+//! faults.
 
 use crate::faults::{Ending, Faults};
 use std::fs::File;
@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Reads and writes of whole files, as a careful program makes them: interrupted calls are repeated, short ones continued.
+/// Reads and writes of whole files, as a careful program makes them: interrupted calls are
+/// repeated, short ones continued.
 #[derive(Debug)]
 pub struct Files {
     faults: Arc<Faults>,

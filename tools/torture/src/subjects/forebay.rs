@@ -1,5 +1,6 @@
-//! Forebay's SSD tier as a subject: one log in the directory, a value is a chunk of a few layers. This file knows the tier
-//! as its users do; the faults are in the kernel and the medium that it is given.
+//! Forebay's SSD tier as a subject: one log in the directory, a value is a chunk of a few layers.
+//! This file knows the tier as its users do; the faults are in the kernel and the medium that it is
+//! given.
 
 use super::faulty_kernel::FaultyKernel;
 use super::faulty_medium::FaultyMedium;
@@ -31,7 +32,8 @@ const HOST: Place = Place::Host(0);
 /// For as long as a command may take.
 const LEASE_US: u64 = 60_000_000;
 
-/// After so long an engine has computed anew what it waits for, and says so with the deadline of its request.
+/// After so long an engine has computed anew what it waits for, and says so with the deadline of
+/// its request.
 const READ_US: u64 = 2_000_000;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -119,8 +121,8 @@ impl Open {
         Ok(is)
     }
 
-    /// One lease and one request for the values up to the first that is not here, as an engine asks for a prefix. Whatever
-    /// the reason why there are none, the caller computes them anew.
+    /// One lease and one request for the values up to the first that is not here, as an engine asks
+    /// for a prefix. Whatever the reason why there are none, the caller computes them anew.
     fn get(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Failure> {
         let mut values = vec![None; keys.len()];
         let ids: Vec<ChunkId> = keys.iter().map(|key| self.id(*key)).collect();

@@ -1,5 +1,6 @@
-//! The worker of LMCache's local disk backend: a Python script that is part of this crate and run by an interpreter that
-//! has LMCache. This file knows how it is started; what it does is in the script.
+//! The worker of LMCache's local disk backend: a Python script that is part of this crate and run
+//! by an interpreter that has LMCache. This file knows how it is started; what it does is in the
+//! script.
 
 use crate::worker::Launch;
 use std::ffi::OsString;

@@ -1,5 +1,6 @@
-//! The stores that come with the suite. Each is a [`Subject`](crate::serve::Subject) in a process of its own; what goes
-//! wrong below it is played by a file layer that lives here and not in the store.
+//! The stores that come with the suite. Each is a [`Subject`](crate::serve::Subject) in a process
+//! of its own; what goes wrong below it is played by a file layer that lives here and not in the
+//! store.
 
 mod faulty_kernel;
 mod faulty_medium;

@@ -1,5 +1,6 @@
-//! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and GeneratedTokens. Times are dates, so
-//! the reader makes them count from the earliest. There is no prefix information, and each row is a session of its own.
+//! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and
+//! GeneratedTokens. Times are dates, so the reader makes them count from the earliest. There is no
+//! prefix information, and each row is a session of its own.
 
 use super::check::{Names, check};
 use super::csv::{Columns, text_of, tokens_in};
@@ -51,8 +52,8 @@ impl LineParser for Azure {
     }
 }
 
-/// Microseconds since 1970 of `2023-11-16 18:17:03.9799600`, with any fraction or none, in UTC whether it says so
-/// (`Z`, `+00:00`) or not.
+/// Microseconds since 1970 of `2023-11-16 18:17:03.9799600`, with any fraction or none, in UTC
+/// whether it says so (`Z`, `+00:00`) or not.
 fn timestamp_us(text: &str) -> Option<u64> {
     let text = text.strip_suffix('Z').or_else(|| text.strip_suffix("+00:00")).unwrap_or(text);
     let (day, time) = text.split_once([' ', 'T'])?;

@@ -1,5 +1,6 @@
-//! BurstGPT's CSV: a header, then Timestamp in seconds, Request tokens and Response tokens; other columns are ignored. A
-//! response of no tokens is a request that failed. There is no prefix information, and each row is a session of its own.
+//! BurstGPT's CSV: a header, then Timestamp in seconds, Request tokens and Response tokens; other
+//! columns are ignored. A response of no tokens is a request that failed. There is no prefix
+//! information, and each row is a session of its own.
 
 use super::check::{Names, check, micros};
 use super::csv::{Columns, number_in, text_of, tokens_in};

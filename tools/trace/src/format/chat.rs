@@ -1,6 +1,7 @@
-//! Two JSONL formats whose conversations are chains of chat ids: Qwen-Bailian's (blocks of 16 tokens) and that of the
-//! agentic-kvc traces (blocks of 512, with an optional session name and an optional pause before the request).
-//! It knows how a chain becomes a session, with a bounded memory of past chats.
+//! Two JSONL formats whose conversations are chains of chat ids: Qwen-Bailian's (blocks of 16
+//! tokens) and that of the agentic-kvc traces (blocks of 512, with an optional session name and an
+//! optional pause before the request). It knows how a chain becomes a session, with a bounded
+//! memory of past chats.
 
 use super::check::{LENGTH_NAMES, check, micros};
 use super::error::{Problem, parse_object};
@@ -17,7 +18,8 @@ pub(super) const BAILIAN_BLOCK_TOKENS: u32 = 16;
 /// Tokens per block in agentic-kvc's traces.
 pub(super) const AGENTIC_BLOCK_TOKENS: u32 = 512;
 
-/// How many of the latest chats are remembered. A turn whose parent is older begins a session of its own.
+/// How many of the latest chats are remembered. A turn whose parent is older begins a session of
+/// its own.
 const REMEMBERED_CHATS: usize = 1 << 20;
 
 pub(super) struct Chat {
@@ -94,8 +96,8 @@ impl Roots {
         Roots { root_of_chat: HashMap::new(), oldest_first: VecDeque::new(), limit }
     }
 
-    /// The root of `chat`, which is remembered for the chats that follow it. A parent that was never seen, because the
-    /// trace begins after it, stands for the conversation.
+    /// The root of `chat`, which is remembered for the chats that follow it. A parent that was
+    /// never seen, because the trace begins after it, stands for the conversation.
     fn root_of(&mut self, chat: i64, parent: i64) -> i64 {
         let root = match parent {
             ..0 => chat,

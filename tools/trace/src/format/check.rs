@@ -7,7 +7,8 @@ use crate::request::TraceRequest;
 /// The longest prompt or answer that is accepted, in tokens: a replayer holds one in memory.
 pub const MAX_TOKENS: u32 = 1 << 24;
 
-/// The latest time that is accepted, in seconds: later ones would lose microseconds on their way through a double.
+/// The latest time that is accepted, in seconds: later ones would lose microseconds on their way
+/// through a double.
 const MAX_SECONDS: f64 = 4e9;
 /// The same in microseconds.
 const MAX_MICROS: u64 = 4_000_000_000_000_000;
@@ -29,7 +30,8 @@ pub(super) const LENGTH_NAMES: Names = Names {
     other_size: "; --block-tokens gives another size of blocks",
 };
 
-/// Refuses a request that nobody could replay: an empty or too long prompt, a too long answer, blocks beyond the prompt.
+/// Refuses a request that nobody could replay: an empty or too long prompt, a too long answer,
+/// blocks beyond the prompt.
 pub(super) fn check(request: TraceRequest, names: &Names) -> Result<TraceRequest, Problem> {
     if !(1..=MAX_TOKENS).contains(&request.input_tokens) {
         return Err(Problem::field(

@@ -13,7 +13,8 @@ pub struct Coverage {
     pub with_ids: u64,
     /// Those whose ids are too few.
     pub short: u64,
-    /// The first of those that have ids: how many, of so many tokens each, for a prompt of so many tokens.
+    /// The first of those that have ids: how many, of so many tokens each, for a prompt of so many
+    /// tokens.
     pub first: Option<(usize, u32, u32)>,
 }
 
@@ -31,7 +32,8 @@ impl Coverage {
         }
     }
 
-    /// Whether a reader of the trace should know: a trace without any ids only has no prefix information.
+    /// Whether a reader of the trace should know: a trace without any ids only has no prefix
+    /// information.
     pub fn is_worth_a_note(&self) -> bool {
         self.with_ids > 0 && self.short > 0
     }

@@ -22,7 +22,8 @@ pub(super) fn format_of(name: &Path, beginning: &[u8]) -> Result<Format, TraceEr
     format.ok_or_else(|| TraceError::Unrecognised { file: name.into(), known: Format::names() })
 }
 
-/// The format of the first line that is in any, so that a bad line at the top does not hide a good trace.
+/// The format of the first line that is in any, so that a bad line at the top does not hide a good
+/// trace.
 fn detect(text: &str) -> Option<Format> {
     // A session file may be one line or many; its first fields are at its beginning in any case.
     if is_session(text) {
@@ -60,7 +61,8 @@ fn detect_line(line: &str) -> Option<Format> {
     (has("timestamp") && has("input_length")).then_some(Format::Mooncake)
 }
 
-/// The two formats with chats differ in fields that only one has or, without these, in how many blocks cover a prompt.
+/// The two formats with chats differ in fields that only one has or, without these, in how many
+/// blocks cover a prompt.
 fn chat_format(line: &str) -> Format {
     let Ok(row) = serde_json::from_str::<Value>(line) else { return Format::Bailian };
     if row.get("session_id").is_some() || row.get("time_to_parent_chat").is_some() {

@@ -20,7 +20,8 @@ const EXPORT: &str =
     "export its rows as JSON lines or CSV first; docs/traces.md lists the fields of each format";
 const CONVERT: &str = "convert it with `iconv -t UTF-8`; trace files are UTF-8";
 
-/// Files known by their first bytes, whatever they hold. Longer marks stand before those that they begin with.
+/// Files known by their first bytes, whatever they hold. Longer marks stand before those that they
+/// begin with.
 const MARKS: [(&[u8], Foreign); 14] = [
     (
         b"version https://git-lfs",
@@ -106,7 +107,8 @@ pub(super) fn of_text(text: &str) -> Option<Foreign> {
     mooncake_with_sessions(text).or_else(|| is_array.then_some(JSON_ARRAY))
 }
 
-/// Lines like Mooncake's that are turns of sessions; read as Mooncake's they would lose what makes them sessions.
+/// Lines like Mooncake's that are turns of sessions; read as Mooncake's they would lose what makes
+/// them sessions.
 pub(super) fn mooncake_with_sessions(text: &str) -> Option<Foreign> {
     let has = |name: &str| has_key(text, name);
     let found = (has("session_id") || has("delay")) && has("input_length") && !has("chat_id");

@@ -38,7 +38,8 @@ impl Input {
         Input::new(path, Box::new(BufReader::new(file)), DETECT_BYTES)
     }
 
-    /// Looks at the first bytes of `raw`, which errors call `name`, and unpacks it where they say that it is compressed.
+    /// Looks at the first bytes of `raw`, which errors call `name`, and unpacks it where they say
+    /// that it is compressed.
     pub(super) fn new(name: &Path, raw: Bytes, beginning_bytes: usize) -> Result<Input, TraceError> {
         let failed = |source| TraceError::Io { file: name.into(), source };
         let input = Input::looked_at(raw, beginning_bytes).map_err(failed)?;

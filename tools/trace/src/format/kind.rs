@@ -37,7 +37,8 @@ impl Format {
         (Format::TraceLab, "tracelab"),
     ];
 
-    /// Whether the format says which requests belong to one conversation. In the others each request is a session.
+    /// Whether the format says which requests belong to one conversation. In the others each
+    /// request is a session.
     pub fn records_sessions(self) -> bool {
         !matches!(self, Format::Mooncake | Format::Azure | Format::BurstGpt)
     }

@@ -2,7 +2,8 @@
 
 use std::io::{self, BufRead, Read};
 
-/// The longest line that is read. A prompt of four million tokens in blocks of 16 with ten-digit ids takes 3 MB.
+/// The longest line that is read. A prompt of four million tokens in blocks of 16 with ten-digit
+/// ids takes 3 MB.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";

@@ -1,6 +1,7 @@
-//! Trace files of every known format as one stream of requests. This module knows how to tell formats apart, how to open
-//! them and what becomes of bad lines; what a format says is in its own module. Reading is streaming: however long the
-//! trace, memory holds a line of it, or for session files one request of each.
+//! Trace files of every known format as one stream of requests. This module knows how to tell
+//! formats apart, how to open them and what becomes of bad lines; what a format says is in its own
+//! module. Reading is streaming: however long the trace, memory holds a line of it, or for session
+//! files one request of each.
 
 mod azure;
 mod burstgpt;
@@ -55,7 +56,8 @@ pub struct Skipped {
     pub first: Vec<LineError>,
 }
 
-/// The requests of a trace, in the order of the file; those of several session files in order of arrival.
+/// The requests of a trace, in the order of the file; those of several session files in order of
+/// arrival.
 ///
 /// ```
 /// use forebay_trace::format::{Format, ReadOptions, TraceReader};
@@ -77,12 +79,13 @@ pub struct TraceReader {
 }
 
 impl TraceReader {
-    /// Opens a trace file, standard input (`-`), or a directory of session files (`*.json`, in the order of their names).
-    /// What is compressed with gzip or zstd is unpacked, whatever its name. Everything is read once, so that it may come
-    /// through a pipe.
+    /// Opens a trace file, standard input (`-`), or a directory of session files (`*.json`, in the
+    /// order of their names). What is compressed with gzip or zstd is unpacked, whatever its name.
+    /// Everything is read once, so that it may come through a pipe.
     ///
     /// # Errors
-    /// When it cannot be read, is of a kind that no reader takes, or is in no known format while `options` names none.
+    /// When it cannot be read, is of a kind that no reader takes, or is in no known format while
+    /// `options` names none.
     pub fn open(path: &Path, options: ReadOptions) -> Result<TraceReader, TraceError> {
         let failed = |source| TraceError::Io { file: path.into(), source };
         if path != Path::new("-") && std::fs::metadata(path).map_err(failed)?.is_dir() {
@@ -118,7 +121,8 @@ impl TraceReader {
         Ok(TraceReader::from_input(name, input.into_bytes(), format, options))
     }
 
-    /// Reads the text `input`, which errors call `name`, as `format`; for Weka's as one session file.
+    /// Reads the text `input`, which errors call `name`, as `format`; for Weka's as one session
+    /// file.
     pub fn from_input(
         name: impl AsRef<Path>,
         input: impl BufRead + Send + 'static,

@@ -1,6 +1,6 @@
-//! Mooncake's JSONL (the FAST'25 release): arrival in milliseconds, lengths, and one id per block of 512 tokens, the last
-//! of which may be partial; files of this form with other blocks or times exist. Conversations are not recorded, so each
-//! request is a session of its own.
+//! Mooncake's JSONL (the FAST'25 release): arrival in milliseconds, lengths, and one id per block
+//! of 512 tokens, the last of which may be partial; files of this form with other blocks or times
+//! exist. Conversations are not recorded, so each request is a session of its own.
 
 use super::check::{LENGTH_NAMES, check, micros};
 use super::error::{Problem, parse_object};

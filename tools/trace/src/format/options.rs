@@ -1,5 +1,5 @@
-//! How to read a trace, and what of it a format leaves open: its own blocks and units where nothing else is said. It must
-//! never know how a format is parsed.
+//! How to read a trace, and what of it a format leaves open: its own blocks and units where nothing
+//! else is said.
 
 use super::check::MAX_TOKENS;
 use super::error::TraceError;
@@ -13,7 +13,8 @@ use std::str::FromStr;
 pub struct ReadOptions {
     /// The format, or `None` to tell it by the content.
     pub format: Option<Format>,
-    /// Whether the first bad line ends the reading with its error. Otherwise bad lines are left out and counted.
+    /// Whether the first bad line ends the reading with its error. Otherwise bad lines are left out
+    /// and counted.
     pub strict: bool,
     /// Tokens per prefix block, for formats that do not state them; `None` for the format's own.
     pub block_tokens: Option<u32>,

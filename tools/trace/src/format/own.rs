@@ -1,4 +1,5 @@
-//! The project's own JSONL, as `sample` and `generate` write it: each line is a [`TraceRequest`], field by field.
+//! The project's own JSONL, as `sample` and `generate` write it: each line is a [`TraceRequest`],
+//! field by field.
 
 use super::check::{Names, check, check_micros};
 use super::error::{Problem, parse_object};

@@ -1,6 +1,6 @@
-//! TraceLab's session CSV: a round has the tokens that it keeps of the session so far (`prefix_len`), those that it adds
-//! (`input_len`), those of its answer (`output_len`) and the wait after it. It knows how kept tokens become prefix blocks,
-//! with a bounded memory of sessions.
+//! TraceLab's session CSV: a round has the tokens that it keeps of the session so far
+//! (`prefix_len`), those that it adds (`input_len`), those of its answer (`output_len`) and the
+//! wait after it. It knows how kept tokens become prefix blocks, with a bounded memory of sessions.
 
 use super::check::{MAX_TOKENS, Names, check, micros};
 use super::csv::{Columns, number_in, position_of, text_of, tokens_in};
@@ -12,7 +12,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Kept tokens are rounded down to blocks of this size.
 pub(super) const BLOCK_TOKENS: u32 = 64;
-/// How many sessions are remembered. A round of an older one shares nothing with the rounds before it.
+/// How many sessions are remembered. A round of an older one shares nothing with the rounds before
+/// it.
 const REMEMBERED_SESSIONS: usize = 1 << 16;
 /// JSON readers that keep numbers as doubles would lose higher ids than 2^53.
 const SPARE_BITS: u32 = 11;

@@ -1,7 +1,8 @@
 //! The prompt of one conversation as it grows: its length and its block ids. It knows that a whole
 //! block keeps its id for as long as the prompt only grows.
 
-/// Prompts of one conversation, one after the other. A block has an id once it is whole; up to a block at the end has none.
+/// Prompts of one conversation, one after the other. A block has an id once it is whole; up to a
+/// block at the end has none.
 pub(super) struct Context {
     block_tokens: u32,
     system_tokens: u32,
@@ -10,8 +11,9 @@ pub(super) struct Context {
     blocks: Vec<u64>,
 }
 
-/// Hands out block ids: those of system prompts are the same in all sessions, all others are handed out once. All are
-/// below 2^53, because JSON readers that keep numbers as doubles would lose higher ones.
+/// Hands out block ids: those of system prompts are the same in all sessions, all others are handed
+/// out once. All are below 2^53, because JSON readers that keep numbers as doubles would lose
+/// higher ones.
 pub(super) struct BlockIds {
     next: u64,
 }
@@ -30,7 +32,8 @@ impl BlockIds {
         self.next - 1
     }
 
-    /// A block of a system prompt, whose number is below 2^11; the position is that of the block, below 2^21.
+    /// A block of a system prompt, whose number is below 2^11; the position is that of the block,
+    /// below 2^21.
     fn of_system_prompt(number: usize, position: u32) -> u64 {
         (number as u64) << POSITION_BITS | u64::from(position)
     }

@@ -16,7 +16,8 @@ pub const MAX_BLOCK_TOKENS: u32 = 1 << 16;
 /// The 90th percentile of the standard normal distribution.
 const NORMAL_P90: f64 = 1.281_551_565_544_600_4;
 
-/// A log-normal distribution through its median and its 90th percentile; values beyond the bounds are put on them.
+/// A log-normal distribution through its median and its 90th percentile; values beyond the bounds
+/// are put on them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
@@ -68,7 +69,8 @@ pub struct SubAgents {
     pub conversation: Conversation,
 }
 
-/// How long an answer is assumed to take when arrival times are laid out. A replay in a closed loop does not use it.
+/// How long an answer is assumed to take when arrival times are laid out. A replay in a closed loop
+/// does not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
@@ -90,7 +92,8 @@ pub struct Marginals {
     pub starts_over_s: f64,
     /// Tokens per prefix block.
     pub block_tokens: u32,
-    /// A prompt that would be longer, in tokens, is compacted: it begins anew with its system prompt and a summary.
+    /// A prompt that would be longer, in tokens, is compacted: it begins anew with its system
+    /// prompt and a summary.
     pub context_tokens: u32,
     /// A compacted prompt beyond its system prompt, in tokens.
     pub summary_tokens: Spread,
@@ -116,8 +119,9 @@ pub struct MarginalsError {
 }
 
 impl Marginals {
-    /// Coding agents as Weka recorded them with Claude Code (kv-cache-tester, 710 of its 739 sessions; what was not
-    /// published of these was computed over 40 of them). `docs/traces.md` says which figure is from where.
+    /// Coding agents as Weka recorded them with Claude Code (kv-cache-tester, 710 of its 739
+    /// sessions; what was not published of these was computed over 40 of them). `docs/traces.md`
+    /// says which figure is from where.
     pub fn claude_code() -> Marginals {
         let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
         Marginals {
@@ -153,9 +157,10 @@ impl Marginals {
         }
     }
 
-    /// A small trace for four emulated H20 that serve Qwen3-Coder-30B-A3B for four minutes. By the fit in `docs/traces.md`
-    /// prompts take a tenth of their time when all that can be cached is, and most of it when nothing is. The shape is
-    /// that of coding agents, the sizes are chosen; nothing in it is measured.
+    /// A small trace for four emulated H20 that serve Qwen3-Coder-30B-A3B for four minutes. By the
+    /// fit in `docs/traces.md` prompts take a tenth of their time when all that can be cached is,
+    /// and most of it when nothing is. The shape is that of coding agents, the sizes are chosen;
+    /// nothing in it is measured.
     pub fn demo() -> Marginals {
         let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
         Marginals {
@@ -191,8 +196,8 @@ impl Marginals {
         }
     }
 
-    /// A small trace for a real engine that serves a model of a few MB on a CPU for a minute: the shape of coding agents, with
-    /// chosen sizes.
+    /// A small trace for a real engine that serves a model of a few MB on a CPU for a minute: the
+    /// shape of coding agents, with chosen sizes.
     pub fn demo_small() -> Marginals {
         let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
         let turns = Conversation {

@@ -1,5 +1,6 @@
-//! `generate`: sessions of agents drawn from stated marginals, so that the project has traces of its own. The same
-//! marginals and seed give the same trace; more sessions add to it and change none.
+//! `generate`: sessions of agents drawn from stated marginals, so that the project has traces of
+//! its own. The same marginals and seed give the same trace; more sessions add to it and change
+//! none.
 
 mod context;
 mod marginals;
@@ -15,7 +16,8 @@ use session::Session;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The requests of a generated trace, in order of arrival. Memory holds the prompts of all sessions that are not over.
+/// The requests of a generated trace, in order of arrival. Memory holds the prompts of all sessions
+/// that are not over.
 ///
 /// ```
 /// use forebay_trace::generate::{Generator, Marginals};

@@ -1,4 +1,5 @@
-//! One generated session: its turns, and those of the sub-agents that it starts and waits for, in order of arrival.
+//! One generated session: its turns, and those of the sub-agents that it starts and waits for, in
+//! order of arrival.
 
 use super::context::{BlockIds, Context};
 use super::marginals::{Conversation, Marginals};

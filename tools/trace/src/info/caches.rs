@@ -1,5 +1,5 @@
-//! What caches would have made of a trace: one without limit, which gives the new tokens of each request and bounds every
-//! other, and some of given sizes.
+//! What caches would have made of a trace: one without limit, which gives the new tokens of each
+//! request and bounds every other, and some of given sizes.
 
 use super::error::{InfoError, MAX_DISTINCT_BLOCKS};
 use super::prefix_cache::PrefixCache;
@@ -32,7 +32,8 @@ pub struct PrefixInfo {
     pub max_hit_tokens: f64,
     /// The share of requests of which such a cache would have held anything.
     pub requests_with_hit: f64,
-    /// Reuse by anyone and within a session; the first is `max_hit_blocks`, estimated for large traces.
+    /// Reuse by anyone and within a session; the first is `max_hit_blocks`, estimated for large
+    /// traces.
     pub reuse: Reuse,
     /// Prompt tokens that such a cache would not have held, per request.
     pub new_tokens: Quantiles,
@@ -148,8 +149,8 @@ impl Caches {
         Ok(())
     }
 
-    /// Remembers the blocks of a prompt; how many were known. These are its first ones, for a key stands for all blocks
-    /// before it, too.
+    /// Remembers the blocks of a prompt; how many were known. These are its first ones, for a key
+    /// stands for all blocks before it, too.
     fn hold(&mut self, keys: &[u64]) -> usize {
         let mut known = 0;
         for &key in keys {

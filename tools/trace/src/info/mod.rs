@@ -1,5 +1,6 @@
-//! `info`: what a trace is like, in the figures that decide how hard it is on a cache. One pass over the requests; memory
-//! grows with the number of requests (a few words each) and of distinct blocks, and both have limits.
+//! `info`: what a trace is like, in the figures that decide how hard it is on a cache. One pass
+//! over the requests; memory grows with the number of requests (a few words each) and of distinct
+//! blocks, and both have limits.
 
 mod caches;
 mod error;
@@ -21,11 +22,12 @@ use quantiles::Values;
 use serde::Serialize;
 use sessions::Sessions;
 
-/// Cache sizes that are looked at by default, in tokens: the KV of Qwen3-Coder-30B-A3B that fits on one, 8 and 32 H20 with
-/// 96 GB (281,888 tokens each).
+/// Cache sizes that are looked at by default, in tokens: the KV of Qwen3-Coder-30B-A3B that fits on
+/// one, 8 and 32 H20 with 96 GB (281,888 tokens each).
 pub const DEFAULT_CACHE_TOKENS: [u64; 3] = [281_888, 8 * 281_888, 32 * 281_888];
 
-/// Context lengths for which the share of prompts that fit is told: 128 Ki tokens, and Claude's 200,000.
+/// Context lengths for which the share of prompts that fit is told: 128 Ki tokens, and Claude's
+/// 200,000.
 const CONTEXT_LENGTHS: [u32; 2] = [131_072, 200_000];
 
 /// What a trace is like. Shares are of 1.
@@ -68,7 +70,8 @@ pub struct FitInfo {
     pub share: f64,
 }
 
-/// Reads a trace to its end and says what it is like; `cache_tokens` are the sizes of caches to try.
+/// Reads a trace to its end and says what it is like; `cache_tokens` are the sizes of caches to
+/// try.
 pub fn info(reader: &mut TraceReader, cache_tokens: &[u64]) -> Result<Info, InfoError> {
     let mut survey = Survey::new(cache_tokens);
     for request in reader.by_ref() {

@@ -3,8 +3,8 @@
 
 use forebay_store::admission::{Chunk, ChunkKey, Lru};
 
-/// One cache, shared by all requests. Blocks of one prompt are used from the last to the first, so that a prefix is
-/// always more recent than what follows it and never dropped before it.
+/// One cache, shared by all requests. Blocks of one prompt are used from the last to the first, so
+/// that a prefix is always more recent than what follows it and never dropped before it.
 pub(super) struct PrefixCache {
     /// A byte stands for a token.
     held: Lru,
@@ -19,8 +19,8 @@ impl PrefixCache {
         self.held.capacity_bytes()
     }
 
-    /// Serves one prompt, given the keys of its blocks: how many blocks at its start were held. All of them are held
-    /// afterwards, as far as the capacity allows.
+    /// Serves one prompt, given the keys of its blocks: how many blocks at its start were held. All
+    /// of them are held afterwards, as far as the capacity allows.
     pub(super) fn serve(&mut self, keys: &[u64], block_tokens: u32) -> usize {
         let mut held_in_a_row = 0;
         for key in keys.iter().rev().map(|&key| ChunkKey::from_hash(key)) {

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// A summary of values. Quantiles are interpolated linearly between the two closest values, as NumPy does by default.
+/// A summary of values. Quantiles are interpolated linearly between the two closest values, as
+/// NumPy does by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Quantiles {
     /// How many values.

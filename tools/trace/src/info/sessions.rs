@@ -1,4 +1,5 @@
-//! What a trace says about its conversations: how many turns, how prompts grow, how long people and tools take.
+//! What a trace says about its conversations: how many turns, how prompts grow, how long people and
+//! tools take.
 
 use super::quantiles::{Quantiles, Values};
 use crate::prefix::{KeyMap, KeySet};
@@ -6,13 +7,14 @@ use crate::request::TraceRequest;
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// A prompt that is shorter than this share of the one before it has been reset: the conversation was compacted.
+/// A prompt that is shorter than this share of the one before it has been reset: the conversation
+/// was compacted.
 const RESET_BELOW: f64 = 0.7;
 
 const MICROS_PER_S: f64 = 1e6;
 
-/// What is known about sessions. All but the counts of sub-agents and the share of the largest speak of top-level
-/// sessions only.
+/// What is known about sessions. All but the counts of sub-agents and the share of the largest
+/// speak of top-level sessions only.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SessionInfo {
     /// Top-level sessions.
@@ -39,8 +41,8 @@ pub struct SessionInfo {
     pub length_s: Quantiles,
     /// Tool definitions and system prompt, in tokens, one value a session, where recorded.
     pub system_tokens: Option<Quantiles>,
-    /// The share of all prompt tokens that the largest tenth of the sessions has, sub-agents included; 0 with fewer than
-    /// ten sessions.
+    /// The share of all prompt tokens that the largest tenth of the sessions has, sub-agents
+    /// included; 0 with fewer than ten sessions.
     pub largest_tenth: f64,
 }
 
@@ -93,7 +95,8 @@ impl Sessions {
         recorded(&mut self.service_s, request.service_us);
     }
 
-    /// What came of it, or `None` when no session has more than one request: then none were recorded.
+    /// What came of it, or `None` when no session has more than one request: then none were
+    /// recorded.
     pub(super) fn finish(self) -> Option<SessionInfo> {
         let recorded = self.of_name.values().any(|state| state.turns > 1) || !self.sub_agents.is_empty();
         let main = || self.of_name.values().filter(|state| state.turns > 0);

@@ -39,8 +39,8 @@ pub struct LogError {
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
 impl RecordWriter {
-    /// Opens `path` for appending and makes it if it is missing. A torn last line of an earlier crash is closed first,
-    /// so that it cannot swallow the next record.
+    /// Opens `path` for appending and makes it if it is missing. A torn last line of an earlier
+    /// crash is closed first, so that it cannot swallow the next record.
     pub fn append(path: &Path) -> io::Result<RecordWriter> {
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
         if file.seek(SeekFrom::End(0))? > 0 {

@@ -43,7 +43,8 @@ pub struct RequestRecord {
     pub turn: u32,
     /// The engine that answered, from the response header `x-forebay-backend`.
     pub backend: Option<String>,
-    /// When the request was due. Latencies count from here: a replayer that is late must not hide it.
+    /// When the request was due. Latencies count from here: a replayer that is late must not hide
+    /// it.
     pub arrival_s: f64,
     /// When the request was sent.
     pub start_s: f64,
@@ -55,9 +56,11 @@ pub struct RequestRecord {
     pub e2e_s: f64,
     /// Tokens of the prompt.
     pub input_tokens: u32,
-    /// Leading tokens of the prompt that come from earlier turns as they really went, answers included.
+    /// Leading tokens of the prompt that come from earlier turns as they really went, answers
+    /// included.
     pub carried_tokens: u32,
-    /// The turn was sent before the previous turn's answer was complete (open loop only), so it could not carry it.
+    /// The turn was sent before the previous turn's answer was complete (open loop only), so it
+    /// could not carry it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub early: bool,
     /// Tokens that were asked for; `None` in logs that did not record it.
@@ -65,12 +68,14 @@ pub struct RequestRecord {
     pub asked_tokens: Option<u32>,
     /// Tokens that were received.
     pub output_tokens: u32,
-    /// That number is one of events with text, because the server said neither token ids nor a count.
+    /// That number is one of events with text, because the server said neither token ids nor a
+    /// count.
     #[serde(default, skip_serializing_if = "is_false")]
     pub estimated: bool,
     /// Prompt tokens that the engine did not compute; `None` when it did not say.
     pub cached_tokens: Option<u32>,
-    /// Those of them that came from outside the GPU's own cache; `None` when the engine did not say.
+    /// Those of them that came from outside the GPU's own cache; `None` when the engine did not
+    /// say.
     pub external_cached_tokens: Option<u32>,
     /// Those of the latter that came from an SSD; `None` when the engine did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,7 +182,8 @@ impl RequestRecord {
         self.outcome == Outcome::Ok
     }
 
-    /// Prompt tokens that the engine computed: input less cached. `None` when the engine did not say what was cached.
+    /// Prompt tokens that the engine computed: input less cached. `None` when the engine did not
+    /// say what was cached.
     pub fn executed_tokens(&self) -> Option<u32> {
         self.cached_tokens.map(|cached| self.input_tokens.saturating_sub(cached))
     }

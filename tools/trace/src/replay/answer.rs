@@ -153,8 +153,8 @@ impl Answer {
         Ok(())
     }
 
-    /// Tokens of the answer: those that came, or the engine's count where it returns no ids, or the events with text
-    /// where it says nothing.
+    /// Tokens of the answer: those that came, or the engine's count where it returns no ids, or the
+    /// events with text where it says nothing.
     pub fn output_tokens(&self) -> u32 {
         if !self.tokens.is_empty() {
             return self.tokens.len() as u32;
@@ -162,7 +162,8 @@ impl Answer {
         self.counted_tokens().unwrap_or(self.text_events)
     }
 
-    /// The number of tokens is that of events with text, because the engine said neither ids nor a count.
+    /// The number of tokens is that of events with text, because the engine said neither ids nor a
+    /// count.
     pub fn is_estimated(&self) -> bool {
         self.tokens.is_empty() && self.counted_tokens().is_none() && self.text_events > 0
     }
@@ -202,7 +203,8 @@ impl Answer {
     }
 }
 
-/// A finish reason with which engines end requests that they give up. SGLang's own API has it as an object with a type.
+/// A finish reason with which engines end requests that they give up. SGLang's own API has it as an
+/// object with a type.
 fn failed_finish(reason: &Value) -> Option<&str> {
     let name = reason.as_str().or_else(|| reason.get("type").and_then(Value::as_str))?;
     ["abort", "error"].contains(&name).then_some(name)

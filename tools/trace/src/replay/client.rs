@@ -90,8 +90,8 @@ impl Client {
         Ok(Client { transport, endpoint: options.endpoint, uri, headers, timeouts: options.timeouts })
     }
 
-    /// Sends the request and waits for its end, which comes within the timeouts. Dropping the future closes the
-    /// connection, so that the engine learns of it.
+    /// Sends the request and waits for its end, which comes within the timeouts. Dropping the
+    /// future closes the connection, so that the engine learns of it.
     pub(super) async fn call(&self, call: Call<'_>) -> Reply {
         let request = self.request(&call);
         let started = Instant::now();
@@ -163,7 +163,8 @@ impl Client {
         self.follow(response.into_body(), deadline, reply).await
     }
 
-    /// Reads the stream to its end. Only tokens and the end count as progress: bytes without them may come forever.
+    /// Reads the stream to its end. Only tokens and the end count as progress: bytes without them
+    /// may come forever.
     async fn follow(
         &self,
         mut body: Incoming,
@@ -198,7 +199,8 @@ impl Client {
     }
 }
 
-/// `target` with the path of an endpoint; `None` unless it is a plain `http[s]://host[:port][/prefix]`.
+/// `target` with the path of an endpoint; `None` unless it is a plain
+/// `http[s]://host[:port][/prefix]`.
 fn endpoint_uri(target: &str, endpoint: Endpoint) -> Option<Uri> {
     let uri: Uri = target.parse().ok()?;
     let plain = matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none();

@@ -1,10 +1,12 @@
-//! The replayer: sends a trace to an OpenAI endpoint as its clients did, and records what came of each request.
+//! The replayer: sends a trace to an OpenAI endpoint as its clients did, and records what came of
+//! each request.
 //!
 //! It knows traces, prompts and answers.
 //!
-//! Three things make a replay valid, and each has a file of its own: a turn carries the tokens that were really
-//! answered ([`transcript`]), time is never compressed ([`schedule`]), and latencies count from the moment a request was
-//! due, so that a late replayer or a full window cannot hide waiting (the record's `arrival_s`).
+//! Three things make a replay valid, and each has a file of its own: a turn carries the tokens that
+//! were really answered ([`transcript`]), time is never compressed ([`schedule`]), and latencies
+//! count from the moment a request was due, so that a late replayer or a full window cannot hide
+//! waiting (the record's `arrival_s`).
 
 mod answer;
 mod check;
@@ -46,7 +48,8 @@ pub struct Replayer {
 }
 
 impl Replayer {
-    /// A replayer for the server at `target`, such as `http://127.0.0.1:8000`. Nothing is connected yet.
+    /// A replayer for the server at `target`, such as `http://127.0.0.1:8000`. Nothing is connected
+    /// yet.
     pub fn new(target: &str, options: Options) -> Result<Replayer, ReplayError> {
         options.check()?;
         let transport = Transport::new(options.ca.as_deref(), options.timeouts.connect)?;
@@ -64,8 +67,9 @@ impl Replayer {
         self.progress.subscribe()
     }
 
-    /// Replays `requests`. Those of an open loop come in the order of their arrival; a closed loop sorts them. `check` says which tokens are wrong; without it
-    /// nobody checks. `sink` gets each record once, when its request has ended; an error of it ends the replay.
+    /// Replays `requests`. Those of an open loop come in the order of their arrival; a closed loop
+    /// sorts them. `check` says which tokens are wrong; without it nobody checks. `sink` gets each
+    /// record once, when its request has ended; an error of it ends the replay.
     ///
     /// Cancellation ends the replay at once: requests under way are cut off and have no record.
     pub async fn run<R, S>(

@@ -21,14 +21,16 @@ pub struct Options {
     pub ca: Option<PathBuf>,
     /// What decides when a request is sent.
     pub pacing: Pacing,
-    /// Model seconds per real second; 1 with real engines. All times of the trace and of the records are model time.
+    /// Model seconds per real second; 1 with real engines. All times of the trace and of the
+    /// records are model time.
     pub clock_ratio: f64,
     /// Prompt token ids are below this.
     pub vocab: u32,
-    /// Most requests under way. A request that is due while the window is full waits, and its latency counts from when
-    /// it was due.
+    /// Most requests under way. A request that is due while the window is full waits, and its
+    /// latency counts from when it was due.
     pub max_in_flight: usize,
-    /// Most tokens kept of what sessions have said, four bytes each; the sessions unused for longest are forgotten.
+    /// Most tokens kept of what sessions have said, four bytes each; the sessions unused for
+    /// longest are forgotten.
     pub transcript_tokens_max: usize,
     /// When to give a request up.
     pub timeouts: Timeouts,

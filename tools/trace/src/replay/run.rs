@@ -1,5 +1,6 @@
-//! One run of a replay: the loop that joins the schedule, the transcripts, the client and the records. It decides
-//! nothing itself: when a request is due, what its prompt is and how it ended come from those parts.
+//! One run of a replay: the loop that joins the schedule, the transcripts, the client and the
+//! records. It decides nothing itself: when a request is due, what its prompt is and how it ended
+//! come from those parts.
 
 use super::client::{Call, Client, Reply};
 use super::error::ReplayError;
@@ -30,7 +31,8 @@ pub struct ReplayOutcome {
     pub cut_off: u64,
     /// Tokens that were not what the engine must answer.
     pub wrong_tokens: u64,
-    /// Requests of a closed loop that stood in the trace behind one that arrives later; they were sorted.
+    /// Requests of a closed loop that stood in the trace behind one that arrives later; they were
+    /// sorted.
     pub out_of_order: usize,
     /// Whether the replay was cancelled.
     pub cancelled: bool,
@@ -40,8 +42,8 @@ pub struct ReplayOutcome {
 
 /// How far an open loop reads ahead in its trace.
 const READ_AHEAD_REQUESTS: usize = 256;
-/// A closed loop must hold its whole trace: a fast session needs its next turn long before the trace's time. So must an
-/// open loop whose trace has to be sorted.
+/// A closed loop must hold its whole trace: a fast session needs its next turn long before the
+/// trace's time. So must an open loop whose trace has to be sorted.
 pub const CLOSED_LOOP_REQUESTS_MAX: usize = 1 << 20;
 
 pub(super) struct Run<'a, S> {
@@ -181,7 +183,8 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
         }
     }
 
-    /// When to look again for a request that is due; `None` while only the end of another one can change anything.
+    /// When to look again for a request that is due; `None` while only the end of another one can
+    /// change anything.
     fn next_start(&self) -> Option<Instant> {
         let room = self.under_way.len() < self.options.max_in_flight;
         self.schedule.next_due_us().filter(|_| room).map(|due_us| self.clock.instant(due_us))
@@ -298,8 +301,8 @@ fn asked_tokens(due: &Due) -> u32 {
     due.request.output_tokens.max(1)
 }
 
-/// Tokens that are wrong or, in an answer that is whole, missing. An answer cut short by a failure is checked as far as
-/// it came. `None` when tokens came without their ids.
+/// Tokens that are wrong or, in an answer that is whole, missing. An answer cut short by a failure
+/// is checked as far as it came. `None` when tokens came without their ids.
 fn wrong_tokens(check: &dyn Check, due: &Due, prompt: &Prompt, reply: &Reply) -> Option<u32> {
     let tokens = &reply.answer.tokens;
     if tokens.is_empty() && reply.answer.output_tokens() > 0 {
@@ -329,7 +332,8 @@ async fn sleep_until(wake: Option<Instant>) {
     }
 }
 
-/// A request's task is only ever cancelled together with this loop, so an error is a panic: a bug, which must be seen.
+/// A request's task is only ever cancelled together with this loop, so an error is a panic: a bug,
+/// which must be seen.
 fn resume_panic(error: tokio::task::JoinError) {
     if let Ok(panic) = error.try_into_panic() {
         std::panic::resume_unwind(panic);

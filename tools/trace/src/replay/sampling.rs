@@ -1,5 +1,5 @@
-//! Load samples from engines that export vLLM's metrics. It knows the Prometheus text format as far as it needs; it must
-//! never know what the samples are for.
+//! Load samples from engines that export vLLM's metrics. It knows the Prometheus text format as far
+//! as it needs.
 
 use super::Transport;
 use crate::record::LoadSample;
@@ -33,7 +33,8 @@ pub struct LoadReading {
 const READING_TIMEOUT: Duration = Duration::from_secs(2);
 const READING_BYTES_MAX: usize = 4 << 20;
 
-/// The load in a page of metrics, summed over the engine's label sets; `None` when it has no such metrics.
+/// The load in a page of metrics, summed over the engine's label sets; `None` when it has no such
+/// metrics.
 ///
 /// ```
 /// use forebay_trace::replay::read_load;
@@ -59,7 +60,8 @@ pub fn read_load(page: &str) -> Option<LoadReading> {
 }
 
 /// Reads the load of `instances` every `interval` of real time and hands each sample to `sink`,
-/// stamped with model time since now. An engine that does not answer gives no sample. Runs until it is dropped.
+/// stamped with model time since now. An engine that does not answer gives no sample. Runs until it
+/// is dropped.
 pub async fn sample_load(
     transport: &Transport,
     arm: &str,

@@ -5,15 +5,17 @@ use crate::request::TraceRequest;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// What decides when a request is sent. Trace time is never compressed; only the clock ratio scales all times alike.
+/// What decides when a request is sent. Trace time is never compressed; only the clock ratio scales
+/// all times alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pacing {
     /// At its time in the trace, whether or not earlier answers have come.
     Open,
-    /// A session's first turn at its time in the trace; each further turn when the previous answer has ended and the
-    /// recorded think time has passed. A trace without think times but with service times gives the pause between the
-    /// recorded answer and the next turn; with neither, a turn keeps the trace's distance to the previous turn's arrival,
-    /// but never precedes the previous answer. Sub-agents are sessions of their own.
+    /// A session's first turn at its time in the trace; each further turn when the previous answer
+    /// has ended and the recorded think time has passed. A trace without think times but with
+    /// service times gives the pause between the recorded answer and the next turn; with neither, a
+    /// turn keeps the trace's distance to the previous turn's arrival, but never precedes the
+    /// previous answer. Sub-agents are sessions of their own.
     Closed,
 }
 

@@ -1,8 +1,8 @@
 //! Server-sent events from the frames of an HTTP body, as the WHATWG HTML standard defines the
 //! stream ("9.2.6 Interpreting an event stream").
 
-/// Splits a body into events. Frames may cut it anywhere; lines may end in LF, CR or CRLF. Only the `data` field is kept:
-/// the OpenAI API uses no other.
+/// Splits a body into events. Frames may cut it anywhere; lines may end in LF, CR or CRLF. Only the
+/// `data` field is kept: the OpenAI API uses no other.
 ///
 /// ```
 /// use forebay_trace::replay::sse::EventScanner;
@@ -38,8 +38,8 @@ impl EventScanner {
         EventScanner { line: Vec::new(), data: Vec::new(), event_bytes_max, after_cr: false, at_start: true }
     }
 
-    /// Takes the next bytes of the body and hands over the data of each event that they complete. An event that is never
-    /// completed is dropped, as the standard says.
+    /// Takes the next bytes of the body and hands over the data of each event that they complete.
+    /// An event that is never completed is dropped, as the standard says.
     pub fn feed(&mut self, mut frame: &[u8], mut on_event: impl FnMut(&[u8])) -> Result<(), TooLong> {
         if self.after_cr && !frame.is_empty() {
             self.after_cr = false;

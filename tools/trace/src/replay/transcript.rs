@@ -1,16 +1,17 @@
 //! What each session has really said so far, so that a turn's prompt carries the tokens that the
 //! engine produced and not the ones that the trace's engine did.
 //!
-//! A replay that invents new tokens for earlier answers makes every later turn miss the cache behind them, and so
-//! measures the wrong thing.
+//! A replay that invents new tokens for earlier answers makes every later turn miss the cache
+//! behind them, and so measures the wrong thing.
 
 use crate::request::TraceRequest;
 use crate::tokens::block_tokens;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// The transcripts of all sessions, at most `tokens_max` tokens together: the sessions unused for longest are forgotten
-/// first, and a forgotten session's next turn starts from the tokens of its blocks.
+/// The transcripts of all sessions, at most `tokens_max` tokens together: the sessions unused for
+/// longest are forgotten first, and a forgotten session's next turn starts from the tokens of its
+/// blocks.
 #[derive(Debug)]
 pub struct Transcripts {
     vocab: u32,
@@ -43,7 +44,8 @@ struct Transcript {
     last_use: u64,
 }
 
-/// Block size for traces that have none; their blocks are all distinct, so it only sets how tokens are generated.
+/// Block size for traces that have none; their blocks are all distinct, so it only sets how tokens
+/// are generated.
 const UNBLOCKED_TOKENS: u32 = 512;
 
 impl Transcripts {
@@ -74,8 +76,9 @@ impl Transcripts {
         Prompt { tokens: prompt, carried_tokens, early }
     }
 
-    /// The answer to a turn has ended with these tokens, which may be none. An answer to a turn that is not the session's
-    /// latest any more changes nothing; of several answers to turns of one number the last one counts.
+    /// The answer to a turn has ended with these tokens, which may be none. An answer to a turn
+    /// that is not the session's latest any more changes nothing; of several answers to turns of
+    /// one number the last one counts.
     pub fn answered(&mut self, session: &str, turn: u32, answer: Vec<u32>) {
         if let Some(transcript) = self.sessions.get_mut(session)
             && transcript.turn == turn
@@ -130,8 +133,9 @@ impl Transcript {
         self.prompt.len() + self.answer.as_ref().map_or(0, Vec::len)
     }
 
-    /// Appends the leading tokens that `request` shares with this transcript. A turn that continues the previous prompt
-    /// carries that prompt and its answer; after a reset or a compaction only the common blocks are carried.
+    /// Appends the leading tokens that `request` shares with this transcript. A turn that continues
+    /// the previous prompt carries that prompt and its answer; after a reset or a compaction only
+    /// the common blocks are carried.
     fn carry(&self, request: &TraceRequest, tokens: &mut Vec<u32>) {
         let size = request.block_tokens as usize;
         let common = self.blocks.iter().zip(&request.blocks).take_while(|(old, new)| old == new).count();
@@ -201,7 +205,8 @@ mod tests {
     #[test]
     fn the_next_turn_carries_the_prompt_and_the_answer_that_was_really_given() {
         let mut transcripts = transcripts();
-        // 40 tokens fill two blocks and a half; the half block's id is another one in the next turn.
+        // 40 tokens fill two blocks and a half; the half block's id is another one in the next
+        // turn.
         let first = transcripts.prompt(&request("a", 0, 40, 16, &[1, 2, 3]));
         transcripts.answered("a", 0, (900..908).collect());
         let second = transcripts.prompt(&request("a", 1, 64, 16, &[1, 2, 4, 5]));

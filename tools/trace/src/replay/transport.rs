@@ -27,8 +27,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Connects within `connect`. Trusts the certificates in `ca`, a PEM file, or without it those that the system
-    /// trusts.
+    /// Connects within `connect`. Trusts the certificates in `ca`, a PEM file, or without it those
+    /// that the system trusts.
     pub fn new(ca: Option<&Path>, connect: Duration) -> Result<Transport, ReplayError> {
         let roots = match ca {
             Some(path) => read_roots(path)?,

@@ -1,6 +1,7 @@
 //! Prompts as text, for endpoints that take no token ids.
 
-/// Common English words, each of which common tokenizers take for one token with the space before it.
+/// Common English words, each of which common tokenizers take for one token with the space before
+/// it.
 const WORDS: [&str; 256] = [
     "time",
     "year",

@@ -1,5 +1,6 @@
-//! The report as one HTML page that needs nothing but itself: no fonts, scripts, styles or pictures from elsewhere. It
-//! knows the order and the words of the page; figures come from the summary and pictures from the plots.
+//! The report as one HTML page that needs nothing but itself: no fonts, scripts, styles or pictures
+//! from elsewhere. It knows the order and the words of the page; figures come from the summary and
+//! pictures from the plots.
 
 use super::plot::{
     Distribution, LoadPanel, Moved, Series, Split, distributions, escape, load, moved, sources,

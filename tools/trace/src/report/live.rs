@@ -6,7 +6,8 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Shows a replay's progress on stderr: on a terminal one line that is rewritten, elsewhere a line now and then.
+/// Shows a replay's progress on stderr: on a terminal one line that is rewritten, elsewhere a line
+/// now and then.
 #[derive(Debug)]
 pub struct LiveLine {
     arm: String,

@@ -1,5 +1,5 @@
-//! The report: what the records of a replay say, as figures, as text for a terminal, as one line while it runs, and as
-//! one HTML page that needs nothing but itself.
+//! The report: what the records of a replay say, as figures, as text for a terminal, as one line
+//! while it runs, and as one HTML page that needs nothing but itself.
 //!
 //! It reads a [`RecordLog`](crate::record::RecordLog) and nothing else, so that a report can be
 //! made again from a log at any time.

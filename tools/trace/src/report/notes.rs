@@ -1,10 +1,11 @@
-//! What a reader must know before believing the figures of a summary, in sentences. It knows figures and words; it must
-//! never know where the sentences are shown.
+//! What a reader must know before believing the figures of a summary, in sentences. It knows
+//! figures and words.
 
 use super::summary::{ArmSummary, Summary};
 use super::units::{count, seconds};
 
-/// Sending late by this share of the median TTFT is worth a note: a replayer that is late measures itself.
+/// Sending late by this share of the median TTFT is worth a note: a replayer that is late measures
+/// itself.
 const LATE_SHARE: f64 = 0.1;
 
 /// One sentence for each thing to know, over all arms that it concerns.

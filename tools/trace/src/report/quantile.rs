@@ -31,8 +31,9 @@ pub(super) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     sorted
 }
 
-/// The value below which a `share` (0 to 1) of the sorted values lies, with linear interpolation between neighbours:
-/// definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996), which NumPy also uses.
+/// The value below which a `share` (0 to 1) of the sorted values lies, with linear interpolation
+/// between neighbours: definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages"
+/// (1996), which NumPy also uses.
 pub(super) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let position = share.clamp(0.0, 1.0) * last as f64;

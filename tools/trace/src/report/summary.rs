@@ -5,8 +5,8 @@ use crate::record::{Outcome, RecordLog, RequestRecord};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Counters of engines that say in all, and not in each answer, how many of the cached tokens were not in their own caches:
-/// all of these, and of them those from an SSD and those from other nodes.
+/// Counters of engines that say in all, and not in each answer, how many of the cached tokens were
+/// not in their own caches: all of these, and of them those from an SSD and those from other nodes.
 pub const OUTSIDE_TOKENS: &str = "tokens loaded from nodes";
 /// See [`OUTSIDE_TOKENS`].
 pub const OUTSIDE_SSD_TOKENS: &str = "tokens loaded from SSD";
@@ -28,7 +28,8 @@ pub struct ArmSummary {
     pub arm: String,
     /// Requests that ended.
     pub requests: usize,
-    /// Failed requests by kind. Latencies, tokens and classes below count only the requests that did not fail.
+    /// Failed requests by kind. Latencies, tokens and classes below count only the requests that
+    /// did not fail.
     pub failures: BTreeMap<&'static str, usize>,
     /// From the first request due to the last end, in model seconds.
     pub span_s: f64,
@@ -38,8 +39,8 @@ pub struct ArmSummary {
     pub tpot_s: Quantiles,
     /// Time to the end of the answer, from when the request was due.
     pub e2e_s: Quantiles,
-    /// How late requests were sent. Part of the latencies; large values mean that the replayer was the bottleneck or
-    /// that its window was full.
+    /// How late requests were sent. Part of the latencies; large values mean that the replayer was
+    /// the bottleneck or that its window was full.
     pub start_delay_s: Quantiles,
     /// Turns that were sent before the previous answer was complete.
     pub early: usize,
@@ -114,7 +115,8 @@ pub struct ClassSummary {
     pub tpot_s: Quantiles,
 }
 
-/// Classes by executed tokens, which are input less cached as the engine reports it, not as a router estimates it.
+/// Classes by executed tokens, which are input less cached as the engine reports it, not as a
+/// router estimates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
@@ -210,7 +212,8 @@ impl ArmSummary {
         self.failures.values().sum()
     }
 
-    /// The figures that results objects keep of an arm, as name, unit and value; those that were not measured are absent.
+    /// The figures that results objects keep of an arm, as name, unit and value; those that were
+    /// not measured are absent.
     pub fn figures(&self) -> Vec<(&'static str, &'static str, f64)> {
         let measured = [
             ("ttft_p50_s", "s", self.ttft_s.p50),
@@ -225,7 +228,8 @@ impl ArmSummary {
         measured.into_iter().filter_map(|(name, unit, value)| Some((name, unit, value?))).collect()
     }
 
-    /// Requests of the busiest engine over those of the mean engine; `None` with fewer than two engines.
+    /// Requests of the busiest engine over those of the mean engine; `None` with fewer than two
+    /// engines.
     pub fn imbalance(&self) -> Option<f64> {
         let most = *self.instances.values().max().filter(|_| self.instances.len() > 1)?;
         let mean = self.instances.values().sum::<usize>() as f64 / self.instances.len() as f64;

@@ -1,10 +1,11 @@
-//! Figures as text: times, counts, bytes and shares with as many digits as a reader can use. It knows units; it must
-//! never know which figure it writes.
+//! Figures as text: times, counts, bytes and shares with as many digits as a reader can use. It
+//! knows units.
 
 /// Shown where there is no figure.
 pub const NONE: &str = "-";
 
-/// Seconds with three significant digits or to the millisecond: `0.004`, `0.137`, `9.59`, `30.4`, `120`.
+/// Seconds with three significant digits or to the millisecond: `0.004`, `0.137`, `9.59`, `30.4`,
+/// `120`.
 pub fn seconds(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 99.95 => 0,

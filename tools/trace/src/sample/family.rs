@@ -1,16 +1,19 @@
-//! Which requests belong together, so that a sample has all of them or none. Where a trace records sessions these are the
-//! top-level sessions. Where it does not, a prompt that continues an earlier one belongs to that one's family: what looks
-//! like reuse between strangers is then, mostly, the next turn of one conversation.
+//! Which requests belong together, so that a sample has all of them or none. Where a trace records
+//! sessions these are the top-level sessions. Where it does not, a prompt that continues an earlier
+//! one belongs to that one's family: what looks like reuse between strangers is then, mostly, the
+//! next turn of one conversation.
 
 use crate::prefix::{KeyMap, prefix_keys};
 use crate::request::TraceRequest;
 use std::collections::VecDeque;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How many ends of prompts are remembered, two for each of the latest prompts. A later continuation is a stranger.
+/// How many ends of prompts are remembered, two for each of the latest prompts. A later
+/// continuation is a stranger.
 const REMEMBERED_ENDS: usize = 1 << 21;
 
-/// Prompts that share no more than this many blocks are strangers: whole services begin with the same block.
+/// Prompts that share no more than this many blocks are strangers: whole services begin with the
+/// same block.
 const COMMON_BLOCKS: usize = 1;
 
 /// Tells families apart.
@@ -41,8 +44,8 @@ impl Families {
     }
 }
 
-/// The families of the latest prompts, by the keys of their last two blocks: the last one may be partial, and then the
-/// next turn fills it and has it under another key.
+/// The families of the latest prompts, by the keys of their last two blocks: the last one may be
+/// partial, and then the next turn fills it and has it under another key.
 pub(super) struct PromptEnds {
     family_of_end: KeyMap<u64>,
     oldest_first: VecDeque<u64>,

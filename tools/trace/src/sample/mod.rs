@@ -1,11 +1,12 @@
 //! `sample`: a smaller trace out of a large one, in one pass and bounded memory.
 //!
-//! A sample thins the trace by families of requests: each family, a session with its sub-agents, is kept whole or left
-//! out whole, by a hash of its name and the seed. Thinning a stream of independent sessions keeps their arrival process
-//! at a lower rate, and whole families keep what they reuse of their own. Where the trace records no sessions, families
-//! are inferred from prompts that continue each other; thinning such a trace request by request would destroy its reuse.
-//! A window of time may be cut out as well: it has the families that begin in it, whole. Time is never compressed.
-//! What the sample did to reuse is measured and reported.
+//! A sample thins the trace by families of requests: each family, a session with its sub-agents, is
+//! kept whole or left out whole, by a hash of its name and the seed. Thinning a stream of
+//! independent sessions keeps their arrival process at a lower rate, and whole families keep what
+//! they reuse of their own. Where the trace records no sessions, families are inferred from prompts
+//! that continue each other; thinning such a trace request by request would destroy its reuse. A
+//! window of time may be cut out as well: it has the families that begin in it, whole. Time is
+//! never compressed. What the sample did to reuse is measured and reported.
 
 mod family;
 

@@ -31,8 +31,8 @@ pub struct TierStudy {
 }
 
 impl TierStudy {
-    /// Replays the requests of a trace against every combination. `prefix` is what [`info`](crate::info::info) found out
-    /// about the same trace.
+    /// Replays the requests of a trace against every combination. `prefix` is what
+    /// [`info`](crate::info::info) found out about the same trace.
     ///
     /// # Errors
     /// The first of the requests that is one.

@@ -12,8 +12,9 @@ pub struct ModelCost {
 }
 
 impl ModelCost {
-    /// A dense model of 8 billion parameters with 32 layers of 32 query and 8 KV heads of 128, in bfloat16 (Llama 3 8B):
-    /// two FLOP for each parameter; four for each pair, layer and channel of the 4,096; keys and values of two bytes.
+    /// A dense model of 8 billion parameters with 32 layers of 32 query and 8 KV heads of 128, in
+    /// bfloat16 (Llama 3 8B): two FLOP for each parameter; four for each pair, layer and channel of
+    /// the 4,096; keys and values of two bytes.
     pub const DENSE_8B: ModelCost = ModelCost {
         kv_bytes_per_token: 2 * 32 * 8 * 128 * 2,
         flop_per_token: 2.0 * 8e9,

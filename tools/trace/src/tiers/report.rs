@@ -10,8 +10,8 @@ pub struct TierReport {
     pub rows: Vec<TierRow>,
 }
 
-/// What tiers of given sizes did under one policy. Shares are of 1; hits are blocks that were held together with all
-/// before them.
+/// What tiers of given sizes did under one policy. Shares are of 1; hits are blocks that were held
+/// together with all before them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TierRow {
     /// The sizes, as they were asked for.

@@ -6,8 +6,8 @@ use super::size::TierSizes;
 use crate::request::TraceRequest;
 use forebay_store::admission::{Admission, AdmissionConfig, Chunk, Lru, Verdict};
 
-/// The tiers, and what they did so far. Both drop the least recently used chunk, which is always a leaf: a prompt's chunks
-/// are used from the last to the first.
+/// The tiers, and what they did so far. Both drop the least recently used chunk, which is always a
+/// leaf: a prompt's chunks are used from the last to the first.
 pub(super) struct System {
     sizes: TierSizes,
     config: AdmissionConfig,
@@ -147,7 +147,8 @@ mod tests {
         prefix_keys(request).map(chunk).collect()
     }
 
-    /// Two lists, the newest last, with `all` between them: hits in memory, hits on the SSD, writes.
+    /// Two lists, the newest last, with `all` between them: hits in memory, hits on the SSD,
+    /// writes.
     fn naive(prompts: &[TraceRequest], memory_blocks: usize, ssd_blocks: usize) -> (u64, u64, u64) {
         let (mut memory, mut ssd): (Vec<ChunkKey>, Vec<ChunkKey>) = (Vec::new(), Vec::new());
         let (mut in_memory, mut on_ssd, mut written) = (0, 0, 0);

@@ -1,5 +1,5 @@
-//! A server that answers completions as an engine would, or in one of the ways in which engines fail. It speaks HTTP by
-//! hand, because it must also do what a proper server never does.
+//! A server that answers completions as an engine would, or in one of the ways in which engines
+//! fail. It speaks HTTP by hand, because it must also do what a proper server never does.
 
 use forebay_trace::replay::Check;
 use serde_json::{Value, json};

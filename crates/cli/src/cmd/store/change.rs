@@ -1,5 +1,6 @@
-//! `forebay store scrub`, `purge` and `recover`: what changes a log while no engine uses it. Each leaves a log that was
-//! closed in good order, or, if it is stopped half-way, one that the next open recovers.
+//! `forebay store scrub`, `purge` and `recover`: what changes a log while no engine uses it. Each
+//! leaves a log that was closed in good order, or, if it is stopped half-way, one that the next
+//! open recovers.
 
 use super::file::{in_file, open};
 use super::look::tell;

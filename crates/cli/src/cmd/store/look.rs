@@ -1,4 +1,5 @@
-//! `forebay store stat` and `verify`: what a log holds, and whether all of it is as it was written. Neither changes it.
+//! `forebay store stat` and `verify`: what a log holds, and whether all of it is as it was written.
+//! Neither changes it.
 
 use super::file::{in_file, open_read_only};
 use super::size::Size;

@@ -15,7 +15,8 @@ fn bodies(seed: u64, count: u64) -> Vec<Vec<u8>> {
     (0..count).map(body).collect()
 }
 
-/// Operations with calls in between, and what was asked. Every call and every operation has ended once, as it should.
+/// Operations with calls in between, and what was asked. Every call and every operation has ended
+/// once, as it should.
 fn run_with_calls(seed: u64, count: u64, mischief: impl FnOnce(&mut World)) -> World {
     let mut world = World::new(seed);
     let (plans, mut bodies) = (plans(seed, 4), bodies(seed, count));

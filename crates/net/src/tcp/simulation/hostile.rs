@@ -1,5 +1,6 @@
-//! Valid conversations that were tampered with, for either end: frames lost, doubled, moved, with other numbers and lengths
-//! and with right CRCs for all of it. A fixed number of mutations from fixed seeds, so that every run is the same.
+//! Valid conversations that were tampered with, for either end: frames lost, doubled, moved, with
+//! other numbers and lengths and with right CRCs for all of it. A fixed number of mutations from
+//! fixed seeds, so that every run is the same.
 
 use super::super::frame::{CRC_BYTES, HEADER_BYTES, Header, crc32c_of};
 use super::*;

@@ -1,5 +1,5 @@
-//! What a flow promises, whatever happens to its wire. This file knows mischief and judgement; the world that it happens in
-//! is its parent's.
+//! What a flow promises, whatever happens to its wire. This file knows mischief and judgement; the
+//! world that it happens in is its parent's.
 
 use super::*;
 
@@ -179,7 +179,8 @@ fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
     world.submit(&Plan { wish: Wish::Write, spans: vec![(0, 0, BYTES as u64)] }, u64::MAX);
     (0..1_000).for_each(|_| world.step_asking());
     let took_us = until_broken(&mut world, |world| {
-        // As a system that fetches the rest of what was on its way when the peer froze, a little at a time.
+        // As a system that fetches the rest of what was on its way when the peer froze, a little at
+        // a time.
         let mut pipe = world.asking_end.out.lock();
         if pipe.bytes.len() > pipe.room * 3 / 4 {
             pipe.bytes.drain(..2);

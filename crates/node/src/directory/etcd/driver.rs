@@ -170,7 +170,8 @@ impl Driver {
         });
     }
 
-    /// Ends the lease, so that others see at once that this node is gone. If that fails they see it by time.
+    /// Ends the lease, so that others see at once that this node is gone. If that fails they see it
+    /// by time.
     async fn say_goodbye(&self) {
         if let Some(lease) = self.shared.with_membership(|membership, _| membership.lease()) {
             let _ = timeout(GOODBYE_LIMIT, self.client.ask(&Request::Revoke { lease })).await;

@@ -1,6 +1,6 @@
-//! What this node wants others to know of its chunks, beside what etcd has been told. The difference is what is still to
-//! be said, so an overflowing queue, a lost answer and an expired lease need no care of their own. This file must never
-//! know how anything is said.
+//! What this node wants others to know of its chunks, beside what etcd has been told. The
+//! difference is what is still to be said, so an overflowing queue, a lost answer and an expired
+//! lease need no care of their own.
 
 use forebay_kv::ChunkId;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -68,7 +68,8 @@ impl Ledger {
         }
     }
 
-    /// What is to be said next. Until [`Ledger::said`] or [`Ledger::lost`], nobody knows whether it was.
+    /// What is to be said next. Until [`Ledger::said`] or [`Ledger::lost`], nobody knows whether it
+    /// was.
     pub fn take(&mut self, sayings_max: usize) -> Vec<Saying> {
         let mut sayings = Vec::new();
         while sayings.len() < sayings_max

@@ -1,16 +1,21 @@
-//! What a member of the directory does next: join, stay, say what it has, read what others have, and begin anew where
-//! that was lost. Sans-IO: time, answers and events are passed in; questions come out.
+//! What a member of the directory does next: join, stay, say what it has, read what others have,
+//! and begin anew where that was lost. Sans-IO: time, answers and events are passed in; questions
+//! come out.
 //!
-//! One question is asked at a time; beside them at most one watch is open. The rules that make the copy correct:
+//! One question is asked at a time; beside them at most one watch is open. The rules that make the
+//! copy correct:
 //!
-//! * A watch begins at the copy's own revision, whose changes it says once more. Where history up to the one after it has been compacted,
+//! * A watch begins at the copy's own revision, whose changes it says once more. Where history up
+//!   to the one after it has been compacted,
 //!   a watch that began there would lack what that one deleted (etcd of before August 2024, etcd-io/etcd#18089); this one is refused.
-//! * A watch that broke is opened again there only after the lease was found alive at no lower revision: a lease does
+//! * A watch that broke is opened again there only after the lease was found alive at no lower
+//!   revision: a lease does
 //!   not outlive the data, so the history is the same. Otherwise, and after compaction, everything is read anew; until
 //!   that is complete the old copy answers.
 //! * A new lease means that everything is said again.
 //! * A watch that is silent is tested by writing our own record: the event has to arrive.
-//! * A record of ours that another instance wrote after we did is another live node with our name: both write one key, and each
+//! * A record of ours that another instance wrote after we did is another live node with our name:
+//!   both write one key, and each
 //!   hides the other. Each writes its own again after as long as a watch may be silent, so that both know as long as both live.
 
 use super::keys::{Key, Keys};
@@ -303,7 +308,8 @@ impl Membership {
             (Asked::Join(sayings), Response::Written { replaced_leases }) => {
                 self.is_known = true;
                 self.ledger.said(&sayings);
-                // Only at the start: two nodes of one id would otherwise drive each other out for ever.
+                // Only at the start: two nodes of one id would otherwise drive each other out for
+                // ever.
                 if self.stat.joins == 1 {
                     self.predecessor = replaced_leases.into_iter().find(|&lease| Some(lease) != self.lease());
                 }
@@ -344,7 +350,8 @@ impl Membership {
         }
     }
 
-    /// Rests longer after each failure, but, where etcd may be back at any time, not so long that the lease ends meanwhile.
+    /// Rests longer after each failure, but, where etcd may be back at any time, not so long that
+    /// the lease ends meanwhile.
     fn rest(&mut self, is_of_lease: bool, failure: &Failure, now_us: u64) {
         let most_us = match (failure, self.lease) {
             (Failure::Refused(_), _) => REST_REFUSED_MAX_US,
@@ -367,7 +374,8 @@ impl Membership {
         self.failures_in_row + self.lease_failures > 0
     }
 
-    /// Twice as long after each failure, and not the same for all nodes, so that they do not ask in step.
+    /// Twice as long after each failure, and not the same for all nodes, so that they do not ask in
+    /// step.
     fn rest_us(&self, failures: u32) -> u64 {
         let rest_us = REST_FIRST_US << failures.min(10);
         rest_us - rest_us / 4 * u64::from(self.me.instance[0]) / 256

@@ -1,5 +1,5 @@
-//! What etcd says about nodes and chunks, as of a revision, in memory. This file applies changes and answers; it must
-//! never know how changes arrive.
+//! What etcd says about nodes and chunks, as of a revision, in memory. This file applies changes
+//! and answers.
 
 use super::keys::{Key, Keys};
 use super::wire::Entry;

@@ -1,12 +1,14 @@
-//! A directory in etcd: each node keeps its record and the names of its chunks there, under a lease, and follows what
-//! others keep there with a watch. Nodes that die disappear when their leases do.
+//! A directory in etcd: each node keeps its record and the names of its chunks there, under a
+//! lease, and follows what others keep there with a watch. Nodes that die disappear when their
+//! leases do.
 //!
-//! It speaks the JSON gateway that every etcd from 3.4 has on its client port, with the HTTP client that the project
-//! has anyway. The gRPC clients would bring a second HTTP stack and a code generator for six calls; what the gateway
-//! costs, base64 and JSON, matters to nobody: a change of a chunk is some 200 bytes, and chunks change slowly.
+//! It speaks the JSON gateway that every etcd from 3.4 has on its client port, with the HTTP client
+//! that the project has anyway. The gRPC clients would bring a second HTTP stack and a code
+//! generator for six calls; what the gateway costs, base64 and JSON, matters to nobody: a change of
+//! a chunk is some 200 bytes, and chunks change slowly.
 //!
-//! Knows how to start and stop; what is done meanwhile is in the files below. Etcd is reached by plain HTTP without a
-//! password: over TLS, or with users, it is not yet.
+//! Knows how to start and stop; what is done meanwhile is in the files below. Etcd is reached by
+//! plain HTTP without a password: over TLS, or with users, it is not yet.
 
 mod client;
 mod driver;

@@ -1,5 +1,6 @@
-//! Members against an etcd that is a model: answers get lost, watches break, leases expire, history is compacted, data
-//! are lost. Whatever happened, once it is calm the copy is what etcd has and etcd has what is here.
+//! Members against an etcd that is a model: answers get lost, watches break, leases expire, history
+//! is compacted, data are lost. Whatever happened, once it is calm the copy is what etcd has and
+//! etcd has what is here.
 
 use super::keys::{Key, Keys};
 use super::membership::{Limits, Membership, Step};
@@ -124,8 +125,8 @@ struct OpenWatch {
     number: u64,
     /// It goes on here.
     from: i64,
-    /// Deletions up to this revision had been compacted when it was opened: etcd of before August 2024 takes those of
-    /// that revision too, and lets a watch begin there (etcd-io/etcd#18089).
+    /// Deletions up to this revision had been compacted when it was opened: etcd of before August
+    /// 2024 takes those of that revision too, and lets a watch begin there (etcd-io/etcd#18089).
     compacted: i64,
 }
 

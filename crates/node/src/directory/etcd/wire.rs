@@ -1,5 +1,5 @@
-//! The messages of etcd's JSON gateway: requests as bodies, answers and events from bytes that are not
-//! trusted.
+//! The messages of etcd's JSON gateway: requests as bodies, answers and events from bytes that are
+//! not trusted.
 //!
 //! The gateway writes 64-bit numbers as strings, bytes as base64, and leaves out what is zero.
 
@@ -192,7 +192,8 @@ impl Change {
 }
 
 impl Failure {
-    /// What an error means. Etcd's texts are the same in all versions of its API; the codes around them are not.
+    /// What an error means. Etcd's texts are the same in all versions of its API; the codes around
+    /// them are not.
     fn read(status: u16, body: &[u8]) -> Failure {
         let text: String = String::from_utf8_lossy(body).chars().take(TEXT_CHARS_MAX).collect();
         if text.contains("requested lease not found") {

@@ -1,5 +1,5 @@
-//! What an agent has to show of each peer: its state, what carries the bytes, the times of requests and of lots, and what
-//! failed.
+//! What an agent has to show of each peer: its state, what carries the bytes, the times of requests
+//! and of lots, and what failed.
 
 use super::{counter, gauge};
 use crate::metrics::{Family, Histogram, Kind, Metric, Source, Value};
@@ -98,7 +98,8 @@ fn collect_paths(peer: (&'static str, &str), counts: &Counts, out: &mut Vec<Metr
     }
 }
 
-/// An agent's histogram: bounds are powers of two, in microseconds; the last count is of those above all of them.
+/// An agent's histogram: bounds are powers of two, in microseconds; the last count is of those
+/// above all of them.
 fn timed(family: &'static Family, labels: &[(&'static str, &str)], times: &forebay_net::Histogram) -> Metric {
     let bounds = (0..times.counts.len() as i32 - 1).map(|power| 2f64.powi(power) / 1e6).collect();
     let (counts, sum) = (times.counts.to_vec(), times.sum_us as f64 / 1e6);

@@ -1,4 +1,5 @@
-//! What a node has to show of the clients of its host: who is there, what they hold, and what they found.
+//! What a node has to show of the clients of its host: who is there, what they hold, and what they
+//! found.
 
 use super::{counter, gauge, push_each, push_one};
 use crate::metrics::{Family, Metric, Source};
@@ -19,7 +20,8 @@ const ORPHANS: Family =
 const CORRUPT: Family =
     counter("forebay_client_corrupt_chunks_total", "Chunks that a client, and then the node, found wrong.");
 
-/// Shows the clients of a node: `look` gives what the node counts, and who is connected. `None`: the node has ended.
+/// Shows the clients of a node: `look` gives what the node counts, and who is connected. `None`:
+/// the node has ended.
 pub(crate) fn of_clients(
     look: impl Fn() -> Option<(NodeStat, Vec<ClientStat>)> + Send + Sync,
 ) -> impl Source {

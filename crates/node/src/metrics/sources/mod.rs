@@ -1,5 +1,5 @@
-//! What the parts of the node have to show: each file turns the snapshot of one part into numbers. These files know what
-//! the parts count; they must never count themselves.
+//! What the parts of the node have to show: each file turns the snapshot of one part into numbers.
+//! These files know what the parts count; they must never count themselves.
 
 mod agent;
 mod clients;

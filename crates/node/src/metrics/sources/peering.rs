@@ -1,4 +1,5 @@
-//! What a node has to show of chunks that it lends to other nodes and borrows from them. The ways to them are the
+//! What a node has to show of chunks that it lends to other nodes and borrows from them. The ways
+//! to them are the
 //! [`agent`](super::agent)'s.
 
 use super::{counter, push_each, push_one};

@@ -1,5 +1,5 @@
-//! What a node's ports have to show: connections that have not said who they are, those that gave way to
-//! others or were refused, and requests that have come in part.
+//! What a node's ports have to show: connections that have not said who they are, those that gave
+//! way to others or were refused, and requests that have come in part.
 
 use super::{counter, gauge};
 use crate::metrics::{Family, Metric, Source};

@@ -1,5 +1,5 @@
-//! What the process has to show: the CPU time that it used and the memory that it holds. An idle node's CPU time stands
-//! still.
+//! What the process has to show: the CPU time that it used and the memory that it holds. An idle
+//! node's CPU time stands still.
 
 use super::{counter, gauge, push_one};
 use crate::metrics::{Family, Metric, Source};
@@ -29,8 +29,8 @@ pub fn of_process() -> impl Source {
     }
 }
 
-/// From `/proc/<pid>/stat`: after the name in parentheses, which may hold anything, the 12th and 13th field are user and
-/// system time in ticks.
+/// From `/proc/<pid>/stat`: after the name in parentheses, which may hold anything, the 12th and
+/// 13th field are user and system time in ticks.
 fn collect_cpu(stat: &str, out: &mut Vec<Metric>) {
     let Some((_, fields)) = stat.rsplit_once(')') else { return };
     let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;

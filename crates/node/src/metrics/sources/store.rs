@@ -1,4 +1,5 @@
-//! What a store has to show: its memory tier, and what happens between memory and disk. The disk tier itself is in
+//! What a store has to show: its memory tier, and what happens between memory and disk. The disk
+//! tier itself is in
 //! [`ssd`](super::ssd).
 
 use super::{counter, gauge, push_each, push_one, ssd};

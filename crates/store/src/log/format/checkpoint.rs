@@ -1,6 +1,6 @@
-//! Checkpoints: which slots of which segments hold chunks, at one moment. Chunks' ids are not in them; they are in the
-//! segments' summaries and footers, which are written once with the chunks. So a checkpoint takes a bit per chunk. This
-//! file must never know ids.
+//! Checkpoints: which slots of which segments hold chunks, at one moment. Chunks' ids are not in
+//! them; they are in the segments' summaries and footers, which are written once with the chunks.
+//! So a checkpoint takes a bit per chunk.
 //!
 //! ```text
 //! head
@@ -94,7 +94,8 @@ impl SlotSet {
 pub struct SegmentRow {
     /// Whether it takes chunks.
     pub state: SegmentState,
-    /// Whether it holds no bytes of earlier generations from the frontier on, or anywhere if it is free.
+    /// Whether it holds no bytes of earlier generations from the frontier on, or anywhere if it is
+    /// free.
     pub clean: bool,
     /// Slots that it has.
     pub slots: u16,
@@ -167,7 +168,8 @@ impl Checkpoint {
         let mut body = Fields::new();
         self.segments.iter().for_each(|row| row.encode(&mut body));
         let body = body.finish();
-        // Those beyond need no name: their chunks are gone, and for one tenant all is overwritten that no chunk has.
+        // Those beyond need no name: their chunks are gone, and for one tenant all is overwritten
+        // that no chunk has.
         let doomed = &self.doomed[..self.doomed.len().min(MAX_DOOMED)];
         let mut head = Fields::page(PageKind::Checkpoint, log);
         head.u64(self.serial).u64(self.epoch).u64(self.journal).u64(self.next_sequence);

@@ -1,11 +1,12 @@
-//! Checksums: CRC-32C of bytes, and how a layer's sum is bound to the one copy of a chunk that it belongs to. This file
-//! knows bytes and identities; it must never know where either is kept.
+//! Checksums: CRC-32C of bytes, and how a layer's sum is bound to the one copy of a chunk that it
+//! belongs to. This file knows bytes and identities.
 
 use super::page::{Fields, LogUuid};
 use crate::checksum;
 use forebay_kv::ChunkId;
 
-/// CRC-32C (Castagnoli polynomial, reflected, initial value and final XOR all ones: RFC 3720, appendix B.4).
+/// CRC-32C (Castagnoli polynomial, reflected, initial value and final XOR all ones: RFC 3720,
+/// appendix B.4).
 ///
 /// ```
 /// assert_eq!(forebay_store::log::crc32c(b"123456789"), 0xe306_9283);
@@ -14,8 +15,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum::of_pieces(&[bytes])
 }
 
-/// Names one copy of a chunk on the disk. No two copies ever have the same name: a slot is written once in the life of its
-/// segment, and each generation has its own sequence number.
+/// Names one copy of a chunk on the disk. No two copies ever have the same name: a slot is written
+/// once in the life of its segment, and each generation has its own sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopyName {
     /// The log.
@@ -31,11 +32,12 @@ pub struct CopyName {
 }
 
 impl CopyName {
-    /// What a layer's CRC-32C is combined with by exclusive or before it is kept. It is the CRC-32C of the name and the
-    /// layer's number, so the sum kept for one layer of one copy is of no use for any other.
+    /// What a layer's CRC-32C is combined with by exclusive or before it is kept. It is the CRC-32C
+    /// of the name and the layer's number, so the sum kept for one layer of one copy is of no use
+    /// for any other.
     ///
-    /// Exclusive or, unlike a sum over name and bytes, lets the sum that was taken when the bytes left the GPU go to disk
-    /// and come back without the bytes being read again.
+    /// Exclusive or, unlike a sum over name and bytes, lets the sum that was taken when the bytes
+    /// left the GPU go to disk and come back without the bytes being read again.
     pub fn checksum_tag(&self, layer: u16) -> u32 {
         let mut fields = Fields::new();
         fields.bytes(&self.log.0).bytes(self.id.as_bytes());

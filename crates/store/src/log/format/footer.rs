@@ -1,9 +1,10 @@
-//! The footer of a chunk, and the check of every read against it. This file knows which copy of which chunk a reader
-//! expects and what it got; it must never know where the reader got it from.
+//! The footer of a chunk, and the check of every read against it. This file knows which copy of
+//! which chunk a reader expects and what it got.
 //!
-//! How a layer that is read alone proves what it is: the index says which copy is expected (chunk, segment, slot, life of
-//! the segment). The footer says the same about itself under its own CRC, or it is refused. It holds the layers' checksums,
-//! each bound to the copy and the layer. Bytes that give such a sum are the ones that were written there.
+//! How a layer that is read alone proves what it is: the index says which copy is expected (chunk,
+//! segment, slot, life of the segment). The footer says the same about itself under its own CRC, or
+//! it is refused. It holds the layers' checksums, each bound to the copy and the layer. Bytes that
+//! give such a sum are the ones that were written there.
 //!
 //! ```text
 //!  32  segment   u32
@@ -42,7 +43,8 @@ pub struct Footer {
     pub parent: Option<ChunkId>,
     /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
-    /// Whether the layers are encrypted with the tenant's key. Lengths and checksums are those of the encrypted bytes.
+    /// Whether the layers are encrypted with the tenant's key. Lengths and checksums are those of
+    /// the encrypted bytes.
     pub encrypted: bool,
     /// The CRC-32C of each layer, combined with the layer's [tag](CopyName::checksum_tag).
     checksums: Box<[u32]>,
@@ -54,7 +56,8 @@ pub enum Fault {
     /// The footer's page is damaged or something else.
     #[error("the chunk's footer: {0}")]
     Footer(#[from] Damaged),
-    /// The footer was written in another generation of the segment: an earlier write that came back, or a lost one.
+    /// The footer was written in another generation of the segment: an earlier write that came
+    /// back, or a lost one.
     #[error("the slot holds generation {found} of its segment, expected is {expected}")]
     Stale {
         /// What was found.

@@ -1,5 +1,5 @@
-//! Blocks of the journal: a page with up to 63 records, and the rule by which blocks of this stretch of the log's life are
-//! told from older ones in the same place. This file must never know what records lead to.
+//! Blocks of the journal: a page with up to 63 records, and the rule by which blocks of this
+//! stretch of the log's life are told from older ones in the same place.
 //!
 //! ```text
 //! 32  epoch     u64     in which the block was written
@@ -9,9 +9,10 @@
 //! 64  records, 64 bytes each
 //! ```
 //!
-//! A block is written once. It continues the journal if its sequence is the next one and its epoch is not lower than that
-//! of the block before. The second condition matters after a crash: of blocks n and n+1 that were written together only
-//! n+1 may have survived. The log then writes another block n, and n+1 must not be taken for its successor.
+//! A block is written once. It continues the journal if its sequence is the next one and its epoch
+//! is not lower than that of the block before. The second condition matters after a crash: of
+//! blocks n and n+1 that were written together only n+1 may have survived. The log then writes
+//! another block n, and n+1 must not be taken for its successor.
 
 use super::layout::Layout;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
@@ -44,7 +45,8 @@ impl JournalPosition {
         fields.finish_page()
     }
 
-    /// The records of the block here, and where the one after it is expected. Anything but `Ok` is the journal's end.
+    /// The records of the block here, and where the one after it is expected. Anything but `Ok` is
+    /// the journal's end.
     ///
     /// `epoch_limit` is the epoch in which the log was last opened: nothing can be newer.
     pub fn parse(

@@ -1,5 +1,5 @@
-//! The division of the file: where superblocks, journal, checkpoints and segments lie. This file knows offsets and
-//! lengths; it must never know what is in them.
+//! The division of the file: where superblocks, journal, checkpoints and segments lie. This file
+//! knows offsets and lengths.
 //!
 //! ```text
 //! 0        superblock A      4 KiB
@@ -23,7 +23,8 @@ pub const SUPERBLOCKS_AT: [u64; 2] = [0, 64 << 10];
 /// Lengths that a segment may have.
 pub const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
-/// Segments of a log. One is being filled, one is kept for chunks that are relocated, and something must rest.
+/// Segments of a log. One is being filled, one is kept for chunks that are relocated, and something
+/// must rest.
 pub const SEGMENTS: RangeInclusive<u64> = 4..=1 << 20;
 
 /// Lengths that a journal may have.
@@ -105,7 +106,8 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// Divides a file of `file_bytes` into segments, with a journal of a thousandth of the file, but 64 KiB to 64 MiB.
+    /// Divides a file of `file_bytes` into segments, with a journal of a thousandth of the file,
+    /// but 64 KiB to 64 MiB.
     ///
     /// ```
     /// use forebay_store::log::Layout;
@@ -132,7 +134,8 @@ impl Layout {
             return Err(LayoutError::JournalBytes { journal_bytes });
         }
         let left = file_bytes.saturating_sub(METADATA_FROM + journal_bytes);
-        // A segment takes at most so much with its share of the checkpoints, whose heads and padding take four pages.
+        // A segment takes at most so much with its share of the checkpoints, whose heads and
+        // padding take four pages.
         let share = segment_bytes + 2 * segment_checkpoint_bytes(segment_bytes);
         let segments = left.saturating_sub(4 * PAGE) / share;
         if !SEGMENTS.contains(&segments) {

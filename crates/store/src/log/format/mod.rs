@@ -1,6 +1,6 @@
-//! The bytes on the disk: every structure of the log with its encoder and its parser, as `docs/reference/format.md` describes them.
-//! This module knows bytes; it must never know when they are written or read, or what follows from them. No bytes make a
-//! parser panic, loop or reserve memory beyond what the bytes themselves take.
+//! The bytes on the disk: every structure of the log with its encoder and its parser, as
+//! `docs/reference/format.md` describes them. This module knows bytes. No bytes make a parser
+//! panic, loop or reserve memory beyond what the bytes themselves take.
 
 pub(crate) mod checkpoint;
 pub(crate) mod copy_name;

@@ -1,5 +1,5 @@
-//! Pages of metadata: 4 KiB that say what they are, of which log, in which version, with a CRC over all of it. This file
-//! knows the head that all of them share and how fields follow one another; it must never know what a field means.
+//! Pages of metadata: 4 KiB that say what they are, of which log, in which version, with a CRC over
+//! all of it. This file knows the head that all of them share and how fields follow one another.
 //!
 //! ```text
 //!  0  magic    8 bytes  says which structure this is
@@ -10,7 +10,8 @@
 //! 32  fields, then zeros
 //! ```
 //!
-//! The head is the same in every version of the format, so that a newer page is told from a damaged one.
+//! The head is the same in every version of the format, so that a newer page is told from a damaged
+//! one.
 
 use crate::checksum::of_pieces;
 use std::fmt;
@@ -24,7 +25,8 @@ pub const FORMAT_VERSION: u16 = 1;
 
 const CRC_FROM: usize = 12;
 
-/// Names a log. Drawn at random when the file is made, so that pages of another log are never taken for this one's.
+/// Names a log. Drawn at random when the file is made, so that pages of another log are never taken
+/// for this one's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LogUuid(pub [u8; 16]);
 

@@ -1,5 +1,5 @@
-//! Records of the journal: each is a change to what the log holds, in 64 bytes. This file knows the changes and their
-//! bytes; it must never know what they lead to.
+//! Records of the journal: each is a change to what the log holds, in 64 bytes. This file knows the
+//! changes and their bytes.
 //!
 //! ```text
 //!  0  kind       u8

@@ -1,6 +1,6 @@
-//! The start of a segment: a page that says which generation of the segment this is and which shape its chunks have. All chunks
-//! of a segment have the same shape, so where its slots lie follows from this page alone. This file must never know which
-//! chunks are in the slots.
+//! The start of a segment: a page that says which generation of the segment this is and which shape
+//! its chunks have. All chunks of a segment have the same shape, so where its slots lie follows
+//! from this page alone.
 //!
 //! ```text
 //! segment = header | summary pages | slot 0 | slot 1 | ... | rest
@@ -55,7 +55,8 @@ impl Slots {
     pub fn fit(shape: Arc<SlotShape>, segment_bytes: u64) -> Result<Slots, Unfit> {
         let stride = shape.stride_bytes();
         let room_bytes = segment_bytes.saturating_sub(PAGE);
-        // A page of the summary serves many slots, so the first guess is at most a few slots too high.
+        // A page of the summary serves many slots, so the first guess is at most a few slots too
+        // high.
         let most = (room_bytes / stride).min(MAX_SLOTS);
         let fitting =
             (1..=most).rev().find(|slots| summary_pages(*slots) * PAGE + slots * stride <= room_bytes);

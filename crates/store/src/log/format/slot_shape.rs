@@ -1,5 +1,5 @@
-//! How a chunk lies in its slot: its layers one after another, in extents that start at pages, then one page for the
-//! footer. This file knows lengths and offsets inside a slot; it must never know which chunk it is or what its bytes are.
+//! How a chunk lies in its slot: its layers one after another, in extents that start at pages, then
+//! one page for the footer. This file knows lengths and offsets inside a slot.
 //!
 //! ```text
 //! slot = extent | extent | ... | footer
@@ -17,8 +17,8 @@ pub const MAX_DISK_LAYERS: usize = 496;
 /// Bytes of a layer at most.
 pub const MAX_LAYER_BYTES: u64 = STARTS_EXTENT as u64 - 1;
 
-/// An extent is closed as soon as it is at least so long; a shorter rest joins the last one. Where we measured it, a read
-/// of 80 KiB took 2.4 times the CPU per byte of one of 1 MiB.
+/// An extent is closed as soon as it is at least so long; a shorter rest joins the last one. Where
+/// we measured it, a read of 80 KiB took 2.4 times the CPU per byte of one of 1 MiB.
 const EXTENT_BYTES: u64 = 512 << 10;
 
 /// Set in the stored length of a layer with which an extent begins.
@@ -124,7 +124,8 @@ impl SlotShape {
         Some(start..start + self.chunk.layer(layer).map_or(0, length))
     }
 
-    /// The pages of the slot that hold a run of layers, or `None` if some of them do not exist or the run is empty.
+    /// The pages of the slot that hold a run of layers, or `None` if some of them do not exist or
+    /// the run is empty.
     pub fn window(&self, layers: Range<usize>) -> Option<Range<u64>> {
         let first = self.layer(layers.start).filter(|_| !layers.is_empty())?;
         let last = self.layer(layers.end - 1)?;
@@ -136,7 +137,8 @@ impl SlotShape {
         let mut end = 0;
         (0..self.layers()).filter_map(|layer| self.layer(layer)).map(move |place| {
             let starts_extent = place.start == 0 || place.start != end;
-            // A layer that starts an extent without padding before it reads the same without the mark.
+            // A layer that starts an extent without padding before it reads the same without the
+            // mark.
             end = place.end;
             (place.end - place.start) as u32 | if starts_extent { STARTS_EXTENT } else { 0 }
         })

@@ -1,6 +1,6 @@
-//! The summary of a segment: who is in which slot, so that after a restart one read per segment replaces one per chunk. It
-//! repeats what footers say and is rewritten in place; a page that is damaged or late costs reads of footers and nothing
-//! else. This file must never decide which chunks count.
+//! The summary of a segment: who is in which slot, so that after a restart one read per segment
+//! replaces one per chunk. It repeats what footers say and is rewritten in place; a page that is
+//! damaged or late costs reads of footers and nothing else.
 //!
 //! ```text
 //! 32  segment   u32

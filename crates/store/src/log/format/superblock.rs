@@ -1,5 +1,5 @@
-//! The superblock: what the file is and how it is divided. Two copies are written in turn. This file knows both copies and
-//! which of them counts; it must never know what the log does.
+//! The superblock: what the file is and how it is divided. Two copies are written in turn. This
+//! file knows both copies and which of them counts.
 //!
 //! ```text
 //! 32  epoch   u64   raised with every superblock that is written
@@ -172,15 +172,17 @@ impl Current {
         Ok(current)
     }
 
-    /// The newest epoch in which the journal may have been written: maybe that of a copy that cannot be read.
+    /// The newest epoch in which the journal may have been written: maybe that of a copy that
+    /// cannot be read.
     pub fn newest_epoch(&self) -> u64 {
         self.superblock.epoch.saturating_add(u64::from(!self.both_sound))
     }
 
     /// The superblock to write next.
     ///
-    /// An epoch is never used twice, since it tells journal blocks of one from those of another. A copy that cannot be
-    /// read may have had the epoch after this one's. It is the copy that is replaced, never the one that can be read.
+    /// An epoch is never used twice, since it tells journal blocks of one from those of another. A
+    /// copy that cannot be read may have had the epoch after this one's. It is the copy that is
+    /// replaced, never the one that can be read.
     pub fn next(&self, clean: bool) -> Superblock {
         let step = if self.both_sound { 1 } else { 3 };
         let epoch = self.superblock.epoch.saturating_add(step);
@@ -196,10 +198,11 @@ fn not_newer(error: &Damaged) -> Result<(), NotOpened> {
     }
 }
 
-/// The pages of an empty log, as offset and bytes: what makes a file a log. `forebay store init` writes them.
+/// The pages of an empty log, as offset and bytes: what makes a file a log. `forebay store init`
+/// writes them.
 ///
-/// The checkpoints, the journal and the segments need no particular contents: nothing in them is of this log. The pages
-/// returned last make the file a log; write and sync the others first.
+/// The checkpoints, the journal and the segments need no particular contents: nothing in them is of
+/// this log. The pages returned last make the file a log; write and sync the others first.
 pub fn empty_log(log: LogUuid, layout: Layout) -> Vec<(u64, Vec<u8>)> {
     let checkpoint = super::checkpoint::Checkpoint::empty(&layout);
     let mut pages: Vec<(u64, Vec<u8>)> = vec![

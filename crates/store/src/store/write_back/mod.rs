@@ -1,8 +1,9 @@
-//! Write-back: chunks that memory has taken in are copied to the disk in slack, so that they outlive memory and the process.
-//! This file is glue: `queue.rs` says what is written when, the disk tier writes. It must never know what stays on disk.
+//! Write-back: chunks that memory has taken in are copied to the disk in slack, so that they
+//! outlive memory and the process. This file is glue: `queue.rs` says what is written when, the
+//! disk tier writes.
 //!
-//! A chunk is held in memory while it is written, by a read as any other. What the queue gives up is not lost as long as
-//! memory has it: its next use offers it again.
+//! A chunk is held in memory while it is written, by a read as any other. What the queue gives up
+//! is not lost as long as memory has it: its next use offers it again.
 
 mod losses;
 mod queue;
@@ -29,15 +30,16 @@ use std::time::Duration;
 pub struct WriteBackConfig {
     /// Which chunks are written at all.
     pub admission: AdmissionConfig,
-    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a chunk may wait.
+    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a
+    /// chunk may wait.
     pub pacer: PacerLimits,
     /// Chunks that may wait at most.
     pub queue_chunks: usize,
 }
 
 impl WriteBackConfig {
-    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits 10 s at most, and
-    /// 65,536 chunks do. There is no endurance budget.
+    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits
+    /// 10 s at most, and 65,536 chunks do. There is no endurance budget.
     pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
         WriteBackConfig {
             admission: AdmissionConfig {
@@ -207,8 +209,8 @@ struct Outgoing {
     written: Written,
 }
 
-/// The thread of write-back: takes what is to be written from the queue and begins to write it. It keeps nothing alive
-/// while it waits, so that a store that is dropped lets go of its log.
+/// The thread of write-back: takes what is to be written from the queue and begins to write it. It
+/// keeps nothing alive while it waits, so that a store that is dropped lets go of its log.
 pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl Fn() -> u64) {
     while let Some(dirty) = write_back.next(&now_us) {
         let Some(shared) = shared.upgrade() else { return };
@@ -280,8 +282,8 @@ impl Drop for Outgoing {
         let deleted = {
             let mut tier = self.shared.tier.lock();
             let deleted = !tier.is_current(&read);
-            // Should the write have failed and lost an operation, that may read the bytes of another chunk later; where it
-            // writes them to, nobody reads.
+            // Should the write have failed and lost an operation, that may read the bytes of
+            // another chunk later; where it writes them to, nobody reads.
             tier.end_read(self.shared.now_us(), read, ReadEnd::Done);
             deleted
         };

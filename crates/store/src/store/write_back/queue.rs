@@ -1,6 +1,6 @@
-//! What waits to be written to the disk: which chunks are let into the queue, how many are written at a time, and what is
-//! given up. Sans-IO: time is an argument. This file knows ids, lengths and ages; it must never know where bytes lie or
-//! how they get to the disk.
+//! What waits to be written to the disk: which chunks are let into the queue, how many are written
+//! at a time, and what is given up. Sans-IO: time is an argument. This file knows ids, lengths and
+//! ages.
 
 use super::WriteBackConfig;
 use super::losses::{Loss, Losses};
@@ -71,7 +71,8 @@ pub struct WriteBackStat {
 
 /// Refused chunks that are remembered until their parent is written.
 const ORPHANS_MAX: usize = 1024;
-/// How long nothing is tried after the disk had no room: about what it takes to make it durable that a segment is free.
+/// How long nothing is tried after the disk had no room: about what it takes to make it durable
+/// that a segment is free.
 const NO_ROOM_BACKOFF_US: u64 = 20_000;
 
 /// The queue.
@@ -88,10 +89,11 @@ pub struct Queue {
     backs_off_until_us: u64,
     /// Ids of all that wait or are being written.
     known: HashSet<ChunkId>,
-    /// Chunks that were offered while they were being written. What is written may be what somebody has deleted, and stored again
-    /// since: they have another turn.
+    /// Chunks that were offered while they were being written. What is written may be what somebody
+    /// has deleted, and stored again since: they have another turn.
     again: HashMap<ChunkId, Dirty>,
-    /// Chunks that came before their parents, as chunks do that are stored at the same time, and were refused for it.
+    /// Chunks that came before their parents, as chunks do that are stored at the same time, and
+    /// were refused for it.
     orphans: VecDeque<Dirty>,
     stat: WriteBackStat,
     /// What no log line has told yet.
@@ -143,7 +145,8 @@ impl Queue {
         true
     }
 
-    /// The chunk to write next, if one may be written now. What has waited for too long is given up.
+    /// The chunk to write next, if one may be written now. What has waited for too long is given
+    /// up.
     ///
     /// The order is that in which chunks came, so that a chunk's parent is written before it.
     pub fn next(&mut self, now_us: u64) -> Option<Dirty> {
@@ -166,8 +169,9 @@ impl Queue {
         None
     }
 
-    /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be written before it wait again. One for
-    /// which there was no room is the next again, as long as it is not too old: what continues it comes behind it.
+    /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be
+    /// written before it wait again. One for which there was no room is the next again, as long as
+    /// it is not too old: what continues it comes behind it.
     pub fn ended(&mut self, now_us: u64, dirty: &Dirty, written: Written) {
         let since_us = self.writing.remove(&dirty.id);
         debug_assert!(since_us.is_some(), "a write ends once");

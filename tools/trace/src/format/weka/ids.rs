@@ -1,11 +1,12 @@
-//! Block ids that are unique over the whole trace, made from ids that mean something only within one session file.
+//! Block ids that are unique over the whole trace, made from ids that mean something only within
+//! one session file.
 
 use crate::format::error::Problem;
 use std::collections::HashMap;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Ids within a file must stay below 2 to this power, so that the file's number fits above them. All ids stay below 2^53:
-/// JSON readers that keep numbers as doubles would lose higher ones.
+/// Ids within a file must stay below 2 to this power, so that the file's number fits above them.
+/// All ids stay below 2^53: JSON readers that keep numbers as doubles would lose higher ones.
 const LOCAL_BITS: u32 = 32;
 /// Set in the ids of blocks that sessions share.
 const SHARED: u64 = 1 << 52;
@@ -52,8 +53,8 @@ impl Ids {
         Ok(())
     }
 
-    /// How many blocks at the start are the system prompt that the session began with: a session that changes its prompt
-    /// must go on missing where it missed.
+    /// How many blocks at the start are the system prompt that the session began with: a session
+    /// that changes its prompt must go on missing where it missed.
     fn shared_blocks(&mut self, ids: &[u64], system: &SystemPrompt<'_>) -> usize {
         let Some(heads) = &mut self.heads else { return 0 };
         let length = system.blocks.min(ids.len()).min((1 << POSITION_BITS) - 1);

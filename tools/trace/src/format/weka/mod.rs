@@ -1,5 +1,6 @@
-//! Weka's Claude Code sessions: one JSON object a file, all of whose times count from its own start. Here the files become
-//! one trace in order of arrival, with one request of each in memory; what a file says is in [`session`].
+//! Weka's Claude Code sessions: one JSON object a file, all of whose times count from its own
+//! start. Here the files become one trace in order of arrival, with one request of each in memory;
+//! what a file says is in [`session`].
 
 mod ids;
 mod session;
@@ -25,14 +26,15 @@ pub(super) const MAX_SESSION_FILES: usize = 10_000;
 
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// What these traces do not record and a reader may add. Both are assumptions; neither changes a time within a session.
+/// What these traces do not record and a reader may add. Both are assumptions; neither changes a
+/// time within a session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WekaOptions {
-    /// Gives the sessions of one model their tool definitions and system prompt as a common prefix. The ids are local to
-    /// a session, so that without this sessions share nothing.
+    /// Gives the sessions of one model their tool definitions and system prompt as a common prefix.
+    /// The ids are local to a session, so that without this sessions share nothing.
     pub share_system_prompt: bool,
-    /// Spreads the starts of the sessions evenly at random over this time. All files count from 0, so that without this
-    /// all sessions start at once.
+    /// Spreads the starts of the sessions evenly at random over this time. All files count from 0,
+    /// so that without this all sessions start at once.
     pub spread_starts_us: u64,
     /// Seed of the random starts.
     pub seed: u64,
@@ -56,7 +58,8 @@ struct Waiting {
     request: TraceRequest,
     /// Its position among all that were read, which orders requests that arrive together.
     position: u64,
-    /// The file to read on in when this request is handed out; only requests of a main line have one.
+    /// The file to read on in when this request is handed out; only requests of a main line have
+    /// one.
     read_on_in: Option<usize>,
 }
 
@@ -82,8 +85,8 @@ impl Weka {
         weka
     }
 
-    /// Reads one session until a request of its main line waits. The sub-agents on the way wait as well: none of their
-    /// requests can arrive before the entry that holds them.
+    /// Reads one session until a request of its main line waits. The sub-agents on the way wait as
+    /// well: none of their requests can arrive before the entry that holds them.
     fn read_on(&mut self, index: usize) {
         let OpenFile { file, session } = &mut self.sessions[index];
         loop {
@@ -162,7 +165,8 @@ impl PartialEq for Waiting {
 
 impl Eq for Waiting {}
 
-/// A session file that is open only while it is read: a trace may have more files than a process may hold open.
+/// A session file that is open only while it is read: a trace may have more files than a process
+/// may hold open.
 pub(super) fn reopening(file: Arc<Path>) -> Bytes {
     Box::new(BufReader::with_capacity(BUFFER_BYTES, Reopening { file, offset: 0 }))
 }

@@ -69,7 +69,8 @@ struct Line {
 }
 
 impl<R: BufRead> Session<R> {
-    /// Reads up to the first request. `fallback_name` stands for a missing `id`; all times begin at `start_us`.
+    /// Reads up to the first request. `fallback_name` stands for a missing `id`; all times begin at
+    /// `start_us`.
     pub(super) fn open(
         input: R,
         fallback_name: String,
@@ -96,8 +97,9 @@ impl<R: BufRead> Session<R> {
         })
     }
 
-    /// The requests of the next entry: one of the main line, or those of a sub-agent, perhaps none. `None` at the end.
-    /// After [`Broken`] from the text itself nothing more can be read; a bad entry, the inner error, is only left out.
+    /// The requests of the next entry: one of the main line, or those of a sub-agent, perhaps none.
+    /// `None` at the end. After [`Broken`] from the text itself nothing more can be read; a bad
+    /// entry, the inner error, is only left out.
     pub(super) fn next_entry(&mut self) -> Result<Option<Result<Vec<TraceRequest>, Problem>>, Broken> {
         let mut element = Vec::new();
         self.entries += 1;
@@ -121,7 +123,8 @@ impl<R: BufRead> Session<R> {
         Ok(vec![request])
     }
 
-    /// Adds the requests of a sub-agent and of those that it started. JSON's own limit on nesting bounds the recursion.
+    /// Adds the requests of a sub-agent and of those that it started. JSON's own limit on nesting
+    /// bounds the recursion.
     fn add_sub_agent(
         &mut self,
         entry: Entry,

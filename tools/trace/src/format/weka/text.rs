@@ -5,7 +5,8 @@
 use crate::format::error::Problem;
 use std::io::{self, BufRead};
 
-/// The largest element of `requests`, and the largest field before it: a sub-agent's entry holds all of its requests.
+/// The largest element of `requests`, and the largest field before it: a sub-agent's entry holds
+/// all of its requests.
 pub(super) const MAX_VALUE_BYTES: usize = 64 << 20;
 
 /// Why a piece could not be read. Nothing of the object can be read after that.
@@ -33,7 +34,8 @@ impl<R: BufRead> SessionText<R> {
         SessionText { input, offset: 0, limit_bytes: MAX_VALUE_BYTES }
     }
 
-    /// Opens the object, hands each field before `requests` to `field` as JSON texts of its name and value, and opens the array.
+    /// Opens the object, hands each field before `requests` to `field` as JSON texts of its name
+    /// and value, and opens the array.
     pub(super) fn open(&mut self, mut field: impl FnMut(&[u8], &[u8])) -> Result<(), Broken> {
         let (mut name, mut value) = (Vec::new(), Vec::new());
         self.expect(b'{')?;
@@ -53,8 +55,8 @@ impl<R: BufRead> SessionText<R> {
         }
     }
 
-    /// Replaces `element` with the JSON text of the next element of the array; false after the last one. What follows the
-    /// array is not read.
+    /// Replaces `element` with the JSON text of the next element of the array; false after the last
+    /// one. What follows the array is not read.
     pub(super) fn next_element(&mut self, element: &mut Vec<u8>) -> Result<bool, Broken> {
         if matches!(self.peek()?, b',') {
             self.consume(1);
@@ -69,7 +71,8 @@ impl<R: BufRead> SessionText<R> {
         }
     }
 
-    /// Replaces `text` with the next value: balanced brackets, a string, or anything up to a delimiter.
+    /// Replaces `text` with the next value: balanced brackets, a string, or anything up to a
+    /// delimiter.
     fn value(&mut self, text: &mut Vec<u8>) -> Result<(), Broken> {
         text.clear();
         self.peek()?;

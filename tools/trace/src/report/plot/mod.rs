@@ -1,5 +1,5 @@
-//! The plots of the report, each a self-contained SVG drawn from plain numbers. The files below know pictures; they must
-//! never know records or where numbers come from.
+//! The plots of the report, each a self-contained SVG drawn from plain numbers. The files below
+//! know pictures.
 
 mod cdf;
 mod load;

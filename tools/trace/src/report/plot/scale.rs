@@ -55,8 +55,9 @@ impl Scale {
         }
     }
 
-    /// The values to be labelled: for a linear scale multiples of a round step, at most `ticks` and 0; for a logarithmic
-    /// one 1, 2 and 5 in each decade, or 1 alone where that would be more than `ticks`.
+    /// The values to be labelled: for a linear scale multiples of a round step, at most `ticks` and
+    /// 0; for a logarithmic one 1, 2 and 5 in each decade, or 1 alone where that would be more than
+    /// `ticks`.
     pub fn ticks(&self, ticks: usize) -> Vec<f64> {
         match *self {
             Scale::Linear { max } => {

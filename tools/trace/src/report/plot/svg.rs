@@ -84,8 +84,8 @@ impl Svg {
         ));
     }
 
-    /// The finished picture. `id` is unique on the page; `title` names the picture and `description` says in a sentence
-    /// what it shows, for readers who cannot see it.
+    /// The finished picture. `id` is unique on the page; `title` names the picture and
+    /// `description` says in a sentence what it shows, for readers who cannot see it.
     pub fn finish(self, id: &str, title: &str, description: &str) -> String {
         let Svg { width, height, body } = self;
         let (title, description) = (escape(title), escape(description));
@@ -118,7 +118,8 @@ pub fn escape(text: impl Display) -> String {
     escaped
 }
 
-/// A name in at most `letters_max` letters: a longer one loses its middle, because both ends tell names apart.
+/// A name in at most `letters_max` letters: a longer one loses its middle, because both ends tell
+/// names apart.
 pub fn shortened(name: &str, letters_max: usize) -> String {
     let letters = name.chars().count();
     if letters <= letters_max {
