@@ -21,9 +21,7 @@ pub enum NotLoaded {
     /// There is not one target per layer, or the chunk has no such layers.
     #[error("targets for {targets} layers, but {layers:?} of {chunk_layers} layers are to be loaded")]
     Layers {
-        /// Layers asked for.
         layers: Range<usize>,
-        /// Targets given.
         targets: usize,
         /// Layers of the chunk, where they are known.
         chunk_layers: usize,

@@ -184,7 +184,6 @@ impl Stream {
         Ok(Stream { device: Arc::clone(device), handle })
     }
 
-    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -276,7 +275,6 @@ impl Event {
         Ok(Event { device: Arc::clone(device), handle })
     }
 
-    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -393,7 +391,6 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Its device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

@@ -30,7 +30,6 @@ impl Gpu {
         Ok(u16::try_from(count).unwrap_or(0))
     }
 
-    /// The driver that it was found with.
     pub fn driver(&self) -> &'static Driver {
         self.driver
     }
@@ -85,7 +84,6 @@ impl Gpu {
         Ok(uuid.0)
     }
 
-    /// Bytes of memory.
     pub fn memory_bytes(&self) -> Result<u64, CudaError> {
         let mut bytes = 0;
         // SAFETY: the value is written to a valid place.

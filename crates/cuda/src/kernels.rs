@@ -21,7 +21,6 @@ pub struct Piece {
     pub from: Address,
     /// First byte of the target.
     pub to: Address,
-    /// How many.
     pub bytes: u64,
 }
 

@@ -32,7 +32,6 @@ pub enum Means {
     Copy,
     /// Several copies by one call.
     Batch,
-    /// A kernel.
     Kernel,
 }
 
@@ -69,7 +68,6 @@ pub enum Distrust {
         "{} of GPU {by} moved wrong bytes from GPU {from} to GPU {to} and reported success", .means.words()
     )]
     WrongBytes {
-        /// By what.
         means: Means,
         /// The GPU that executed it.
         by: u16,
@@ -80,10 +78,7 @@ pub enum Distrust {
     },
     /// The same, between a GPU and memory that another process has on a peer.
     #[error("{} to its memory and back moved wrong bytes and reported success", .means.words())]
-    WrongBytesThereAndBack {
-        /// By what.
-        means: Means,
-    },
+    WrongBytesThereAndBack { means: Means },
     /// The driver refused something meanwhile.
     #[error("a pattern could not be moved between them: {0}")]
     Refused(String),

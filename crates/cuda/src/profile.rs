@@ -41,9 +41,7 @@ pub struct Profile {
 /// Rates of one GPU's link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LinkRate {
-    /// The GPU.
     pub gpu: u16,
-    /// Its rates.
     pub rates: BothWays,
 }
 

@@ -19,14 +19,10 @@ pub struct Rank {
 pub enum RankError {
     /// The size is zero or too large.
     #[error("parallel size is {size}; allowed: 1 to {MAX_RANKS}")]
-    Size {
-        /// The size that was asked for.
-        size: u32,
-    },
+    Size { size: u32 },
     /// The rank is not below the size.
     #[error("rank is {rank}; allowed: 0 to {last} for a size of {size}", last = size - 1)]
     Rank {
-        /// The rank that was asked for.
         rank: u32,
         /// The size, which is valid.
         size: u32,

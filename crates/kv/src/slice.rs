@@ -42,7 +42,6 @@ pub struct HeadMove {
     pub to_rank: u32,
     /// The first local head of the receiver.
     pub to_head: u32,
-    /// How many heads.
     pub heads: u32,
 }
 
@@ -65,10 +64,7 @@ pub enum SplitError {
     NoHeads,
     /// The size is zero or too large.
     #[error("tensor parallel size is {size}; allowed: 1 to {MAX_RANKS}")]
-    Size {
-        /// The size that was asked for.
-        size: u32,
-    },
+    Size { size: u32 },
     /// Neither divides the other.
     #[error(
         "{heads} heads over a tensor parallel size of {size}; allowed: sizes that divide the heads or are a \
@@ -77,7 +73,6 @@ pub enum SplitError {
     Uneven {
         /// Heads to split.
         heads: u32,
-        /// The size that was asked for.
         size: u32,
     },
     /// The two sides have different models.
@@ -90,7 +85,6 @@ pub enum SplitError {
     },
     #[error("rank is {rank}; allowed: 0 to {last} for a tensor parallel size of {size}", last = size - 1)]
     Rank {
-        /// The rank that was asked for.
         rank: u32,
         /// The size, which is valid.
         size: u32,

@@ -15,7 +15,6 @@ pub(crate) struct Addresses<T> {
 pub(crate) enum BadRange {
     /// It has no bytes, or ends beyond 2^64.
     Unsound,
-    /// It overlaps this one.
     Overlaps(Range<u64>),
 }
 

@@ -41,7 +41,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A body that is one text.
 pub(crate) fn parse_text(body: &[u8]) -> Option<String> {
     let mut reader = Reader(body);
     let text = reader.text()?;

@@ -42,7 +42,6 @@ pub struct AgentConfig {
     pub greeting_limit_us: u64,
     /// Connections of peers at a time, of all peers, that were let in.
     pub accepted_max: usize,
-    /// And of one peer.
     pub accepted_per_peer_max: usize,
     /// Answers what peers ask with [`Agent::call`](crate::Agent::call). `None`: such calls are
     /// refused.

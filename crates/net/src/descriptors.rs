@@ -52,7 +52,6 @@ pub enum BadRun {
 }
 
 impl Run {
-    /// A run of one block.
     pub fn block(address: u64, len: u64) -> Run {
         Run { address, len, count: 1, stride: 0 }
     }

@@ -82,10 +82,7 @@ pub enum AgentError {
     #[error("token: {bytes} bytes given; at most {TOKEN_BYTES_MAX} are allowed")]
     Token { bytes: usize },
     #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]
-    Rails {
-        /// How many were given.
-        rails: usize,
-    },
+    Rails { rails: usize },
     /// A rail's transport that is none.
     #[error(transparent)]
     Transport(#[from] NoSuchTransport),

@@ -24,7 +24,6 @@ pub const LEASE_SPANS_MAX: usize = 65_536;
 /// Bytes that a lease is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedSpan {
-    /// Of which region.
     pub region: PeerRegion,
     /// First byte.
     pub offset: u64,
@@ -38,10 +37,7 @@ pub enum NoLease {
     #[error("{LEASES_MAX} leases live; no more may")]
     TooMany,
     #[error("a lease for {spans} spans; at most {LEASE_SPANS_MAX} may be")]
-    TooManySpans {
-        /// Spans asked for.
-        spans: usize,
-    },
+    TooManySpans { spans: usize },
     #[error("a lease for {len} bytes at {offset} of a region of {region_bytes}")]
     OutOfBounds {
         /// First byte.
@@ -66,7 +62,6 @@ pub enum LeaseEnd {
 
 type OnEnd = Box<dyn FnOnce(LeaseEnd) + Send + Sync>;
 
-/// One lease.
 struct Lease {
     holder: [u8; 16],
     /// By region, then by offset.

@@ -36,7 +36,6 @@ impl Registration {
         self.region
     }
 
-    /// What it is to peers.
     pub fn offered(&self) -> PeerRegion {
         self.offered
     }

@@ -38,10 +38,7 @@ pub(crate) struct Metadata {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadMetadata {
     #[error("these {bytes} bytes are not the metadata of a Forebay agent")]
-    Magic {
-        /// How many they are.
-        bytes: usize,
-    },
+    Magic { bytes: usize },
     #[error("metadata of version {version}; this agent reads version {VERSION}")]
     Version { version: u16 },
     #[error("the metadata's checksum is {found:#010x}; its bytes have {expected:#010x}")]

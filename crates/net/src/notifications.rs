@@ -19,12 +19,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 pub const NOTIFICATION_BYTES_MAX: usize = CALL_BYTES_MAX as usize - 64 - NAME_BYTES_MAX;
 /// Notifications that may wait to be taken.
 pub const NOTIFICATIONS_MAX: usize = 65_536;
-/// Bytes of them.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Notifications to one peer that are on their way or wait for their turn. Fewer than the peer
 /// remembers.
 pub const NOTIFICATIONS_OPEN_MAX: usize = 16_384;
-/// Bytes of them.
 pub const NOTIFICATIONS_OPEN_BYTES_MAX: usize = 64 << 20;
 /// Notifications to one peer that are on their way at a time: fewer than calls that a flow takes
 /// in.

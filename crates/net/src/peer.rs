@@ -32,7 +32,6 @@ pub(crate) const WAITING_MAX: usize = 65_536;
 /// Called once the peer can be spoken to, or with the reason why not.
 pub(crate) type OnUp = Box<dyn FnOnce(Result<(), PeerError>) + Send>;
 
-/// A peer.
 pub(crate) struct Peer {
     pub name: String,
     /// `None`: it does not listen.
@@ -69,7 +68,6 @@ pub(crate) struct State {
     pub rail_backoff: Option<Backoff>,
 }
 
-/// A flow to the peer.
 pub(crate) struct PeerFlow {
     pub number: u64,
     pub slot: usize,
@@ -106,7 +104,6 @@ impl Via {
         }
     }
 
-    /// The number of its rail.
     pub fn rail(&self) -> Option<usize> {
         match self {
             Via::Tcp => None,
@@ -208,7 +205,6 @@ impl Peer {
         self.room.notify_all();
     }
 
-    /// A notification was lost.
     pub fn lost_notification(&self, why: &PeerError) {
         self.metrics.fault("not_notified");
         self.log.notification_lost(why);

@@ -31,7 +31,6 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(other.sum_us);
     }
 
-    /// How many were counted.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -18,7 +18,6 @@ pub enum BadBlocks {
     },
     #[error("index {index} of a list of {blocks} blocks")]
     Index {
-        /// The index.
         index: u32,
         /// The list's length.
         blocks: u64,
@@ -32,7 +31,6 @@ pub enum BadBlocks {
     },
     #[error("pair {pair} has {local} bytes here and {remote} there")]
     Length {
-        /// Which pair.
         pair: u64,
         /// Bytes here.
         local: u64,

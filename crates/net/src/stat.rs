@@ -29,7 +29,6 @@ pub struct FlowStat {
     pub path: &'static str,
     /// It is used for words only, since rails carry the bytes.
     pub stands_by: bool,
-    /// Bytes that it moved.
     pub moved_bytes: u64,
     /// Of a rail: which hardware carries it, and why no other does, for people.
     pub report: Option<String>,

@@ -50,7 +50,6 @@ pub enum Reach {
     Network,
 }
 
-/// A kind of transport.
 pub trait Transport: Send + Sync {
     /// What is known of it without opening it.
     fn info(&self) -> TransportInfo;

@@ -161,7 +161,6 @@ impl Node {
         self.clients.instance
     }
 
-    /// What is counted.
     pub fn stat(&self) -> NodeStat {
         self.clients.stat()
     }

@@ -9,7 +9,6 @@ use std::time::Instant;
 /// A chunk of which other nodes have a copy.
 #[derive(Debug, Clone)]
 pub struct PullRequest {
-    /// Whose it is.
     pub tenant: TenantId,
     /// The chunk and those that follow it in its sequence and are likely to be wanted next.
     pub ids: Vec<ChunkId>,
@@ -26,7 +25,6 @@ pub type OnFound = Box<dyn FnOnce(usize) + Send>;
 /// Is told of a chunk that is in this node's memory now, or why it is not.
 pub type OnPulled = Box<dyn FnOnce(Result<ReadGuard, String>) + Send>;
 
-/// Other nodes.
 pub trait RemoteNodes: Send + Sync {
     /// How many of `ids`, which follow what this node has, other nodes have. `on_found` is called
     /// exactly once, soon, on any thread.

@@ -13,11 +13,9 @@ pub const MAX_CHUNK_TOKENS: u32 = forebay_kv::MAX_CHUNK_TOKENS;
 pub struct Layer {
     /// Where page 0 starts.
     pub address: u64,
-    /// How many pages there are.
     pub pages: u64,
     /// Bytes from the start of one page to the start of the next.
     pub stride_bytes: u64,
-    /// Bytes of a page.
     pub page_bytes: u64,
     /// Which of the cache's groups it belongs to: layers of a group share one table of pages.
     pub group: usize,
@@ -26,7 +24,6 @@ pub struct Layer {
 /// Layers whose pages are given out together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// Tokens of a page.
     pub page_tokens: u32,
     /// KV heads of a page where heads come before tokens; 1 where a page is never cut by heads.
     pub heads: u32,
@@ -84,7 +81,6 @@ impl CacheShape {
         self.chunk_tokens
     }
 
-    /// The group of a layer.
     pub fn group_of(&self, layer: &Layer) -> Group {
         self.groups[layer.group]
     }

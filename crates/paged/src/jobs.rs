@@ -19,7 +19,6 @@ pub struct JobStored {
 /// together do they say what it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
-    /// From where.
     pub tier: Tier,
     /// What came.
     pub bytes: u64,
@@ -156,7 +155,6 @@ impl Jobs {
         self.state.lock().keep(stall);
     }
 
-    /// A load has ended.
     pub fn end_load(&self, end: LoadEnd, loaded: Loaded) {
         let mut state = self.state.lock();
         state.loads.remove(&end.job);
@@ -171,7 +169,6 @@ impl Jobs {
         self.state.lock().stores.insert(job)
     }
 
-    /// A store has ended.
     pub fn end_store(&self, end: JobStored) {
         let mut state = self.state.lock();
         state.stores.remove(&end.job);

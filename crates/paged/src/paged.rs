@@ -69,10 +69,7 @@ pub enum NotOpened {
     Copies(#[from] NotCopied),
     /// A number.
     #[error("threads is {threads}; allowed: 1 to {MAX_COPY_THREADS}")]
-    Threads {
-        /// Threads asked for.
-        threads: usize,
-    },
+    Threads { threads: usize },
     /// The system gives no thread.
     #[error("threads: {0}")]
     System(#[from] std::io::Error),
@@ -199,7 +196,6 @@ impl PagedCache {
         self.shared.client().is_some_and(|client| client.is_connected())
     }
 
-    /// The shape of the cache.
     pub fn cache(&self) -> &CacheShape {
         &self.shared.cache
     }
@@ -368,7 +364,6 @@ impl PagedCache {
         self.loads.lock().values().filter(|load| !load.is_over()).cloned().collect()
     }
 
-    /// What was counted.
     pub fn stats(&self) -> Stats {
         self.shared.counters.read()
     }

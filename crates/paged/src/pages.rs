@@ -39,26 +39,16 @@ pub enum BadPages {
     /// A table is too short.
     #[error("the pages of group {group} are {given}; allowed: {needed} or more, for {tokens} tokens")]
     Short {
-        /// Whose.
         group: usize,
         /// Blocks given.
         given: usize,
         /// Blocks needed.
         needed: u64,
-        /// Tokens that they are for.
         tokens: u64,
     },
     /// There is no such page.
     #[error("page {page} of block {block} of group {group}; allowed: {allowed}")]
-    Page {
-        /// Whose.
-        group: usize,
-        /// Which block.
-        block: usize,
-        page: i64,
-        /// What may be.
-        allowed: String,
-    },
+    Page { group: usize, block: usize, page: i64, allowed: String },
 }
 
 /// Which part of a page a storer's page has.
@@ -74,7 +64,6 @@ pub struct HeadRange {
 /// How a storer's chunks fit this cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// Which heads of it are wanted.
     pub heads: HeadRange,
     /// Tokens of its pages; `None` if they are as here.
     pub page_tokens: Option<u32>,
@@ -95,9 +84,7 @@ pub enum Misfit {
     /// A layer has another length than chunks of this shape have.
     #[error("layer {layer} of the chunk has {bytes} bytes; {fits}")]
     Bytes {
-        /// Which layer.
         layer: u32,
-        /// What it has.
         bytes: u64,
         /// What it should have.
         fits: String,
@@ -243,7 +230,6 @@ struct Foreign {
     cell_bytes: u64,
     /// Tokens of its pages, and of pages here.
     page_tokens: (u64, u64),
-    /// Bytes of its pages.
     page_bytes: u64,
 }
 

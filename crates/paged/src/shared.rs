@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub struct Shared {
     pub cache: CacheShape,
-    /// Who copies.
     pub copies: Arc<dyn Copies>,
     pub counters: Counters,
     pub jobs: Jobs,

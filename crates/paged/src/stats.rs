@@ -26,7 +26,6 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// Each with its name.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)+]
             }
@@ -39,7 +38,6 @@ counters! {
     loads,
     /// Loads that ended with fewer tokens than asked for.
     loads_short,
-    /// Loads that are under way.
     loads_under_way,
     /// Bytes that were copied into pages.
     bytes_loaded,
@@ -71,7 +69,6 @@ counters! {
     stores_refused,
     /// Of those, what was not stored for any other reason.
     stores_failed,
-    /// Bytes that were stored.
     bytes_stored,
     /// Bytes of stores that are on their way.
     bytes_storing,

@@ -208,7 +208,6 @@ impl Node {
         Ok(self.0.get()?.places.lock())
     }
 
-    /// The pieces of each layer.
     fn layers(&self, layers: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Piece>>> {
         let rows = layers.try_iter()?.map(|layer| rows::read_plain(&layer?)).collect::<PyResult<Vec<_>>>()?;
         let places = self.places()?;

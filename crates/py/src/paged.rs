@@ -175,7 +175,6 @@ impl PagedCache {
         Ok(py.detach(|| cache.wait_stored(&jobs, limit)))
     }
 
-    /// What was counted.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for (name, value) in self.0.get()?.stats().named() {

@@ -126,7 +126,6 @@ pub enum ConfigError {
     BackendUrl {
         /// The backend.
         name: String,
-        /// What was given.
         url: String,
     },
     /// A limit of zero.

@@ -308,7 +308,6 @@ impl Dispatcher {
         self.backends[backend].health.is_silent()
     }
 
-    /// The state as numbers.
     pub fn stats(&self) -> RouterStats {
         let backends = self.backends.iter().enumerate().map(|(index, backend)| BackendStats {
             up: backend.health.is_up(),

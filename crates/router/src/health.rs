@@ -212,7 +212,6 @@ impl Health {
         }
     }
 
-    /// May it be used?
     pub fn is_up(&self) -> bool {
         self.down.is_none()
     }

@@ -28,7 +28,6 @@ pub enum Own {
     Decisions,
     /// The models of all engines.
     Models,
-    /// One of them.
     Model,
 }
 

@@ -8,7 +8,6 @@ use prometheus_client::metrics::histogram::Histogram;
 pub struct RouterStats {
     /// Name of the policy.
     pub policy: &'static str,
-    /// Decisions made.
     pub decisions: u64,
     /// One entry per backend, in the order they were given.
     pub backends: Vec<BackendStats>,
@@ -18,9 +17,7 @@ pub struct RouterStats {
 /// totals of tokens are as the engines counted them.
 #[derive(Debug, Clone)]
 pub struct BackendStats {
-    /// Its name.
     pub name: String,
-    /// May it be used?
     pub up: bool,
     /// Requests in flight.
     pub in_flight: u32,
@@ -40,7 +37,6 @@ pub struct BackendStats {
     pub ejections: u64,
     /// Tokens of answered prompts, where the answer reported what was cached.
     pub prompt_tokens: u64,
-    /// How many of them it had cached.
     pub cached_tokens: u64,
     /// How many of them the router believed that it had cached.
     pub predicted_tokens: u64,

@@ -25,7 +25,6 @@ impl io::Write for Log {
 }
 
 impl Log {
-    /// The lines that have all of these in them.
     fn lines(&self, parts: &[&str]) -> usize {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         text.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count()

@@ -14,14 +14,11 @@ use std::ops::Range;
 pub struct Residence {
     /// In the memory of the store.
     pub memory: usize,
-    /// On its disk.
     pub disk: usize,
-    /// With its peers.
     pub peers: usize,
 }
 
 impl Residence {
-    /// All of them.
     pub fn chunks(&self) -> usize {
         self.memory + self.disk + self.peers
     }

@@ -72,7 +72,6 @@ impl Index {
         !self.free.is_empty() || self.ids.len() < self.limit
     }
 
-    /// The id of a row that is in use.
     pub fn id(&self, row: EntryIx) -> &ChunkId {
         &self.ids[row.position()]
     }

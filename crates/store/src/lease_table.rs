@@ -65,7 +65,6 @@ impl LeaseTable {
         true
     }
 
-    /// Ends a lease.
     pub fn end(&mut self, id: LeaseId) -> Option<LiveLease> {
         let lease = self.live.remove(&id)?;
         self.by_expiry.remove(&(lease.expires_us, id));

@@ -99,7 +99,6 @@ impl<Slot: Copy + Eq + Hash> Operations<Slot> {
         self.owned.contains_key(&slot)
     }
 
-    /// Slots that are used or may be.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         self.owned.keys().copied()
     }

@@ -29,16 +29,10 @@ pub struct ChunkShape {
 pub enum ShapeError {
     /// No layers, or too many.
     #[error("a chunk has 1 to {MAX_LAYERS} layers, not {layers}")]
-    Layers {
-        /// Layers given.
-        layers: usize,
-    },
+    Layers { layers: usize },
     /// A layer without bytes.
     #[error("layer {layer} has no bytes")]
-    EmptyLayer {
-        /// Which one.
-        layer: usize,
-    },
+    EmptyLayer { layer: usize },
     /// More bytes than can be counted.
     #[error("the chunk is larger than 2^64 bytes")]
     Overflow,
@@ -67,7 +61,6 @@ impl ChunkShape {
         ChunkShape { ends: Box::new([]) }
     }
 
-    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.ends.len()
     }

@@ -50,7 +50,6 @@ pub enum SlabError {
         "slab_bytes must be a multiple of {SLOT_ALIGN_BYTES} from {SLOT_ALIGN_BYTES} to {limit}, not {slab_bytes}"
     )]
     SlabBytes {
-        /// Given.
         slab_bytes: u64,
         /// Largest slab.
         limit: u64,
@@ -60,7 +59,6 @@ pub enum SlabError {
     Slabs {
         /// The arena's length.
         capacity_bytes: u64,
-        /// Given.
         slab_bytes: u64,
         /// How many would fit.
         slabs: u64,
@@ -128,7 +126,6 @@ impl Slab {
     }
 }
 
-/// Bytes of a slot for chunks of this shape.
 pub(crate) fn slot_bytes(shape: &ChunkShape) -> u64 {
     shape.bytes().checked_next_multiple_of(SLOT_ALIGN_BYTES).unwrap_or(u64::MAX)
 }

@@ -18,10 +18,7 @@ pub enum Refused {
     BeingWritten,
     /// The id, or the parent's, belongs to another tenant.
     #[error("the chunk or its parent belongs to {owner:?}")]
-    OtherTenant {
-        /// Whose it is.
-        owner: TenantId,
-    },
+    OtherTenant { owner: TenantId },
     /// No slab can hold the chunk.
     #[error("the chunk takes {slot_bytes} bytes; a slab has {slab_bytes}")]
     TooLarge {
@@ -48,11 +45,8 @@ pub enum Refused {
         "{tenant:?} uses {used_bytes} of {quota_bytes} bytes; {needed_bytes} more are needed and nothing may be evicted"
     )]
     Quota {
-        /// Who.
         tenant: TenantId,
-        /// What it uses.
         used_bytes: u64,
-        /// What it may use.
         quota_bytes: u64,
         /// What the chunk takes.
         needed_bytes: u64,
@@ -82,7 +76,6 @@ pub enum Unreadable {
     Outside {
         /// The place asked for.
         chunk: usize,
-        /// The layer asked for.
         layer: usize,
     },
 }
@@ -184,7 +177,6 @@ pub struct Stat {
     pub capacity_bytes: u64,
     /// Where every byte of it is.
     pub arena: ArenaUse,
-    /// What is counted.
     pub counters: Counters,
     /// Bytes of the tables that grow with slots in use: occupants and checksums.
     pub slot_table_bytes: u64,

@@ -10,7 +10,6 @@ pub struct TenantId(pub u16);
 /// What a tenant uses of what it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantUse {
-    /// The tenant.
     pub tenant: TenantId,
     /// Bytes of slots that hold its chunks, including those still being written or drained.
     pub used_bytes: u64,
@@ -33,12 +32,10 @@ impl Quotas {
         Quotas { default_bytes, limits: limits.into_iter().collect(), used: Vec::new() }
     }
 
-    /// What the tenant may use.
     pub fn limit_bytes(&self, tenant: TenantId) -> u64 {
         self.limits.get(&tenant).copied().unwrap_or(self.default_bytes)
     }
 
-    /// What the tenant uses.
     pub fn used_bytes(&self, tenant: TenantId) -> u64 {
         self.used.get(usize::from(tenant.0)).copied().unwrap_or(0)
     }

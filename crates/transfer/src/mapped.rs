@@ -30,7 +30,6 @@ pub enum Absent {
         base: u64,
         /// Its length.
         len: u64,
-        /// Which part.
         part: Range<u64>,
         /// What is wrong with it.
         why: &'static str,

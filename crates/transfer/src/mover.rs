@@ -51,7 +51,6 @@ pub struct Start {
 /// Something that callers wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A transfer ended.
     Ended(TransferId, End),
     /// Spans that were quarantined when their transfer ended are touched by nobody any more.
     Quiet(TransferId, Vec<Span>),
@@ -187,7 +186,6 @@ impl Mover {
         self.regions.remove(region)
     }
 
-    /// Adds a link.
     pub fn add_link(&mut self, spec: LinkSpec) -> LinkId {
         self.link_counters.push(LinkTelemetry { name: spec.name.clone(), ..LinkTelemetry::default() });
         self.links.push(LinkState::new(spec));

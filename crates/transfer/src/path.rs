@@ -62,19 +62,13 @@ impl PathSpec {
 pub enum PathError {
     /// The numbers of hops and stagings do not fit.
     #[error("a path needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings")]
-    Shape {
-        /// Hops given.
-        hops: usize,
-        /// Stagings given.
-        staging: usize,
-    },
+    Shape { hops: usize, staging: usize },
     /// A hop names a link that was never added.
     #[error("link {0:?} does not exist")]
     UnknownLink(LinkId),
     /// A staging has no slots or slots without bytes.
     #[error("staging needs slots and bytes above 0: {slots} slots of {slot_bytes} bytes")]
     EmptyStaging {
-        /// Slots given.
         slots: u32,
         /// Bytes per slot given.
         slot_bytes: u64,
@@ -84,13 +78,11 @@ pub enum PathError {
         "staging {region:?} has {known} slots of {known_bytes} bytes on another path, not {slots} of {slot_bytes}"
     )]
     CutOtherwise {
-        /// The region.
         region: RegionId,
         /// Slots that it has.
         known: u32,
         /// Their size.
         known_bytes: u64,
-        /// Slots given.
         slots: u32,
         /// Bytes per slot given.
         slot_bytes: u64,

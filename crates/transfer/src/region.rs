@@ -27,7 +27,6 @@ pub enum Place {
 /// Bytes `offset .. offset + len` of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The region.
     pub region: RegionId,
     /// First byte, from the region's start.
     pub offset: u64,
@@ -201,14 +200,10 @@ impl RegionId {
 pub enum Refused {
     /// No such region, or no longer.
     #[error("region {region:?} is not registered")]
-    UnknownRegion {
-        /// The id given.
-        region: RegionId,
-    },
+    UnknownRegion { region: RegionId },
     /// A span reaches outside its region.
     #[error("span {span:?} reaches outside its region of {region_bytes} bytes")]
     OutOfBounds {
-        /// The span.
         span: Span,
         /// The region's length.
         region_bytes: u64,
@@ -240,7 +235,6 @@ pub enum Refused {
     /// Too many pairs in one transfer.
     #[error("{pairs} pairs in one transfer; at most {limit} may be")]
     TooManyPairs {
-        /// Pairs given.
         pairs: usize,
         /// The limit.
         limit: usize,
@@ -248,7 +242,6 @@ pub enum Refused {
     /// The region is used by transfers that have not ended.
     #[error("region {region:?} is used by {users} transfers")]
     RegionInUse {
-        /// The region.
         region: RegionId,
         /// Transfers, or lost operations, that hold it.
         users: u32,

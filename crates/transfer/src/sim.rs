@@ -58,11 +58,9 @@ impl SimLink {
 /// One operation, as it went.
 #[derive(Debug, Clone)]
 pub struct Ran {
-    /// On which link.
     pub link: LinkId,
     /// When the mover started it.
     pub started_us: u64,
-    /// When it completed.
     pub completed_us: u64,
     /// What it was to copy.
     pub pairs: Vec<SpanPair>,
@@ -71,11 +69,8 @@ pub struct Ran {
 /// A transfer that ended.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// Which one.
     pub id: TransferId,
-    /// When.
     pub at_us: u64,
-    /// How.
     pub end: End,
 }
 
@@ -154,7 +149,6 @@ impl Sim {
         region
     }
 
-    /// A link.
     pub fn add_link(&mut self, spec: LinkSpec, model: SimLink) -> LinkId {
         let link = self.mover.add_link(spec.clone());
         if let Some(dies_at_us) = model.dies_at_us {

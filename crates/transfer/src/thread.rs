@@ -183,7 +183,6 @@ impl MoverHandle {
         })
     }
 
-    /// Adds a path.
     pub fn add_path(&self, spec: PathSpec) -> Result<Result<PathId, PathError>, Closed> {
         self.control(move |worker| worker.mover.add_path(spec))
     }

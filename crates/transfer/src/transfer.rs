@@ -98,7 +98,6 @@ pub enum Reason {
         link: String,
         /// What the last attempt reported.
         error: String,
-        /// Attempts made.
         attempts: u32,
     },
     /// Whoever owns the other memory will not have it.

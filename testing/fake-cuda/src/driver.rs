@@ -174,7 +174,6 @@ impl State {
     }
 }
 
-/// The locked state.
 pub struct Locked(Option<MutexGuard<'static, State>>);
 
 /// Locks the state.

@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Engines of a GPU.
 pub const ENGINES_PER_GPU: usize = 4;
 const NAMES: [&str; ENGINES_PER_GPU] = ["h2d", "d2h", "p2p", "compute"];
 const FROM_HOST: usize = 0;

@@ -30,7 +30,6 @@ pub struct Effect {
     pub touches: Vec<Touch>,
 }
 
-/// All kernels.
 static KERNELS: &[Kernel] = &[
     Kernel { name: "forebay_scatter", params: &[8, 8, 4, 4], body: scatter },
     Kernel { name: "forebay_gather", params: &[8, 8, 4, 4], body: gather },
@@ -40,7 +39,6 @@ static KERNELS: &[Kernel] = &[
     Kernel { name: "forebay_spin", params: &[8], body: spin },
 ];
 
-/// The kernel of a name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
 }

@@ -16,7 +16,6 @@ pub enum Sort {
     NonBlocking,
 }
 
-/// A stream.
 pub struct Stream {
     pub gpu: usize,
     pub sort: Sort,

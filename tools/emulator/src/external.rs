@@ -29,7 +29,6 @@ const LEASE_US: u64 = 30_000_000;
 /// How an engine reaches a store.
 #[derive(Clone, Debug)]
 pub struct StoreConnection {
-    /// The store.
     pub store: Arc<dyn chunk_store::ChunkStore>,
     /// What moves the bytes between the two. There must be routes between the store's place and
     /// `device`, both ways, and it must outlive the engine.

@@ -34,7 +34,6 @@ pub struct Job {
 /// When output is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// All of it at the end.
     AtEnd,
     /// The first token at once, then whenever this many have come together; vLLM's
     /// `stream_interval`.

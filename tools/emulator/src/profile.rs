@@ -15,7 +15,6 @@ pub struct Profile {
     pub name: String,
     /// What is known about the model.
     pub model: ModelFacts,
-    /// What a step costs.
     pub step: StepCosts,
     /// What the GPU has room for.
     pub memory: MemoryFacts,
@@ -64,7 +63,6 @@ pub struct StepCosts {
 pub struct MemoryFacts {
     /// Tokens of KV that fit.
     pub pool_tokens: usize,
-    /// Tokens of a block.
     pub block_tokens: usize,
 }
 
@@ -92,7 +90,6 @@ pub enum ProfileError {
     /// No shipped profile has this name.
     #[error("unknown profile {name:?}; shipped are: {shipped}")]
     Unknown {
-        /// The name given.
         name: String,
         /// The names there are.
         shipped: String,

@@ -20,7 +20,6 @@ pub struct Stats {
     pub scheduler: Counters,
     /// Prompt tokens of requests that produced their first token.
     pub prompt_tokens: u64,
-    /// Tokens of output.
     pub output_tokens: u64,
     /// Requests with all their output.
     pub finished: u64,

@@ -27,7 +27,6 @@ fn with_events() -> EngineConfig {
 /// One event, its fields by name.
 type Event = BTreeMap<String, Value>;
 
-/// The events of a payload.
 fn decode(payload: &[u8]) -> Vec<Event> {
     let batch = rmpv::decode::read_value(&mut &payload[..]).expect("msgpack");
     let batch = batch.as_array().expect("an array").clone();

@@ -33,7 +33,6 @@ pub struct Row {
     pub min: f64,
     /// The largest of the runs.
     pub max: f64,
-    /// How many runs were made.
     pub runs: usize,
     /// What the machine gave at best in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -19,9 +19,7 @@ pub struct Disk {
 /// Where a value lies: the place of each of its sectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copy {
-    /// Whose it is.
     pub key: u64,
-    /// Which one.
     pub version: u32,
     /// In the order of the value's bytes.
     pub sectors: Vec<Place>,
@@ -30,7 +28,6 @@ pub struct Copy {
 /// A sector of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The file.
     pub file: PathBuf,
     /// Where it starts.
     pub offset: u64,

@@ -28,7 +28,6 @@ pub enum Ending {
     Short(usize),
     /// After none, without an error.
     Zero,
-    /// With this error number.
     Error(i32),
 }
 

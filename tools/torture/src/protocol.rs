@@ -20,9 +20,7 @@ use std::path::PathBuf;
 
 /// Commands that the suite has under way at a time, at most. A worker must work on that many.
 pub const COMMANDS_MAX: usize = 64;
-/// Bytes that a header may have.
 const HEADER_BYTES_MAX: u32 = 1 << 20;
-/// Bytes that a payload may have.
 const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
 
 /// The header of a command.
@@ -96,7 +94,6 @@ pub enum Fault {
     None,
     /// System calls that move bytes end oddly.
     Io {
-        /// How.
         kind: IoFault,
         /// Whether reads do.
         reads: bool,
@@ -180,7 +177,6 @@ pub enum Is {
     },
 }
 
-/// Writes one frame.
 pub fn write_frame(to: &mut impl Write, header: &impl Serialize, payload: &[u8]) -> io::Result<()> {
     let header = serde_json::to_vec(header)?;
     let header_bytes = u32::try_from(header.len()).map_err(io::Error::other)?;

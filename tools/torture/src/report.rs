@@ -48,7 +48,6 @@ impl Column {
 }
 
 impl Report {
-    /// The column of a store.
     pub fn of(&self, store: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.store == store)
     }

@@ -38,7 +38,6 @@ pub struct Seen {
     pub misses: u64,
     /// Values that came back wrong.
     pub wrong_values: u64,
-    /// Bytes that were wrong in them.
     pub wrong_bytes: u64,
     /// The first wrong value, in words.
     pub first_wrong: Option<String>,
@@ -65,7 +64,6 @@ pub struct Rig {
     pub scale: Scale,
     /// How the store is opened; cases may change it before.
     pub setup: Setup,
-    /// What was seen.
     pub seen: Seen,
     /// Choices of the case.
     pub random: Random,

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 /// A store under test. Methods are called from many threads at a time.
 pub trait Subject: Send + Sync {
-    /// Opens it.
     fn open(&self, setup: &Setup) -> Is;
     /// Stores a value.
     fn put(&self, key: u64, value: Vec<u8>) -> Is;
@@ -24,7 +23,6 @@ pub trait Subject: Send + Sync {
     fn inject(&self, fault: Fault) -> Is;
     /// Faults that the store has noticed, if it counts them.
     fn faults(&self) -> Option<u64>;
-    /// Closes it.
     fn close(&self) -> Is;
 }
 

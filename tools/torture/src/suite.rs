@@ -23,7 +23,6 @@ pub struct Store {
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Suite {
-    /// The stores.
     pub stores: Vec<Store>,
     /// A part of the names of the cases to run; empty for all.
     pub only: String,
@@ -42,7 +41,6 @@ pub struct Outcome {
     pub what: &'static str,
     /// Whether it was passed, and if not, all that was found.
     pub verdict: Verdict,
-    /// What was seen.
     pub seen: Seen,
     /// How long it took.
     pub took: Duration,

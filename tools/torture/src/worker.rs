@@ -16,7 +16,6 @@ use thiserror::Error;
 /// How to start a worker.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The program.
     pub program: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,
@@ -63,7 +62,6 @@ pub enum Broken {
     Unexpected {
         /// The command's name.
         command: &'static str,
-        /// The answer.
         answer: Is,
     },
     /// The suite's own trouble: no process, no directory.

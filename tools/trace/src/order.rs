@@ -17,7 +17,6 @@ impl OutOfOrder {
         self.latest_us = self.latest_us.max(request.arrival_us);
     }
 
-    /// How many there were.
     pub fn count(self) -> usize {
         self.count
     }

@@ -28,7 +28,6 @@ pub struct Reuse {
 }
 
 impl Reuse {
-    /// What sessions have from each other.
     pub fn across_sessions(&self) -> f64 {
         self.shared - self.within_session
     }

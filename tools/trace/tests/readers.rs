@@ -47,7 +47,6 @@ fn any_request() -> impl Strategy<Value = TraceRequest> {
     })
 }
 
-/// One good line of each format.
 fn good_line(format: Format) -> &'static str {
     match format {
         Format::Forebay => {

@@ -23,7 +23,6 @@ pub struct Lent {
 pub struct Found {
     /// In the node's memory.
     pub in_memory: u32,
-    /// On its disk.
     pub on_disk: u32,
     /// On other nodes, as they say.
     pub on_peers: u32,
@@ -94,7 +93,6 @@ pub enum Refusal {
     BadRequest,
 }
 
-/// Kinds of refusals.
 pub const REFUSALS: usize = KINDS.len();
 
 const KINDS: [Refusal; 7] = [
@@ -149,7 +147,6 @@ pub enum Answer {
     },
     /// How many chunks, from the first on, are there.
     Found(Found),
-    /// A lease.
     Leased(Leased),
     /// Some of the chunks that were to be brought: those that have come, or will not, since the
     /// answer before.
@@ -160,7 +157,6 @@ pub enum Answer {
     Reserved(Vec<Reservation>),
     /// The same.
     Committed(Vec<Commitment>),
-    /// What the node counts.
     Stat(NodeStat),
     /// To a ping.
     Pong,
@@ -170,7 +166,6 @@ pub enum Answer {
     /// These watched chunks are not there any more, and are not watched any more. Nobody has asked
     /// for this: its number is 0.
     Gone(Vec<ChunkId>),
-    /// No.
     Refused(Refusal, String),
 }
 
@@ -371,7 +366,6 @@ impl Lent {
 }
 
 impl Found {
-    /// All of them.
     pub fn chunks(&self) -> u32 {
         self.in_memory.saturating_add(self.on_disk).saturating_add(self.on_peers)
     }

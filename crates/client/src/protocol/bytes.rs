@@ -15,7 +15,6 @@ pub enum BadBytes {
         /// What was being read.
         what: &'static str,
         needed: usize,
-        /// What there is.
         left: usize,
     },
     /// They go on behind the end.
@@ -149,7 +148,6 @@ impl<'a> Reader<'a> {
 pub struct Writer(pub Vec<u8>);
 
 impl Writer {
-    /// Bytes as they are.
     pub fn bytes(mut self, bytes: &[u8]) -> Writer {
         self.0.extend_from_slice(bytes);
         self

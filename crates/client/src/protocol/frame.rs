@@ -69,13 +69,7 @@ pub enum BadFrame {
     #[error(
         "a frame of {bytes} bytes, while clients have not finished frames of {taken}; limits.unfinished is {limit}"
     )]
-    NoRoom {
-        bytes: usize,
-        /// What is taken.
-        taken: u64,
-        /// What may be.
-        limit: u64,
-    },
+    NoRoom { bytes: usize, taken: u64, limit: u64 },
     /// A shorter one than a digest.
     #[error("a frame of {bytes} bytes; at least the {DIGEST_BYTES} of its digest must be")]
     TooShort { bytes: u32 },
@@ -91,10 +85,7 @@ pub enum BadFrame {
     },
     /// Bytes that must be zero are not.
     #[error("the header's reserved bytes are {value:#06x}, not 0")]
-    Reserved {
-        /// What they are.
-        value: u16,
-    },
+    Reserved { value: u16 },
 }
 
 impl Frame {

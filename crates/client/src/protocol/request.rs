@@ -53,7 +53,6 @@ pub enum Request {
     Hello(Hello),
     /// How much of a sequence is there?
     Lookup(Vec<ChunkId>),
-    /// Lease what is there.
     Lease {
         /// For how long, unless it is renewed.
         ttl_us: u64,

@@ -72,12 +72,7 @@ pub enum StartError {
     Cuda(#[from] CudaError),
     /// An ordinal that does not exist.
     #[error("devices: {index} does not exist; {count} GPUs are visible, the first is 0")]
-    NoDevice {
-        /// What was asked for.
-        index: u16,
-        /// How many there are.
-        count: u16,
-    },
+    NoDevice { index: u16, count: u16 },
     /// Nothing to copy to.
     #[error("devices: none; at least one GPU is needed")]
     NoDevices,
@@ -103,10 +98,7 @@ pub enum StartError {
 pub enum CopyError {
     /// A GPU that the copier was not started with.
     #[error("device: {index} is not one of this copier's")]
-    NoDevice {
-        /// What was asked for.
-        index: u16,
-    },
+    NoDevice { index: u16 },
     /// Not between pinned host memory and a GPU. Nothing was copied.
     #[error(
         "copy {index}, {} bytes from {:#x} to {:#x}, is not between pinned host memory and a GPU: {why}",
@@ -115,7 +107,6 @@ pub enum CopyError {
     NotBetween {
         /// Its place among the pieces.
         index: usize,
-        /// The piece.
         piece: Piece,
         /// What is wrong with it.
         why: Declined,
@@ -256,7 +247,6 @@ impl Copier {
         Ok(gone)
     }
 
-    /// The driver.
     pub fn driver(&self) -> &'static Driver {
         self.gpus[0].device().driver()
     }

@@ -46,7 +46,6 @@ pub struct CopyList {
 }
 
 impl CopyList {
-    /// A list with room for so many.
     pub fn with_room(copies: usize) -> CopyList {
         let room = || Vec::with_capacity(copies);
         CopyList { to: room(), from: room(), bytes: Vec::with_capacity(copies) }
@@ -59,7 +58,6 @@ impl CopyList {
         self.bytes.push(bytes as Size);
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.to.len()
     }

@@ -57,7 +57,6 @@ pub enum LoadError {
     TooOld {
         /// What it supports.
         version: i32,
-        /// What is needed.
         oldest: i32,
     },
     /// It is there and does not start: no GPU, or a broken installation.

@@ -24,7 +24,6 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
     pub const BOTH: [Direction; 2] = [Direction::HostToDevice, Direction::DeviceToHost];
 
     /// Where bytes that go this way between host memory and a GPU are read, and where they arrive.

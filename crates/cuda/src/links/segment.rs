@@ -10,7 +10,6 @@ pub struct Segment {
     pub runs: Vec<(u64, u64, u64)>,
     /// The slot to or from pages: (offset in the slot, address of the page's part, bytes).
     pub pages: Vec<(u64, u64, u64)>,
-    /// Bytes in all.
     pub bytes: u64,
 }
 

@@ -101,7 +101,6 @@ impl PinnedBehind {
         Ok(PinnedBehind { shared, keeper: Mutex::new(Some(keeper)) })
     }
 
-    /// The memory.
     pub fn memory(&self) -> &Arc<dyn Backing> {
         &self.shared.memory
     }

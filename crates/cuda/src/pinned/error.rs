@@ -15,7 +15,6 @@ pub enum PinError {
     /// More than one registration may span.
     #[error("{bytes} bytes in one piece: allowed are {most_bytes}, which is what one registration spans")]
     TooLong {
-        /// What was asked for.
         bytes: u64,
         /// What one registration spans.
         most_bytes: u64,
@@ -29,7 +28,6 @@ pub enum PinError {
         step: &'static str,
         /// What the system said.
         error: Errno,
-        /// What there is.
         host: Box<MemoryFacts>,
     },
     /// The driver does not pin it.
@@ -39,7 +37,6 @@ pub enum PinError {
         bytes: u64,
         /// What the driver said.
         error: CudaError,
-        /// What there is.
         host: Box<MemoryFacts>,
     },
 }

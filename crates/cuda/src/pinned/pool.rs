@@ -48,7 +48,6 @@ impl PoolConfig {
 pub struct PoolCounters {
     /// Bytes that are pinned.
     pub held_bytes: u64,
-    /// Bytes of them that are lent.
     pub lent_bytes: u64,
     /// Slabs that were pinned, since the start.
     pub registrations: u64,

@@ -37,11 +37,9 @@ pub struct Growth<S> {
      the longest range that is left has {left_bytes} bytes"
 )]
 pub struct Full {
-    /// What was asked for.
     pub asked_bytes: u64,
     /// What the pool may hold.
     pub limit_bytes: u64,
-    /// What is lent of it.
     pub lent_bytes: u64,
     /// The longest request that would fit.
     pub left_bytes: u64,
@@ -138,7 +136,6 @@ impl<S> Space<S> {
         self.slabs.values().map(|slab| slab.bytes).sum()
     }
 
-    /// Bytes that are lent.
     pub fn lent_bytes(&self) -> u64 {
         self.slabs.values().map(|slab| slab.bytes - slab.free_bytes).sum()
     }

@@ -23,7 +23,6 @@ pub fn findings(host: &Topology) -> Vec<Finding> {
     all
 }
 
-/// How many there are.
 fn number(host: &Topology) -> Vec<Finding> {
     if host.gpus.len() > 1 {
         return vec![Finding::ok(format!("{} GPUs", host.gpus.len()))];

@@ -29,7 +29,6 @@ pub enum Severity {
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was found.
     pub what: String,
     /// Why it matters.
     pub why: String,
@@ -73,7 +72,6 @@ pub fn without_driver(error: &LoadError) -> Finding {
     Finding::new(Severity::Fault, error.to_string(), "without a driver no GPU can be used", action)
 }
 
-/// The worst of all.
 pub fn worst(findings: &[Finding]) -> Severity {
     findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
 }

@@ -63,7 +63,6 @@ pub enum NodeRelays {
     FromEnvironment,
     /// None, whatever the environment says: for a copier none of whose copies would go over them.
     None,
-    /// These.
     At(RelaysAt),
 }
 
@@ -123,10 +122,7 @@ pub enum NotAttached {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     /// Relays are in use.
-    Attached {
-        /// How many.
-        relays: usize,
-    },
+    Attached { relays: usize },
     /// None are; it is tried again.
     Detached {
         /// Why.
@@ -283,7 +279,6 @@ struct Relay {
     memory: Option<ForeignMemory>,
 }
 
-/// One direction of a relay.
 struct RelayDirection {
     staging: RegionId,
     port: Arc<Port>,

@@ -108,7 +108,6 @@ impl std::fmt::Debug for Served {
 }
 
 impl Engine {
-    /// An engine with a new ring.
     pub fn new(gpu: Uuid, socket: OwnedFd, ring: SharedFile) -> Engine {
         Engine {
             gpu,

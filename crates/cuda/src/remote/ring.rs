@@ -16,7 +16,6 @@ use thiserror::Error;
 pub const SLOTS: u64 = 8;
 /// Runs of a request, at most.
 pub const RUNS_MAX: usize = 124;
-/// Words of a queue.
 pub const QUEUE_WORDS: usize = SLOTS as usize * SLOT_WORDS;
 
 /// What the first word says: a name and the version of all of this.
@@ -50,7 +49,6 @@ pub struct Run {
     pub offset: u64,
     /// First byte of the queue's staging.
     pub staging: u64,
-    /// How many.
     pub bytes: u64,
 }
 
@@ -83,9 +81,7 @@ pub enum Violation {
         what: &'static str,
         /// First byte.
         offset: u64,
-        /// How many.
         bytes: u64,
-        /// How many there are.
         limit_bytes: u64,
     },
     /// A number that no memory has.
@@ -124,7 +120,6 @@ impl<'a> Header<'a> {
         (ring.len() >= words(queues) && ring[0].load(Ordering::Acquire) == MAGIC).then_some(Header(ring))
     }
 
-    /// The header of a ring that was made or found.
     pub fn of(ring: &'a [AtomicU64]) -> Header<'a> {
         Header(ring)
     }

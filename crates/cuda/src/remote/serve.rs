@@ -28,7 +28,6 @@ pub struct RelaysStat {
     pub staging_bytes: u64,
     /// Requests that were started, and their bytes.
     pub requests: u64,
-    /// Bytes of these.
     pub bytes: u64,
     /// Engines that were not let in.
     pub refused: u64,

@@ -50,12 +50,7 @@ pub enum RelayError {
     Cuda(#[from] CudaError),
     /// A GPU that is not here.
     #[error("gpus: {asked} is not visible here; visible are: {visible}")]
-    NoGpu {
-        /// What was asked for.
-        asked: Uuid,
-        /// What there is.
-        visible: String,
-    },
+    NoGpu { asked: Uuid, visible: String },
     /// No GPU can be opened: why the first one cannot.
     #[error("gpus: none can be used: {0}")]
     LeftOut(#[from] LeftOut),
@@ -65,7 +60,6 @@ pub enum RelayError {
     /// The socket.
     #[error("socket {path}: {error}")]
     Socket {
-        /// Where.
         path: PathBuf,
         /// What the system said.
         error: io::Error,
@@ -263,7 +257,6 @@ impl RelayServer {
         &self.gpus[0].device
     }
 
-    /// A ring for so many relays.
     pub fn ring(&self, relays: usize) -> io::Result<SharedFile> {
         let bytes = (super::ring::words(2 * relays) * 8) as u64;
         let ring = SharedFile::create(bytes).map_err(io::Error::other)?;

@@ -45,7 +45,6 @@ pub struct Session {
 /// Memory that the node has.
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
-    /// Its number.
     pub memory: u64,
     /// Where the region begins in it.
     pub offset: u64,
@@ -126,7 +125,6 @@ impl Session {
         self.memories.write().insert(region, known);
     }
 
-    /// Forgets a region.
     pub fn forget(&self, region: RegionId) {
         self.memories.write().remove(&region);
     }

@@ -17,12 +17,7 @@ pub enum NotShared {
     NotSealed,
     /// Its length.
     #[error("the file has {bytes} bytes; allowed are 4096 to {most_bytes}")]
-    Length {
-        /// How many it has.
-        bytes: u64,
-        /// How many it may have.
-        most_bytes: u64,
-    },
+    Length { bytes: u64, most_bytes: u64 },
     /// The system does not map it.
     #[error("the file cannot be mapped: {0}")]
     Map(#[from] Errno),
@@ -69,7 +64,6 @@ impl SharedFile {
         Ok(SharedFile { start, len, file })
     }
 
-    /// The file.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -25,23 +25,13 @@ pub enum Message {
         gpu: Uuid,
     },
     /// Relays, one after another as the ring has their queues. The ring and its bell come along.
-    Welcome {
-        /// What there is.
-        relays: Vec<Offer>,
-    },
+    Welcome { relays: Vec<Offer> },
     /// Memory that requests will name by this number; its file comes along.
-    Memory {
-        /// The number.
-        memory: u64,
-    },
+    Memory { memory: u64 },
     /// Memory that no request will name any more.
-    Forget {
-        /// The number.
-        memory: u64,
-    },
+    Forget { memory: u64 },
     /// The message was taken in.
     Done,
-    /// It was not.
     Refused {
         /// Why.
         reason: String,
@@ -54,7 +44,6 @@ pub enum Message {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
-    /// The GPU that it is on.
     pub gpu: Uuid,
     /// What its memory is opened by.
     pub handle: Hex<64>,

@@ -59,7 +59,6 @@ pub struct Counters {
 }
 
 impl Declined {
-    /// All of them.
     pub const ALL: [Declined; 11] = [
         Declined::Small,
         Declined::Capturing,

@@ -107,7 +107,6 @@ impl<'a> Inspector<'a> {
 /// where all of them lie.
 #[derive(Debug, Clone, Copy)]
 pub struct Outline {
-    /// In all.
     pub bytes: u64,
     from: Bounds,
     to: Bounds,
@@ -135,7 +134,6 @@ impl Bounds {
 }
 
 impl Outline {
-    /// That of these pieces.
     pub fn of(pieces: &[Piece]) -> Outline {
         let mut outline = Outline { bytes: 0, from: Bounds::NOTHING, to: Bounds::NOTHING };
         for piece in pieces {

@@ -74,7 +74,6 @@ struct Hop {
 #[derive(Debug)]
 pub struct Work<'a> {
     pub how: How,
-    /// In so many slots.
     pub slots: usize,
     /// What is left of its share.
     pub pages: Pages<'a>,

@@ -12,7 +12,6 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of so many places.
     pub fn new(places: usize) -> Ring {
         Ring { places, taken: VecDeque::new() }
     }

@@ -10,7 +10,6 @@ use std::fmt;
 /// `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFacts {
-    /// All of it.
     pub total_bytes: Option<u64>,
     /// What could be had without anything else being moved out.
     pub available_bytes: Option<u64>,
@@ -18,7 +17,6 @@ pub struct MemoryFacts {
     pub huge_page_bytes: Option<u64>,
     /// Huge pages that are reserved.
     pub huge_pages: Option<u64>,
-    /// Huge pages of them that are free.
     pub huge_pages_free: Option<u64>,
     /// When programs get huge pages without reserving them.
     pub transparent: Option<Transparent>,
@@ -34,16 +32,13 @@ pub struct MemoryFacts {
 pub enum Transparent {
     /// Without asking.
     Always,
-    /// When it asks.
     Madvise,
-    /// Never.
     Never,
 }
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
-    /// Its number.
     pub id: u16,
     /// Its memory.
     pub total_bytes: Option<u64>,

@@ -20,11 +20,9 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct Topology {
     /// The newest CUDA version that the driver supports, as 1000 x major + 10 x minor.
     pub cuda_version: i32,
-    /// Its GPUs.
     pub gpus: Vec<GpuFacts>,
     /// Every ordered pair of two GPUs.
     pub pairs: Vec<Pair>,
-    /// Its memory.
     pub memory: MemoryFacts,
     /// Its NUMA nodes; none where the system does not tell.
     pub numa_nodes: Vec<NumaNode>,
@@ -41,12 +39,10 @@ pub struct GpuFacts {
     pub name: String,
     /// What names it in every process.
     pub uuid: String,
-    /// Bytes of memory.
     pub memory_bytes: u64,
     /// Whether it reads host memory by the host's own page tables, as GPUs that are joined to the
     /// processor by NVLink do.
     pub coherent: Option<bool>,
-    /// Its place on PCIe.
     pub pci: PciPlace,
 }
 

@@ -32,7 +32,6 @@ pub enum CallError {
     TooMany,
 }
 
-/// How a call ends.
 pub(super) type CallEnd = Result<Vec<u8>, CallError>;
 
 /// The calls of one flow that have not ended, and those that were given up.

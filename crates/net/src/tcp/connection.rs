@@ -77,7 +77,6 @@ enum Sent {
     Nothing,
     /// The wire takes no more for now.
     Blocked,
-    /// What there was.
     All,
 }
 

@@ -33,9 +33,7 @@ impl Leases for NoLeases {
 /// What peers may do with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Read it.
     pub read: bool,
-    /// Write it.
     pub write: bool,
     /// Only under a lease that lives.
     pub leased: bool,

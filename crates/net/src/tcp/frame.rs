@@ -18,9 +18,7 @@ use super::greeting::{Hello, Refusal, TEXT_BYTES_MAX, Welcome};
 use crate::bytes::{parse_text, put_bytes};
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Bytes of a header.
 pub(super) const HEADER_BYTES: usize = 24;
-/// Bytes of a CRC.
 pub(super) const CRC_BYTES: usize = 4;
 /// Operations under way on a flow at most.
 pub const OPS_MAX: u16 = 32;

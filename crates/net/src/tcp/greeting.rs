@@ -121,7 +121,6 @@ pub enum RefusalCode {
     NotForebay = 1,
     /// No version is spoken by both.
     Version = 2,
-    /// The token is not the one that is asked for.
     Token = 3,
     /// The instance that was asked for has ended.
     Instance = 4,

@@ -11,7 +11,6 @@
 
 use thiserror::Error;
 
-/// Bytes of a run.
 pub(super) const RUN_BYTES: usize = 24;
 
 /// Spans of one length at equal distances.

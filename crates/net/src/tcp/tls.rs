@@ -149,7 +149,6 @@ pub fn is_beyond_loopback(address: SocketAddr) -> bool {
 /// The nodes that a peer may say it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SpeaksFor {
-    /// Any.
     Anybody,
     /// These, by id in lower-case hex. May be none.
     Only(Vec<String>),

@@ -16,7 +16,6 @@ pub enum Unreached {
     TimedOut,
     /// The network has no way there.
     NoRoute,
-    /// The token is not the one that is asked for.
     Token,
     /// A certificate has expired, is of another authority, or speaks for another node.
     Certificate,
@@ -37,7 +36,6 @@ pub enum Unreached {
 }
 
 impl Unreached {
-    /// All of them.
     pub const ALL: [Unreached; 12] = [
         Unreached::Refused,
         Unreached::TimedOut,

@@ -16,7 +16,6 @@ pub enum UcxError {
     Version { version: (u32, u32, u32) },
     #[error("no transport of the fabric {fabric:?} on devices {devices:?}; this machine has {has}")]
     NoTransport {
-        /// What was asked for.
         fabric: Fabric,
         /// On which devices; none named: all.
         devices: Vec<String>,

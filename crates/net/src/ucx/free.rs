@@ -12,7 +12,6 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct Free(Vec<usize>);
 
 impl Free {
-    /// All of them.
     pub fn all() -> Free {
         Free((0..SLOTS).collect())
     }

@@ -30,5 +30,4 @@ pub use error::UcxError;
 pub use fabric::Fabric;
 pub use rail::UcxRail;
 
-/// The library.
 const LIBRARY: &std::ffi::CStr = c"libucp.so.0";

@@ -6,7 +6,6 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 impl Process {
-    /// This one.
     pub fn own() -> Result<Process, UcxError> {
         let pid = u64::from(std::process::id());
         let started = started(pid).ok_or_else(|| system("reading /proc/self/stat", "no start time"))?;

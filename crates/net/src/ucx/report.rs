@@ -17,7 +17,6 @@ pub struct Resource {
 /// A transport that carries a flow, and for what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
-    /// The transport.
     pub transport: Resource,
     /// What UCX uses it for, in its own words: `am`, `am_bw#0`, `rma_bw#0`, ...
     pub uses: Vec<String>,

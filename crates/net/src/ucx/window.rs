@@ -64,7 +64,6 @@ impl<T> Window<T> {
         numbered.filter_map(|(message, number)| message.as_ref().map(|message| (number, message)))
     }
 
-    /// How many are here.
     pub fn len(&self) -> usize {
         self.held
     }

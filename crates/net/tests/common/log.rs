@@ -28,14 +28,12 @@ pub fn capture() {
     LazyLock::force(&CAPTURE);
 }
 
-/// The lines that have all of these in them.
 pub fn lines(parts: &[&str]) -> Vec<String> {
     let text = String::from_utf8(LINES.lock().unwrap().clone()).unwrap();
     let has_all = |line: &&str| parts.iter().all(|part| line.contains(part));
     text.lines().filter(has_all).map(str::to_owned).collect()
 }
 
-/// The one line that has all of these in it.
 pub fn line(parts: &[&str]) -> String {
     testkit::eventually(&format!("a line with {parts:?}"), || !lines(parts).is_empty());
     let mut found = lines(parts);

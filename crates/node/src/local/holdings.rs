@@ -27,18 +27,13 @@ pub struct HoldingLimits {
 pub enum NotHeld {
     /// It has as many as it may.
     #[error("the client has {limit} {what}; no more may be")]
-    Limit {
-        what: &'static str,
-        /// How many may be.
-        limit: usize,
-    },
+    Limit { what: &'static str, limit: usize },
     /// There is no such lease.
     #[error("lease {lease} is dead")]
     DeadLease { lease: u64 },
     /// The lease has fewer chunks.
     #[error("chunk {chunk} is outside of lease {lease}, which has {chunks}")]
     Outside {
-        /// Which lease.
         lease: u64,
         /// The chunk's place.
         chunk: usize,

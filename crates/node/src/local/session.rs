@@ -95,7 +95,6 @@ impl Session {
         self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
 
-    /// Takes a request.
     pub fn take(self: &Arc<Self>, asked: Asked, request: Request) -> Next {
         if let Some(name) = request.traced_as() {
             self.traces.begin(asked.number, name);

@@ -28,11 +28,7 @@ pub enum NodeError {
          file system that is mounted at {}), or make a log with `forebay store init`",
         path.display(), mount.display()
     )]
-    NoLog {
-        path: PathBuf,
-        /// What is mounted there.
-        mount: PathBuf,
-    },
+    NoLog { path: PathBuf, mount: PathBuf },
     /// Memory, threads or the mover.
     #[error(transparent)]
     Store(#[from] OpenError),

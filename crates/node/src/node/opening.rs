@@ -22,7 +22,6 @@ const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// are to be lent.
 const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
-/// The store of a node.
 pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
     let mut tier = TierConfig::new(config.memory.size);
     tier.max_lease_us = config.limits.lease_us();

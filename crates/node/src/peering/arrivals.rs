@@ -32,7 +32,6 @@ pub struct Waiting {
     has_slot: bool,
     /// For its slot.
     pub jobs: Vec<Job>,
-    /// For its end.
     pub on_ends: Vec<OnPulled>,
 }
 

@@ -42,7 +42,6 @@ impl Hints {
         }
     }
 
-    /// Who has a chunk.
     pub fn peers(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> Vec<String> {
         self.age(now_us);
         let halves = [&self.young, &self.old].into_iter().filter_map(|half| half.get(&(tenant, *id)));

@@ -21,7 +21,6 @@ struct Lender<T> {
 /// What becomes of those that were told "not now".
 #[derive(Debug, PartialEq, Eq)]
 pub enum NotNow<T> {
-    /// They wait.
     Wait,
     /// Something was closed since they asked: they ask again.
     Again(Vec<T>),

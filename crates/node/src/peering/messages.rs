@@ -66,9 +66,7 @@ pub struct RemoteLease {
 /// What a peer answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// So many.
     Found(u32),
-    /// These.
     Leased(RemoteLease),
     /// It is done, and there is nothing to say.
     Heard,

@@ -94,7 +94,6 @@ pub(crate) struct Peering {
 /// What went on between nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeeringStat {
-    /// By peer.
     pub peers: Vec<PeerStat>,
     /// Chunks that came from peers, verified.
     pub pulled: u64,

@@ -53,7 +53,6 @@ struct Counts {
     wrong: AtomicU64,
 }
 
-/// What an owner counts.
 pub struct OwnerStat {
     /// Chunks that were lent.
     pub lent: u64,
@@ -123,7 +122,6 @@ impl Owner {
         }
     }
 
-    /// What is counted.
     pub fn stat(&self) -> OwnerStat {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { lends, refused, complaints, wrong } = &self.counts;

@@ -38,7 +38,6 @@ impl Log {
         LOG.get_or_init(start).clone()
     }
 
-    /// The lines that have all of these words.
     fn lines(&self, words: &[&str]) -> Vec<String> {
         let log = String::from_utf8_lossy(&self.0.lock()).into_owned();
         let has_all = |line: &&str| words.iter().all(|word| line.contains(word));

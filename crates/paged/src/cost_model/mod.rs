@@ -73,13 +73,10 @@ impl Tier {
 /// What is known of a prompt before it is decided about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
-    /// All tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens at its start whose KV the engine has. It may end inside of a chunk.
     pub held_tokens: u64,
-    /// Tokens of a chunk.
     pub chunk_tokens: u32,
-    /// Bytes of a chunk.
     pub chunk_bytes: u64,
     /// Chunks that can be had, from the one on that `held_tokens` ends in: the first ones are in
     /// memory,

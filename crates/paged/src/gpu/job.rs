@@ -112,7 +112,6 @@ impl Inner {
         self.is_awaited
     }
 
-    /// The cache that it is for.
     pub fn cache(&self) -> &CacheShape {
         self.gpu.cache()
     }

@@ -157,7 +157,6 @@ impl Running {
         }
     }
 
-    /// One of the things that were to be done is.
     fn done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;

@@ -9,7 +9,6 @@ pub struct LoadEnd {
     pub job: u64,
     /// Tokens that may be used, from the first chunk's first one on.
     pub tokens: u64,
-    /// Why it is not all of them.
     pub why: Option<String>,
 }
 

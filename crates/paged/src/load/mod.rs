@@ -33,7 +33,6 @@ pub struct LoadRequest {
     pub job: u64,
     /// Chunk ids, in order, and how they fit, of each storer's rank.
     pub sources: Vec<(Vec<ChunkId>, Source)>,
-    /// Where the pages are.
     pub tables: PageTables,
     /// Tokens that the chunks have.
     pub tokens: u64,

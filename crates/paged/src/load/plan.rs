@@ -17,7 +17,6 @@ const WAVES: usize = 2;
 pub struct Part {
     /// Which chunk of the sequence.
     pub chunk: usize,
-    /// Whose.
     pub source: usize,
 }
 
@@ -37,7 +36,6 @@ pub struct NextBatch {
 pub struct Outcome {
     /// Chunks that may be used, from the first one on.
     pub good_chunks: usize,
-    /// Why it is not all of them.
     pub why: Option<String>,
 }
 
@@ -54,7 +52,6 @@ pub struct LoadPlan {
     /// Those that something of is to be done still: a long load has thousands, and each step looks
     /// at all of these.
     waves: BTreeMap<usize, Wave>,
-    /// How many there were.
     begun: usize,
     good_chunks: usize,
     why: Option<String>,

@@ -9,7 +9,6 @@ pub struct LoadStall {
     /// Which load.
     pub job: u64,
     pub time: Duration,
-    /// For how many layers.
     pub layers_late: u64,
 }
 

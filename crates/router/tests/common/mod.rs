@@ -189,7 +189,6 @@ pub fn document(status: &str, body: &str) -> Vec<Step> {
     ))]
 }
 
-/// The head of a stream.
 pub fn stream_head() -> Step {
     Step::Write(
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".into(),
@@ -206,12 +205,10 @@ pub fn event(text: &str) -> Step {
     chunk(&format!("data: {{\"choices\":[{{\"index\":0,\"text\":\"{text}\"}}]}}\n\n"))
 }
 
-/// The end of a stream.
 pub fn stream_end() -> Step {
     Step::Write("e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n".into())
 }
 
-/// The event with the usage.
 pub fn usage_event(prompt_tokens: u64, cached_tokens: u64) -> Step {
     chunk(&format!("data: {{\"choices\":[],\"usage\":{}}}\n\n", usage(prompt_tokens, cached_tokens)))
 }

@@ -35,7 +35,6 @@ impl Adaptive {
         Adaptive { history, shadow, evidence, admits_all: true, changes: 0 }
     }
 
-    /// Notes the use of a chain.
     pub fn used(&mut self, chain: &[Chunk]) {
         self.history.used(chain);
         let Some(sampled) = self.shadow.used(chain, &self.history) else { return };

@@ -12,7 +12,6 @@ pub struct ChunkKey(u64);
 /// A chunk as admission sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// Which.
     pub key: ChunkKey,
     /// What it takes on the SSD.
     pub bytes: u64,
@@ -58,7 +57,6 @@ impl Hash for ChunkKey {
     }
 }
 
-/// A map by keys.
 pub(crate) type KeyMap<V> = HashMap<ChunkKey, V, BuildHasherDefault<AsItIs>>;
 
 /// Hashes a key, which is a hash already, to itself.

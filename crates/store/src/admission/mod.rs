@@ -31,7 +31,6 @@ use std::str::FromStr;
 /// Which chunks that memory drops are written to the SSD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// All of them.
     All,
     /// Those that were used at least twice, among four to eight times as many chunks as fit on the
     /// SSD.
@@ -41,7 +40,6 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies with their names.
     pub const NAMES: [(Policy, &str); 3] =
         [(Policy::All, "all"), (Policy::SecondHit, "second-hit"), (Policy::Adaptive, "adaptive")];
 }
@@ -66,14 +64,12 @@ impl FromStr for Policy {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown admission policy {given:?}, allowed are {}", Policy::NAMES.map(|(_, name)| name).join(", "))]
 pub struct UnknownPolicy {
-    /// What was given.
     pub given: String,
 }
 
 /// What admission has to know about the tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionConfig {
-    /// The policy.
     pub policy: Policy,
     /// Size of the memory tier.
     pub memory_bytes: u64,

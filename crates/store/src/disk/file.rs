@@ -49,10 +49,7 @@ pub enum DiskError {
     },
     /// Neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// The file, its directory or the file system cannot be written to.
     #[error("{}: cannot be written to ({source}): check its owner and how the disk is mounted", path.display())]
     ReadOnly {
@@ -117,7 +114,6 @@ pub enum DiskError {
     Driver {
         /// The file.
         path: PathBuf,
-        /// Which one.
         driver: &'static str,
         /// What the system said.
         source: std::io::Error,
@@ -247,7 +243,6 @@ impl DiskFile {
         DiskFile { fd, facts: Arc::new(FileFacts { path: path.to_owned(), bytes, block_bytes }) }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.facts.path
     }

@@ -37,10 +37,7 @@ pub(crate) enum Next {
 pub enum FaultKind {
     /// A read met the end of the file.
     #[error("the file ends {missing_bytes} bytes too early: it was truncated or replaced")]
-    Truncated {
-        /// Bytes that are not there.
-        missing_bytes: u64,
-    },
+    Truncated { missing_bytes: u64 },
     /// A write moved nothing and gave no reason.
     #[error("the system wrote nothing of the last {left_bytes} bytes and gave no reason")]
     NoProgress {
@@ -49,12 +46,7 @@ pub enum FaultKind {
     },
     /// The system claims more bytes than were asked for.
     #[error("the system reports {result} bytes where {left_bytes} were asked for")]
-    TooMany {
-        /// The result.
-        result: u64,
-        /// Bytes asked for.
-        left_bytes: u64,
-    },
+    TooMany { result: u64, left_bytes: u64 },
     /// The disk, or the quota on it, is full.
     #[error("the disk is full ({errno}): free space on it, or make the file smaller")]
     NoSpace {

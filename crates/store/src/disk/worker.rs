@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// Pause after a wait that failed.
 const PAUSE_AFTER_FAILED_WAIT: Duration = Duration::from_millis(10);
 
 /// What a link's thread shares with those who use the link.

@@ -19,7 +19,6 @@ use std::sync::Arc;
 pub struct ChunkInLog {
     /// Which copy of which chunk.
     pub name: CopyName,
-    /// Whose it is.
     pub tenant: TenantId,
     /// The chunk before it.
     pub parent: Option<ChunkId>,
@@ -32,7 +31,6 @@ pub struct ChunkInLog {
 /// What a tenant has in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantInLog {
-    /// Its chunks.
     pub chunks: u64,
     /// Bytes of their layers.
     pub bytes: u64,
@@ -56,21 +54,17 @@ pub struct SegmentCounts {
 /// What a log is and holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inspection {
-    /// Which log it is.
     pub log: LogUuid,
     /// How often its superblock was written.
     pub epoch: u64,
     /// Whether both superblocks can be read.
     pub both_superblocks: bool,
-    /// Number of the checkpoint that counts.
     pub checkpoint: u64,
     /// How the file is divided.
     pub layout: Layout,
     /// What opening it would find.
     pub recovered: Recovered,
-    /// Its segments.
     pub segments: SegmentCounts,
-    /// What each tenant has.
     pub tenants: BTreeMap<TenantId, TenantInLog>,
     /// Tenants that are gone and whose bytes are still to be overwritten.
     pub doomed: Vec<TenantId>,

@@ -20,7 +20,6 @@ use forebay_kv::ChunkId;
 /// Why a log of several is not opened.
 #[derive(Debug)]
 pub(crate) struct NotOpenedAt {
-    /// The number of its volume.
     pub volume: usize,
     /// Why.
     pub error: NotOpened,

@@ -20,7 +20,6 @@ const DENSE_SIXTEENTHS: u64 = 15;
 pub struct Relocation {
     /// From where. All of it is to be verified.
     pub read: DiskRead,
-    /// To where.
     pub write: DiskWrite,
 }
 
@@ -145,7 +144,6 @@ impl DiskTier {
         Some(Relocation { read, write: Writing { chunk, slot: to, place } })
     }
 
-    /// A relocation ended.
     pub fn end_relocation(&mut self, now_us: u64, relocation: Relocation, end: RelocationEnd) {
         self.advance(now_us);
         let Relocation { read, write } = relocation;

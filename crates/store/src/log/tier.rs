@@ -25,10 +25,8 @@ pub type DiskTier = Tier<Segments>;
 /// What became of the wish to store a chunk on disk.
 pub type DiskBegun = Beginning<Segments>;
 
-/// A read from disk.
 pub type DiskRead = Reading<Segments>;
 
-/// A write to disk.
 pub type DiskWrite = Writing<Segments>;
 
 /// The limits of a disk tier, besides the size of its logs.
@@ -130,13 +128,10 @@ pub struct DiskUse {
 /// A snapshot of the disk tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskStat {
-    /// What is counted.
     pub counters: Counters,
-    /// Space.
     pub space: DiskUse,
     /// Chunks that were relocated.
     pub relocated: u64,
-    /// Bytes that were relocated.
     pub relocated_bytes: u64,
     /// Bytes of the tables that grow with slots.
     pub slot_table_bytes: u64,
@@ -189,7 +184,6 @@ impl Deref for DiskWrite {
 }
 
 impl DiskTier {
-    /// A read ended.
     pub fn end_disk_read(&mut self, now_us: u64, read: DiskRead, end: DiskReadEnd) {
         let chunk = read.chunk;
         let (ended, corrupt) = match end {
@@ -281,7 +275,6 @@ impl DiskTier {
         }
     }
 
-    /// Number of volumes.
     pub fn volumes(&self) -> usize {
         self.space.volumes.len()
     }

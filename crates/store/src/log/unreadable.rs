@@ -36,7 +36,6 @@ pub enum PageUse {
     Checkpoint(usize),
     /// A block of the journal.
     Journal,
-    /// The header of a segment.
     SegmentHeader(u32),
     /// The footer of a chunk in a segment.
     Footer(u32),
@@ -49,7 +48,6 @@ pub enum PageUse {
 pub struct GivenUp {
     /// Where it starts.
     pub offset: u64,
-    /// What it was for.
     pub was: PageUse,
 }
 

@@ -86,7 +86,6 @@ impl Committer {
         }
     }
 
-    /// A write failed.
     pub fn note_failed_write(&self) {
         self.state.lock().look_at_disk = true;
         self.wake.notify_one();

@@ -74,24 +74,17 @@ pub enum EncryptionError {
     },
     /// The buffer has no room for tag and nonce.
     #[error("{have_bytes} bytes for an encrypted layer, which has at least {ENCRYPTION_BYTES}")]
-    Short {
-        /// What there is.
-        have_bytes: usize,
-    },
+    Short { have_bytes: usize },
     /// The layer is longer than one key and nonce may encrypt: 64 GiB.
     #[error("layer {layer} has {bytes} bytes, more than can be encrypted at once")]
     Long {
-        /// Which layer.
         layer: u16,
         /// Its length.
         bytes: usize,
     },
     /// Another key, another copy, another layer, or not the bytes that were encrypted.
     #[error("layer {layer} is not what was encrypted with this key for this copy")]
-    Refused {
-        /// Which layer.
-        layer: u16,
-    },
+    Refused { layer: u16 },
     /// The system gave no random bytes for a nonce.
     #[error("the system has no random bytes")]
     NoRandom,
@@ -180,7 +173,6 @@ impl TenantKeys {
         Ok(())
     }
 
-    /// The key of a copy.
     fn key(&self, tenant: TenantId, name: &CopyName) -> Result<LessSafeKey, EncryptionError> {
         let no_key = EncryptionError::NoKey { tenant };
         let tenant_key = self.keys.get(&tenant).ok_or(no_key.clone())?;

@@ -51,9 +51,7 @@ pub enum SsdError {
     TooSmall {
         /// The partition.
         path: PathBuf,
-        /// Asked for.
         bytes: u64,
-        /// What it has.
         have_bytes: u64,
     },
     /// The file cannot be divided into segments.
@@ -78,10 +76,7 @@ pub enum SsdError {
     Route(#[from] PathError),
     /// No volumes, or more than there can be.
     #[error("{volumes} volumes, allowed are 1 to {}", super::VOLUMES_MAX)]
-    Volumes {
-        /// Given.
-        volumes: usize,
-    },
+    Volumes { volumes: usize },
     /// The system refused something else.
     #[error("{doing}: {source}")]
     System {
@@ -94,7 +89,6 @@ pub enum SsdError {
     /// again.
     #[error("volume {volume}: changes cannot be made durable: {error}")]
     Commit {
-        /// Which volume.
         volume: usize,
         /// What failed.
         error: String,
@@ -115,9 +109,7 @@ pub enum NotRead {
     Layers {
         /// The chunk's place in the lease.
         chunk: usize,
-        /// Asked for.
         layers: Range<usize>,
-        /// What there is.
         chunk_layers: usize,
     },
     /// There was no staging for it.
@@ -190,10 +182,7 @@ pub enum NotWritten {
     TooMany,
     /// Commits of the volume fail: nothing more is written to it until one succeeds.
     #[error("volume {volume} cannot make anything durable; it is read only until it can")]
-    ReadOnly {
-        /// Which one.
-        volume: usize,
-    },
+    ReadOnly { volume: usize },
     /// There was no staging for it.
     #[error(transparent)]
     Staging(#[from] NotStaged),

@@ -69,7 +69,6 @@ const WINDOW_BYTES: u64 = 64 << 20;
 /// The limits of an SSD tier.
 #[derive(Debug)]
 pub struct SsdOptions {
-    /// Of the tier.
     pub tier: DiskTierConfig,
     /// Memory that chunks permit through, rounded down to pages. No request may need more.
     pub staging_bytes: u64,
@@ -232,7 +231,6 @@ impl Ssd {
         self.shared().change_quietly(|tier, _| tier.changes.take(key))
     }
 
-    /// All that is here.
     pub(crate) fn residents(&self) -> Vec<ChunkId> {
         self.shared().look(|tier| tier.resident_rows().map(|row| *tier.id_of(row)).collect())
     }

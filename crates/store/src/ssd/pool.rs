@@ -20,15 +20,11 @@ pub enum NotStaged {
     TooLarge {
         /// What it takes.
         needed_bytes: u64,
-        /// What there is.
         staging_bytes: u64,
     },
     /// As many wait as may.
     #[error("{limit} reservations wait for staging; no more may")]
-    TooMany {
-        /// How many may.
-        limit: usize,
-    },
+    TooMany { limit: usize },
     /// No staging came free before the deadline.
     #[error("no staging came free before the deadline")]
     Late,
@@ -40,7 +36,6 @@ pub enum NotStaged {
 /// How much staging is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StagingUse {
-    /// How much there is.
     pub capacity_bytes: u64,
     /// StagingBlock by operations and by [`Staged`](super::Staged) bytes.
     pub used_bytes: u64,

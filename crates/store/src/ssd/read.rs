@@ -25,7 +25,6 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub struct Want {
     /// The chunk's place in the lease, from 0.
     pub chunk: usize,
-    /// Which of its layers.
     pub layers: Range<usize>,
     /// Pages of host memory that all layers, one after another, may be read into without a copy.
     /// They stay registered and the reader's alone until the read has ended. A chunk that lies
@@ -33,7 +32,6 @@ pub struct Want {
     pub into: Option<Span>,
 }
 
-/// How a want ended.
 type ReadEnd = Result<Staged, NotRead>;
 
 /// How each want of a request ended.
@@ -188,7 +186,6 @@ impl Request {
         self.fail(&broken);
     }
 
-    /// Each part as a request of its own.
     fn split(mut self) -> impl Iterator<Item = Request> {
         let parts = std::mem::take(&mut self.parts);
         parts.into_iter().map(move |part| Request {

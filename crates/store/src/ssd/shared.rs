@@ -112,7 +112,6 @@ impl Shared {
         self.mover.now_us()
     }
 
-    /// Looks at the tier.
     pub fn look<R>(&self, at: impl FnOnce(&DiskTier) -> R) -> R {
         at(&self.core.lock().tier)
     }

@@ -31,12 +31,10 @@ pub(super) enum StagedIn {
 }
 
 impl Staged {
-    /// Which layers.
     pub fn layers(&self) -> Range<usize> {
         self.layers.clone()
     }
 
-    /// How many layers the chunk has.
     pub fn chunk_layers(&self) -> usize {
         self.footer.shape.layers()
     }

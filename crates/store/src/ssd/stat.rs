@@ -32,7 +32,6 @@ pub struct SsdStat {
     pub failed_chores: u64,
     /// Use of the staging memory.
     pub staging: StagingUse,
-    /// Each volume.
     pub volumes: Vec<VolumeStat>,
 }
 

@@ -30,14 +30,12 @@ pub enum SsdWriteEnd {
     AlreadyHere,
     /// It was deleted while it was written.
     Deleted,
-    /// It is not here.
     Failed(NotWritten),
 }
 
 /// A chunk to be written: for each layer the spans whose bytes, one after another, are the layer.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// The chunk.
     pub id: ChunkId,
     /// The one that it continues.
     pub parent: Option<ChunkId>,

@@ -34,7 +34,6 @@ struct Counts {
 /// Chunks that were leased to be loaded, by where they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hits {
-    /// In memory.
     pub memory: u64,
     /// On disk and not in memory.
     pub disk: u64,

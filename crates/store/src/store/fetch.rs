@@ -161,7 +161,6 @@ impl Store {
         self.shared.backing.as_fd()
     }
 
-    /// The memory of the arena.
     pub fn arena_memory(&self) -> Arc<dyn Backing> {
         Arc::clone(&self.shared.backing) as Arc<dyn Backing>
     }

@@ -21,18 +21,10 @@ pub enum NotLoaded {
     Unreadable(#[from] Unreadable),
     /// There is not one target per layer, or the chunk has no such layers.
     #[error("targets for {targets} layers, but {layers:?} of {chunk_layers} layers are to be loaded")]
-    Layers {
-        /// Layers asked for.
-        layers: Range<usize>,
-        /// Targets given.
-        targets: usize,
-        /// Layers of the chunk.
-        chunk_layers: usize,
-    },
+    Layers { layers: Range<usize>, targets: usize, chunk_layers: usize },
     /// A layer's target has another length than the layer.
     #[error("layer {layer} has {layer_bytes} bytes, its target {target_bytes}")]
     Length {
-        /// The layer.
         layer: usize,
         /// Its length.
         layer_bytes: u64,
@@ -56,11 +48,9 @@ pub enum NotVerified {
     /// Not as many bytes as the layer has.
     #[error("layer {layer} has {layer_bytes} bytes, not {given_bytes}")]
     Length {
-        /// The layer.
         layer: usize,
         /// Its length.
         layer_bytes: u64,
-        /// Bytes given.
         given_bytes: u64,
     },
     /// The bytes are not those that were stored, and the fault was counted. A chunk in memory was
@@ -69,7 +59,6 @@ pub enum NotVerified {
     Corrupt {
         /// The chunk's place in the lease.
         chunk: usize,
-        /// The layer.
         layer: usize,
         /// The checksum of the bytes that were stored.
         stored: u32,
@@ -83,7 +72,6 @@ pub enum NotVerified {
 pub struct Load {
     /// The chunk's place in the lease, counted from 0.
     pub chunk: usize,
-    /// Which of its layers.
     pub layers: Range<usize>,
     /// For each layer the spans that its bytes fill one after another.
     pub targets: Vec<Vec<Span>>,

@@ -32,7 +32,6 @@ pub enum Changed<'a> {
 /// What a store has no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left<'a> {
-    /// These chunks.
     These(&'a [ChunkId]),
     /// Too many to be named: any chunk may have gone.
     Any,

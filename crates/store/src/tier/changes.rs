@@ -22,7 +22,6 @@ struct Watcher {
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     pub ids: Vec<ChunkId>,
-    /// There were more.
     pub more: bool,
 }
 

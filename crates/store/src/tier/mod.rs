@@ -185,7 +185,6 @@ impl<S: Space> Tier<S> {
         &mut self.entries[row.position()]
     }
 
-    /// The id of a row that is in use.
     pub(crate) fn id_of(&self, row: EntryIx) -> &ChunkId {
         self.index.id(row)
     }

@@ -25,7 +25,6 @@ pub trait Space: Debug {
     /// is free.
     fn slab_to_empty(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<u16>;
 
-    /// All chunks of a slab.
     fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx>;
 
     /// Whether operations own a slot of the slab, so that it would not be free without its chunks.
@@ -49,7 +48,6 @@ pub trait Space: Debug {
 /// What became of the wish for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken<Slot> {
-    /// Here it is.
     Slot(Slot),
     /// There is none until another chunk goes.
     Evict,
@@ -62,6 +60,5 @@ pub enum Taken<Slot> {
 pub struct Refund {
     /// Who paid.
     pub tenant: TenantId,
-    /// For how much.
     pub bytes: u64,
 }

@@ -360,7 +360,6 @@ impl Host {
     }
 }
 
-/// The id of a chunk.
 pub fn id(number: u64) -> ChunkId {
     let mut bytes = [0; 32];
     // Ids are digests: every byte depends on the number.

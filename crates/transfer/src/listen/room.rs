@@ -63,7 +63,6 @@ impl<S: Eq + Hash + Clone> Room<S> {
         })
     }
 
-    /// Places.
     pub fn places(&self) -> usize {
         self.places
     }

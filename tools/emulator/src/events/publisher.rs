@@ -47,7 +47,6 @@ pub enum EventsError {
     /// The address cannot be bound.
     #[error("cannot bind {socket} for KV events to {address}: {error}")]
     Bind {
-        /// Which socket.
         socket: &'static str,
         address: SocketAddr,
         /// What the socket said.
@@ -55,12 +54,7 @@ pub enum EventsError {
     },
     /// The socket was bound to something that is not an IP address and a port.
     #[error("{socket} for KV events is bound to {endpoint}, which is not TCP")]
-    NotTcp {
-        /// Which socket.
-        socket: &'static str,
-        /// Where.
-        endpoint: String,
-    },
+    NotTcp { socket: &'static str, endpoint: String },
 }
 
 /// Takes batches from the engine. Never waits.

@@ -108,13 +108,11 @@ struct PromptDetails {
 }
 
 impl Usage {
-    /// Counts a prompt.
     pub fn add_prompt(&mut self, tokens: usize) {
         self.prompt_tokens += tokens;
         self.total_tokens += tokens;
     }
 
-    /// Counts output.
     pub fn add_output(&mut self, tokens: usize) {
         self.completion_tokens += tokens;
         self.total_tokens += tokens;

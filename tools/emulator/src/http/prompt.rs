@@ -20,7 +20,6 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// A prompt from text.
     pub fn text(text: &str, vocab: u32) -> Prompt {
         Prompt { tokens: text::encode(text, vocab), was_text: true }
     }

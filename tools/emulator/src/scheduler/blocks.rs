@@ -102,7 +102,6 @@ impl BlockPool {
         pool
     }
 
-    /// All blocks.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }

@@ -8,9 +8,7 @@ use thiserror::Error;
 pub struct SchedulerConfig {
     /// Enters every name of a block or chunk.
     pub namespace: NamespaceKey,
-    /// Blocks in the pool.
     pub pool_blocks: u32,
-    /// Tokens of a block.
     pub block_tokens: usize,
     /// Tokens computed in one step at most; vLLM's `max_num_batched_tokens`. At least 1.
     pub max_batched_tokens: usize,
@@ -58,7 +56,6 @@ pub enum Refused {
 pub struct Counters {
     /// Tokens looked up in the prefix cache.
     pub gpu_queries_tokens: u64,
-    /// Tokens found there.
     pub gpu_hits_tokens: u64,
     /// Tokens looked up in the store: those not in the prefix cache.
     pub store_queries_tokens: u64,

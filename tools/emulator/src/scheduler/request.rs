@@ -14,7 +14,6 @@ pub struct RequestId(pub u64);
 pub struct CacheHit {
     /// In the engine's own blocks.
     pub gpu_tokens: usize,
-    /// In the store.
     pub store_tokens: usize,
     /// Of these, the ones that the store had on disk.
     pub disk_tokens: usize,
@@ -65,7 +64,6 @@ pub struct Request {
     pub(super) computed: usize,
     /// Of `blocks`, how many the prefix cache has been told about.
     pub(super) named: usize,
-    /// Chunks that the store has or has been given.
     pub(super) stored_chunks: usize,
     pub(super) phase: Phase,
     pub(super) hit: CacheHit,

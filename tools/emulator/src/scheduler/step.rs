@@ -23,7 +23,6 @@ pub struct Step {
 /// A request's part of a step: the KV of `tokens` tokens from position `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whose.
     pub request: RequestId,
     /// Tokens whose KV exists already.
     pub start: usize,

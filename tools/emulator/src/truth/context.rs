@@ -16,7 +16,6 @@ const STEP: u64 = 0x243F_6A88_85A3_08D3;
 const FINISH: u64 = 0x1319_8A2E_0370_7344;
 
 impl ContextDigest {
-    /// Of an empty context.
     pub const EMPTY: ContextDigest = ContextDigest { state: 0xA409_3822_299F_31D0, tokens: 0 };
 
     /// Adds the next token's KV, given as its sum over all layers.

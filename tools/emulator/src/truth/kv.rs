@@ -69,7 +69,6 @@ impl KvShape {
         self.layers
     }
 
-    /// Tokens of a block.
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
     }
@@ -183,7 +182,6 @@ impl KvTruth {
         KvTruth { shape, hasher: BlockHasher::new(namespace, shape.block_tokens), key_seed, lanes }
     }
 
-    /// How much KV there is.
     pub fn shape(&self) -> KvShape {
         self.shape
     }

@@ -48,7 +48,6 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// Sectors of a page.
 const PAGE_SECTORS: usize = 4096 / SECTOR_BYTES;
 /// Bits that are flipped without regard to what they are.
 const FLIPS: u64 = 400;

@@ -44,7 +44,6 @@ pub(super) fn text_of(line: &[u8]) -> Result<&str, Problem> {
     std::str::from_utf8(line).map_err(|error| Problem::Malformed(error.to_string()))
 }
 
-/// A number of tokens.
 pub(super) fn tokens_in(field: &str, cell: &str) -> Result<u32, Problem> {
     tokens_of_text(cell)
         .ok_or_else(|| Problem::field(field, format!("{cell:?}, allowed a whole number of tokens")))

@@ -69,9 +69,7 @@ pub enum TraceError {
     SessionFiles {
         /// The directory.
         file: PathBuf,
-        /// How many were found.
         found: usize,
-        /// How many may be there.
         limit: usize,
     },
     /// A directory has a session file twice, in compressed form and not.

@@ -50,7 +50,6 @@ const SHOWN_BAD_LINES: usize = 5;
 /// The bad lines that were left out.
 #[derive(Debug, Default)]
 pub struct Skipped {
-    /// How many.
     pub lines: u64,
     /// The first few.
     pub first: Vec<LineError>,

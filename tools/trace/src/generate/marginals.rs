@@ -103,7 +103,6 @@ pub struct Marginals {
     pub system_prompts: Vec<SystemPrompt>,
     /// Top-level sessions.
     pub main: Conversation,
-    /// Sub-agents of these.
     pub sub_agents: SubAgents,
 }
 
@@ -114,7 +113,6 @@ pub struct MarginalsError {
     pub field: String,
     /// Its value.
     pub found: String,
-    /// What it may be.
     pub allowed: String,
 }
 

@@ -35,7 +35,6 @@ const CONTEXT_LENGTHS: [u32; 2] = [131_072, 200_000];
 pub struct Info {
     /// The format it was read in.
     pub format: String,
-    /// How many requests.
     pub requests: usize,
     /// How many bad lines were left out.
     pub skipped_lines: u64,

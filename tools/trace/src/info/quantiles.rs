@@ -8,7 +8,6 @@ use serde::Serialize;
 pub struct Quantiles {
     /// How many values.
     pub count: usize,
-    /// Their mean.
     pub mean: f64,
     /// The median.
     pub p50: f64,

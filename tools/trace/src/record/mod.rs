@@ -140,7 +140,6 @@ pub enum FailureKind {
 pub struct LoadSample {
     /// The arm that was running.
     pub arm: String,
-    /// When.
     pub at_s: f64,
     /// The engine.
     pub instance: String,
@@ -157,7 +156,6 @@ pub struct LoadSample {
 pub struct LinkSample {
     /// The arm that was running.
     pub arm: String,
-    /// When.
     pub at_s: f64,
     pub link: String,
     /// Bytes moved.
@@ -172,7 +170,6 @@ pub struct Counter {
     pub arm: String,
     /// What was counted, in words that a report can show.
     pub name: String,
-    /// How many.
     pub value: u64,
 }
 

@@ -8,10 +8,7 @@ use std::path::PathBuf;
 pub enum ReplayError {
     /// The target is no URL that requests can be sent to.
     #[error("target {target:?} is not a URL of the form http://host:port or https://host")]
-    Target {
-        /// What was given.
-        target: String,
-    },
+    Target { target: String },
     /// The file with certificates cannot be used.
     #[error("certificates in {}: {reason}", path.display())]
     Ca {
@@ -29,12 +26,7 @@ pub enum ReplayError {
     Tls(#[source] rustls::Error),
     /// An option is out of its range.
     #[error("{name} is {value}, allowed is {allowed}")]
-    Option {
-        name: &'static str,
-        /// What was given.
-        value: String,
-        allowed: &'static str,
-    },
+    Option { name: &'static str, value: String, allowed: &'static str },
     /// A closed loop holds its whole trace, and this one is too large.
     #[error("a closed loop holds at most {limit} requests and the trace has more: replay a sample of it")]
     TooManyRequests { limit: usize },

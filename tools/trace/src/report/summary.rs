@@ -105,7 +105,6 @@ pub struct LinkTotal {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassSummary {
     pub class: Class,
-    /// How many requests.
     pub requests: usize,
     /// Their share of all requests whose hits are known, 0 to 1.
     pub share: f64,

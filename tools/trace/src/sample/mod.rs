@@ -165,7 +165,6 @@ impl Sampler {
         in_window && !self.began_earlier.contains(&family) && self.kept.insert(family)
     }
 
-    /// What the sample is made of.
     pub fn report(&self) -> SampleReport {
         SampleReport {
             requests: self.requests,

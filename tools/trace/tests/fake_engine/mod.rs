@@ -16,7 +16,6 @@ pub enum Behaviour {
     Answer(Duration),
     /// In full, but with the last token replaced.
     WrongToken,
-    /// One token less than asked for.
     OneTokenLess,
     /// Without token ids, as engines that cannot return them.
     NoTokenIds,
@@ -40,7 +39,6 @@ pub enum Behaviour {
     Html,
     /// With status 500 and a reason.
     Status500,
-    /// With an error event.
     ErrorEvent,
 }
 

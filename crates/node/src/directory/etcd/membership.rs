@@ -282,7 +282,6 @@ impl Membership {
         }
     }
 
-    /// The answer to what was asked.
     pub fn answered(&mut self, answer: Result<Response, Failure>, now_us: u64) {
         let asked = std::mem::take(&mut self.asked);
         match answer {

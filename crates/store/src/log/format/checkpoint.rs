@@ -97,7 +97,6 @@ pub struct SegmentRow {
     /// Whether it holds no bytes of earlier generations from the frontier on, or anywhere if it is
     /// free.
     pub clean: bool,
-    /// Slots that it has.
     pub slots: u16,
     /// Slots from here on hold nothing of this generation.
     pub frontier: u16,
@@ -127,7 +126,6 @@ impl SegmentRow {
 /// The state of the log at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Its number.
     pub serial: u64,
     /// Epoch of the block before the first one to replay.
     pub epoch: u64,
@@ -137,7 +135,6 @@ pub struct Checkpoint {
     pub next_sequence: u64,
     /// Tenants whose bytes are being overwritten.
     pub doomed: Vec<TenantId>,
-    /// All segments.
     pub segments: Vec<SegmentRow>,
 }
 
@@ -204,7 +201,6 @@ impl CheckpointHead {
         Ok(CheckpointHead { checkpoint, segments, body_bytes, body_crc })
     }
 
-    /// Its number.
     pub fn serial(&self) -> u64 {
         self.checkpoint.serial
     }

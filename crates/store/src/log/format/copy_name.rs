@@ -19,9 +19,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 /// once in the life of its segment, and each generation has its own sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopyName {
-    /// The log.
     pub log: LogUuid,
-    /// The chunk.
     pub id: ChunkId,
     /// The segment that holds the copy.
     pub segment: u32,

@@ -37,7 +37,6 @@ const IS_ENCRYPTED: u16 = 2;
 pub struct Footer {
     /// Which copy of which chunk this is.
     pub name: CopyName,
-    /// Whose it is.
     pub tenant: TenantId,
     /// The chunk before it.
     pub parent: Option<ChunkId>,
@@ -59,12 +58,7 @@ pub enum Fault {
     /// The footer was written in another generation of the segment: an earlier write that came
     /// back, or a lost one.
     #[error("the slot holds generation {found} of its segment, expected is {expected}")]
-    Stale {
-        /// What was found.
-        found: u64,
-        /// What was expected.
-        expected: u64,
-    },
+    Stale { found: u64, expected: u64 },
     /// The footer of another place: a read or a write went astray.
     #[error("the footer is of segment {segment}, slot {slot}")]
     Misplaced {
@@ -78,16 +72,10 @@ pub enum Fault {
     OtherChunk(ChunkId),
     /// The chunk has no such layer.
     #[error("there is no layer {layer} in {layers}")]
-    NoLayer {
-        /// Asked for.
-        layer: usize,
-        /// How many there are.
-        layers: usize,
-    },
+    NoLayer { layer: usize, layers: usize },
     /// Not as many bytes as the layer has.
     #[error("{found} bytes of layer {layer}, which has {expected}")]
     Length {
-        /// Which layer.
         layer: usize,
         /// Bytes given.
         found: u64,
@@ -96,10 +84,7 @@ pub enum Fault {
     },
     /// The bytes are not the ones that were written.
     #[error("the bytes of layer {layer} do not match their CRC-32C")]
-    Bytes {
-        /// Which layer.
-        layer: usize,
-    },
+    Bytes { layer: usize },
 }
 
 impl Footer {

@@ -18,13 +18,11 @@ use super::layout::Layout;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
 use super::record::{RECORD_BYTES, Record};
 
-/// Records of a block.
 pub const RECORDS_PER_BLOCK: usize = 63;
 
 /// Where the next block of a journal is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalPosition {
-    /// Its number.
     pub sequence: u64,
     /// Its epoch, or a later one.
     pub epoch: u64,

@@ -56,7 +56,6 @@ impl Area {
 pub struct Layout {
     /// Length of the file.
     pub file_bytes: u64,
-    /// The journal.
     pub journal: Area,
     /// The two checkpoints.
     pub checkpoints: [Area; 2],
@@ -64,7 +63,6 @@ pub struct Layout {
     pub segments_at: u64,
     /// Length of a segment.
     pub segment_bytes: u64,
-    /// Number of segments.
     pub segments: u32,
 }
 
@@ -76,19 +74,13 @@ pub enum LayoutError {
         "segment_bytes is {segment_bytes}, allowed are multiples of {PAGE} from {} to {}",
         SEGMENT_BYTES.start(), SEGMENT_BYTES.end()
     )]
-    SegmentBytes {
-        /// Given.
-        segment_bytes: u64,
-    },
+    SegmentBytes { segment_bytes: u64 },
     /// A journal of this length is not possible.
     #[error(
         "journal_bytes is {journal_bytes}, allowed are multiples of {PAGE} from {} to {}",
         JOURNAL_BYTES.start(), JOURNAL_BYTES.end()
     )]
-    JournalBytes {
-        /// Given.
-        journal_bytes: u64,
-    },
+    JournalBytes { journal_bytes: u64 },
     /// Too few segments fit, or too many.
     #[error(
         "a file of {file_bytes} bytes holds {segments} segments of {segment_bytes} bytes, allowed are {} to {}: \
@@ -96,9 +88,7 @@ pub enum LayoutError {
         SEGMENTS.start(), SEGMENTS.end()
     )]
     Segments {
-        /// Given.
         file_bytes: u64,
-        /// Given.
         segment_bytes: u64,
         /// How many fit.
         segments: u64,
@@ -158,7 +148,6 @@ impl Layout {
         self.segments_at + u64::from(segment) * self.segment_bytes
     }
 
-    /// Blocks of the journal.
     pub fn journal_blocks(&self) -> u64 {
         self.journal.bytes / PAGE
     }
@@ -228,7 +217,6 @@ fn is_length(bytes: u64, range: &RangeInclusive<u64>) -> bool {
     is_aligned(bytes) && range.contains(&bytes)
 }
 
-/// Bytes of a checkpoint of so many segments.
 fn checkpoint_bytes(segments: u64, segment_bytes: u64) -> u64 {
     PAGE + (segments * segment_checkpoint_bytes(segment_bytes)).next_multiple_of(PAGE)
 }

@@ -91,10 +91,7 @@ pub enum Damaged {
     Crc,
     /// A page of another log.
     #[error("the page belongs to log {found:?}")]
-    OtherLog {
-        /// Which.
-        found: LogUuid,
-    },
+    OtherLog { found: LogUuid },
     /// A field has a value that it cannot have.
     #[error("{field} is {value}, allowed is {allowed}")]
     Field {

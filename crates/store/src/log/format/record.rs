@@ -18,7 +18,6 @@ use super::page::{Damaged, Fields, Parser, check};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 
-/// Bytes of a record.
 pub(crate) const RECORD_BYTES: usize = 64;
 
 const MOVED: u8 = 1;
@@ -26,9 +25,7 @@ const MOVED: u8 = 1;
 /// A slot of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotRef {
-    /// The segment.
     pub segment: u32,
-    /// The slot.
     pub slot: u16,
 }
 
@@ -37,20 +34,15 @@ pub struct SlotRef {
 pub enum Record {
     /// A segment begins a new generation. Whatever it held is gone.
     Opened {
-        /// The segment.
         segment: u32,
         /// Its new generation.
         sequence: u64,
-        /// How many slots it has.
         slots: u16,
     },
     /// A chunk rests in a slot: its bytes and its footer are durable.
     Stored {
-        /// Whose it is.
         tenant: TenantId,
-        /// The chunk.
         id: ChunkId,
-        /// Where it is.
         at: SlotRef,
         /// The segment's generation.
         sequence: u64,
@@ -59,47 +51,31 @@ pub enum Record {
     },
     /// A slot's chunk is gone.
     Forgotten {
-        /// The chunk.
         id: ChunkId,
-        /// Where it was.
         at: SlotRef,
         /// The segment's generation.
         sequence: u64,
     },
     /// A segment takes no more chunks.
     Sealed {
-        /// The segment.
         segment: u32,
         /// Its generation.
         sequence: u64,
     },
     /// A segment holds nothing any more and may be opened.
     Freed {
-        /// The segment.
         segment: u32,
         /// The generation that ended.
         sequence: u64,
     },
     /// The space of a free segment is given back to the file system.
-    Withdrawn {
-        /// The segment.
-        segment: u32,
-    },
+    Withdrawn { segment: u32 },
     /// A withdrawn segment has space again.
-    Restored {
-        /// The segment.
-        segment: u32,
-    },
+    Restored { segment: u32 },
     /// All chunks of a tenant are gone, and their bytes are to be overwritten.
-    TenantDoomed {
-        /// The tenant.
-        tenant: TenantId,
-    },
+    TenantDoomed { tenant: TenantId },
     /// The bytes of a doomed tenant are overwritten.
-    TenantGone {
-        /// The tenant.
-        tenant: TenantId,
-    },
+    TenantGone { tenant: TenantId },
 }
 
 /// All fields, whether the kind uses them or not.

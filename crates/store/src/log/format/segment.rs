@@ -28,7 +28,6 @@ pub(crate) const MIN_STRIDE_BYTES: u64 = 2 * PAGE;
 /// The header of a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// Number of the segment.
     pub segment: u32,
     /// Its generation: raised each time that any segment is opened.
     pub sequence: u64,
@@ -41,7 +40,6 @@ pub struct SegmentHeader {
 pub struct Slots {
     /// How a chunk lies in each of them.
     pub shape: Arc<SlotShape>,
-    /// How many there are.
     pub count: u16,
 }
 
@@ -51,7 +49,6 @@ impl Slots {
         Slots { shape: Arc::new(SlotShape::none()), count: 0 }
     }
 
-    /// As many slots of this shape as fit into a segment.
     pub fn fit(shape: Arc<SlotShape>, segment_bytes: u64) -> Result<Slots, Unfit> {
         let stride = shape.stride_bytes();
         let room_bytes = segment_bytes.saturating_sub(PAGE);

@@ -40,14 +40,10 @@ pub struct SlotShape {
 pub enum Unfit {
     /// Too many layers.
     #[error("a chunk of {layers} layers; a footer has room for {MAX_DISK_LAYERS}")]
-    Layers {
-        /// Given.
-        layers: usize,
-    },
+    Layers { layers: usize },
     /// A layer is too long.
     #[error("layer {layer} has {bytes} bytes, allowed are {MAX_LAYER_BYTES}")]
     LayerBytes {
-        /// Which one.
         layer: usize,
         /// Its length.
         bytes: u64,
@@ -57,7 +53,6 @@ pub enum Unfit {
     TooLarge {
         /// What it takes.
         slot_bytes: u64,
-        /// What there is.
         room_bytes: u64,
     },
 }
@@ -98,7 +93,6 @@ impl SlotShape {
         &self.chunk
     }
 
-    /// Number of layers.
     pub fn layers(&self) -> usize {
         self.starts.len()
     }

@@ -19,7 +19,6 @@ use super::page::{Damaged, Fields, LogUuid, PageKind, Parser, check};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 
-/// Entries of a page.
 pub const ENTRIES_PER_PAGE: usize = 56;
 
 const HAS_CHUNK: u16 = 1;
@@ -37,7 +36,6 @@ pub struct SummaryEntry {
 /// A page of a summary: the entries of consecutive slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryPage {
-    /// The segment.
     pub segment: u32,
     /// Its generation.
     pub sequence: u64,

@@ -15,7 +15,6 @@ use thiserror::Error;
 /// What a superblock says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
-    /// Which log this is.
     pub log: LogUuid,
     /// The time between two superblocks. Journal blocks bear the epoch in which they were written.
     pub epoch: u64,
@@ -69,7 +68,6 @@ pub enum NotOpened {
     OtherLog {
         /// What it holds.
         found: LogUuid,
-        /// What was asked for.
         expected: LogUuid,
     },
     /// The file is shorter than the log.
@@ -95,7 +93,6 @@ pub enum NotOpened {
     /// The disk refused to read or write.
     #[error("the disk failed at offset {offset}: {error}")]
     Io {
-        /// Where.
         offset: u64,
         /// What it said.
         error: String,

@@ -13,9 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 /// A chunk that memory has and the disk has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dirty {
-    /// Whose it is.
     pub tenant: TenantId,
-    /// Which.
     pub id: ChunkId,
     /// The chunk before it.
     pub parent: Option<ChunkId>,
