@@ -5,17 +5,17 @@ use crate::load::TierBytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)+) => {
         /// Counters, written by all threads.
         #[derive(Debug, Default)]
         pub struct Counters {
-            $($(#[doc = $doc])+ pub $name: AtomicU64,)+
+            $($(#[doc = $doc])* pub $name: AtomicU64,)+
         }
 
         /// All of them at a time.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct Stats {
-            $($(#[doc = $doc])+ pub $name: u64,)+
+            $($(#[doc = $doc])* pub $name: u64,)+
         }
 
         impl Counters {
@@ -38,6 +38,7 @@ counters! {
     loads,
     /// Loads that ended with fewer tokens than asked for.
     loads_short,
+    /// Loads that have begun and not ended.
     loads_under_way,
     /// Bytes that were copied into pages.
     bytes_loaded,

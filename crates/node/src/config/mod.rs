@@ -423,12 +423,8 @@ fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
     let file = File::open(path).map_err(failed)?;
     let mode = file.metadata().map_err(failed)?.permissions().mode();
     if mode & 0o007 != 0 {
-        let path = path.display();
-        tracing::warn!(
-            "{path}: every user of this host may read this token (mode {:04o}): `chmod 640 {path}`, owned \
-             by the group that is to show it, and take a new one",
-            mode & 0o7777,
-        );
+        let mode = format!("{:04o}", mode & 0o7777);
+        tracing::warn!(path = %path.display(), mode, "every user may read a token");
     }
     let mut token = Vec::new();
     // A file without an end is as wrong as one that is too long.

@@ -51,7 +51,7 @@ pub(super) fn check(config: &NodeConfig, staging_bytes: u64) -> Result<(), NoMem
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     match (fits(Needed { arena_bytes, staging_bytes, pages }, &read), overcommit) {
         (Err(refused), true) => {
-            tracing::warn!("{refused}: it is set, so the node starts; the system may kill it");
+            tracing::warn!(reason = %refused, "more memory than is left");
             Ok(())
         }
         (checked, _) => checked,

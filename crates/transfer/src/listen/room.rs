@@ -139,11 +139,8 @@ impl<S: Eq + Hash + Clone> Room<S> {
     fn count_evicted(&self) {
         self.evicted.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = self.gate.pass() {
-            let (name, places) = (self.name, self.places);
-            tracing::warn!(
-                "{name}: {places} connections have not said who they are, and no more may be: the oldest gives \
-                 way to the next ({before} more since the last line); look for who connects and says nothing"
-            );
+            let (listener, places) = (self.name, self.places);
+            tracing::warn!(listener, places, repeated = before, "silent connections give way");
         }
     }
 }
