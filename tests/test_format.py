@@ -14,7 +14,7 @@ from format_reader import Damaged, Log, Refused, crc32c, seal
 from processes import binary
 
 SEGMENT_BYTES = 2 << 20
-DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "format.md"
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs/reference/format.md"
 
 
 def write_log() -> str:

@@ -339,7 +339,7 @@ def test_an_engine_sleeps_and_wakes_on_real_copies(cuda: Cuda, monkeypatch: pyte
         assert gpu.handles == {}
         backend.resume()
         assert all(cuda.read(address, len(held)) == held for address, held in contents.items())
-    pool, used = sleep._means()
+    pool, used = sleep._pool_and_copier()
     assert (pool.lent_bytes, pool.registrations) == (0, 1), "pinned once, ahead"
     assert used.stats()["relayed_bytes"] > 0
     vllm_standin.forget_modules()

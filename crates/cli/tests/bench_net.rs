@@ -66,7 +66,7 @@ fn what_cannot_be_measured_is_refused_with_what_is_allowed() {
         (&["--threads", "9", "--block-size", "64KiB", "--batch", "8"], "as many as blocks, 8"),
         (&["--threads", "0"], "1..=64"),
         (&["--segment", "vram"], "possible values: heap, memfd, hugepages"),
-        (&["--rail", "infiniband"], "allowed: memory, rdma, tcp"),
+        (&["--rail", "infiniband"], r#"allowed are "memory", "rdma" and "tcp""#),
         (&["--rail", "tcp="], "empty device"),
         (&["--rail", "memory", "--only", "rate,tls"], "--rail is an axis of rates"),
         (&["--threads", "2", "--peer", "true"], "--threads says nothing to the programs of --peer"),

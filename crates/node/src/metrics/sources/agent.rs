@@ -154,7 +154,7 @@ pub(super) mod tests {
             "forebay_peer_faults_total{peer=\"two\",kind=\"rail_lost\"} 7",
             "forebay_peer_unreached_total{peer=\"two\",reason=\"token\"} 5",
             "forebay_peer_unreached{peer=\"two\",reason=\"token\"} 1",
-            "forebay_peer_lot_seconds_sum{peer=\"two\",path=\"ucx_memory\"} 9",
+            "forebay_peer_lot_seconds_sum{peer=\"two\",path=\"ucx_memory\"} 9.0",
             "forebay_peer_lot_seconds_count{peer=\"two\",path=\"ucx_memory\"} 3",
         ] {
             assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
