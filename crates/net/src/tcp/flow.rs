@@ -41,7 +41,7 @@ pub enum FlowError {
 /// finishes what was started.
 ///
 /// ```
-/// use crate::tcp::*;
+/// use forebay_net::tcp::*;
 /// use forebay_transfer::*;
 /// use std::sync::Arc;
 ///

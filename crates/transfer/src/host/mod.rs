@@ -37,8 +37,7 @@ const SHARE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=1 << 20;
 /// Dropping the link finishes what was started.
 ///
 /// ```
-/// use crate::HostLink;
-/// use crate::*;
+/// use forebay_transfer::*;
 /// use std::sync::Arc;
 ///
 /// let mover = MoverThread::spawn(Limits::default())?;
