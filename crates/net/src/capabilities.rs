@@ -155,7 +155,7 @@ mod tests {
         fn a_rail_is_common_only_if_both_ends_have_it_and_memory_only_on_one_host(
             one in any_capabilities(), other in any_capabilities()
         ) {
-            for info in TRANSPORTS.map(|transport| transport.info()) {
+            for info in TRANSPORTS.iter().map(|transport| transport.info()) {
                 let there = other.codes.contains(&info.code);
                 let same_host = one.host.is_some() && one.host == other.host;
                 let reached = info.reach == Reach::Network || same_host;

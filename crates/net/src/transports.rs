@@ -6,7 +6,7 @@ use crate::ucx::Fabric;
 use thiserror::Error;
 
 /// The transports that configuration, command line and Python can name.
-pub static TRANSPORTS: [&dyn Transport; 3] = [&Fabric::Memory, &Fabric::Rdma, &Fabric::Tcp];
+pub static TRANSPORTS: &[&dyn Transport] = &[&Fabric::Memory, &Fabric::Rdma, &Fabric::Tcp];
 
 /// A rail of an agent: a transport, and where it is opened.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct NoSuchTransport {
 impl RailOptions {
     /// A rail over the transport with this name.
     pub fn named(name: &str, devices: Vec<String>) -> Result<RailOptions, NoSuchTransport> {
-        let found = TRANSPORTS.into_iter().find(|transport| transport.info().name == name);
+        let found = TRANSPORTS.iter().copied().find(|transport| transport.info().name == name);
         let transport = found.ok_or_else(|| NoSuchTransport { name: name.to_owned() })?;
         Ok(RailOptions { transport, devices })
     }
@@ -49,7 +49,8 @@ impl Eq for RailOptions {}
 impl NoSuchTransport {
     /// The names that there are.
     pub fn allowed() -> String {
-        let names = TRANSPORTS.map(|transport| format!("{:?}", transport.info().name));
+        let names =
+            TRANSPORTS.iter().map(|transport| format!("{:?}", transport.info().name)).collect::<Vec<_>>();
         let (last, others) =
             names.split_last().map_or(("", &[][..]), |(last, others)| (last.as_str(), others));
         format!("{} and {last}", others.join(", "))

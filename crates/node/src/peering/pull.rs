@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How long chunks are lease for.
+/// How long chunks are leased for.
 const LEASE_US: u64 = 20_000_000;
 /// How long a peer may take to lend them. One that is frozen is found by its silence; one whose
 /// disk is busy is not. What it lends later is given back at once.

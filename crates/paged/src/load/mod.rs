@@ -3,7 +3,7 @@
 //! | type | holds | always true |
 //! |---|---|---|
 //! | [`LoadRequest`] | chunk ids, pages, time limit | checked against the cache's shape before the load begins |
-//! | [`LoadPlan`] | which chunks are in the arena, which layers were copied | a chunk counts only if every layer of all its parts was copied and verified, and so were those of all chunks before it |
+//! | [`LoadPlan`] | which chunks are in the arena, which layers were copied | a chunk counts only if every layer of all its parts was copied (on CPUs: and verified), and so were those of all chunks before it |
 //! | [`InFlight`] | the plan, leases, the node's answers, copies on their way | it ends once, and only when no copy of it touches a page any more |
 //! | [`LoadEnd`] | tokens that may be used, and why it is not all of them | what it says never changes |
 //!

@@ -1,4 +1,4 @@
-//! What calls promise, whatever happens to the wire, and that operations do not notification them.
+//! What calls promise, whatever happens to the wire, and that operations do not notice them.
 
 use super::super::frame::{CALL_BYTES_MAX, CALLS_MAX};
 use super::*;

@@ -61,7 +61,7 @@ fn after_a_cancelled_operation_has_ended_nothing_of_it_is_written_anywhere() {
         world.run(plans.len());
         judge(&world, (&before.0, &before.1), &plans);
         cancelled += plans.len() - moved(&world);
-        // The sources change and the targets are used for something else: nobody may notification.
+        // The sources change and the targets are used for something else: nobody may notice.
         let (ours, theirs) = (bytes(&noise(900)), bytes(&noise(901)));
         assert!(world.ours.write(0, &ours) && world.theirs.write(0, &theirs));
         (0..200).for_each(|_| world.step());
