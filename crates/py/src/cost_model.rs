@@ -70,7 +70,7 @@ impl CostModel {
             wait_us: 0,
             others,
         };
-        self.0.lock().worth(&question)
+        self.0.lock().chunks_to_load(&question)
     }
 
     /// How long a load takes of so many bytes from memory, disk and other nodes, behind those that

@@ -89,7 +89,7 @@ impl LoadPolicy {
             wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
             others: u32::try_from(others).unwrap_or(u32::MAX),
         };
-        there.memory + self.model.worth(&question)
+        there.memory + self.model.chunks_to_load(&question)
     }
 
     /// A load of these chunks begins.

@@ -5,7 +5,7 @@
 //! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order,
 //! `report` reads what UCX prints, `timeout` is how long a wait lasts. Driver: `sys` is the
 //! library's interface, `worker` its calls, `callbacks` its callbacks, `slots` all the memory that
-//! it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `glue`, which is
+//! it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `transport`, which is
 //! what [`crate::transport`] asks for.
 
 mod callbacks;
@@ -13,7 +13,6 @@ mod card;
 mod error;
 mod fabric;
 mod free;
-mod glue;
 mod pipe;
 mod process;
 mod rail;
@@ -23,6 +22,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 mod timeout;
+mod transport;
 mod window;
 mod worker;
 

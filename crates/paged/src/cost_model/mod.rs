@@ -1,5 +1,5 @@
 //! Load or compute: this is where the vLLM connector decides how many chunks of a stored prefix it
-//! loads. Python calls [`CostModel::worth`] from
+//! loads. Python calls [`CostModel::chunks_to_load`] from
 //! `python/forebay/vllm/connector/load_or_compute.py`, the emulated engine from its
 //! `load_policy.rs`. Nothing here does I/O: callers say how long steps and loads took.
 //!
@@ -265,7 +265,7 @@ impl CostModel {
     /// KV of its prompt is there, the others while it is computed. All of them as long as computing
     /// has no known cost, and now and then a first one of a tier of which none would be worth it,
     /// so that this goes on learning; a tier of unknown rate costs nothing.
-    pub fn worth(&mut self, question: &Question) -> usize {
+    pub fn chunks_to_load(&mut self, question: &Question) -> usize {
         let Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, .. } = *question;
         let can_be_had =
             question.in_memory.saturating_add(question.on_disk).saturating_add(question.on_peers);

@@ -78,7 +78,7 @@ fn a_table_of_what_is_worth_loading() {
             0,
         ),
     ] {
-        assert_eq!(model.worth(&question), worth, "{name}");
+        assert_eq!(model.chunks_to_load(&question), worth, "{name}");
     }
 }
 
@@ -87,9 +87,9 @@ fn a_chunk_of_which_most_is_held_is_not_worth_what_a_whole_one_is() {
     let mut model = learned();
     model.note_load(Tier::Disk, 1 << 30, 1.0 / 2.5);
     let whole = Question { prompt_tokens: 9_000, held_tokens: 8_192, on_disk: 2, ..question([0, 0, 0]) };
-    assert_eq!(model.worth(&whole), 2);
+    assert_eq!(model.chunks_to_load(&whole), 2);
     let part = Question { prompt_tokens: 8_448, held_tokens: 8_440, on_disk: 1, ..whole };
-    assert_eq!(model.worth(&part), 0);
+    assert_eq!(model.chunks_to_load(&part), 0);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_first_load_that_waited_for_what_is_made_ready_once_is_not_believed() {
     let mut model = learned();
     model.note_load(Tier::Memory, 1 << 30, 20.0);
     model.note_load(Tier::Memory, 1 << 30, 0.02);
-    assert_eq!(model.worth(&question([16, 0, 0])), 16);
+    assert_eq!(model.chunks_to_load(&question([16, 0, 0])), 16);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_profile_begins_where_another_ended_and_what_is_none_is_refused() {
     model.note_load(Tier::Peer, 1 << 30, 0.1);
     let mut again = CostModel::new(32, Some(&model.profile())).unwrap();
     assert!((again.step_us(700, 900) / model.step_us(700, 900) - 1.0).abs() < 1e-6);
-    assert_eq!(again.worth(&question([3, 0, 2])), model.worth(&question([3, 0, 2])));
+    assert_eq!(again.chunks_to_load(&question([3, 0, 2])), model.chunks_to_load(&question([3, 0, 2])));
     for (profile, says) in [
         ("{}", "version"),
         (r#"{"version": 2, "layers": 32}"#, "version is 2; allowed: 1"),
@@ -167,15 +167,15 @@ fn what_is_not_worth_it_is_tried_now_and_then_and_so_learned_again() {
     assert!(model.tiers.is_empty(), "a few bytes that took long say nothing about the rate");
     (0..FIRST_LOADS).for_each(|_| model.note_load(Tier::Memory, 1 << 20, 10.0));
     let asked = question([16, 0, 0]);
-    let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| model.worth(&asked)).collect();
+    let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| model.chunks_to_load(&asked)).collect();
     let tried = answers.iter().filter(|chunks| **chunks == 1).count();
     assert_eq!((tried, answers.iter().sum::<usize>()), (2, 2));
-    assert_eq!(model.worth(&question([0, 0, 0])), 0);
+    assert_eq!(model.chunks_to_load(&question([0, 0, 0])), 0);
     for _ in 0..100 * TRY_EVERY {
-        let chunks = model.worth(&asked) as u64;
+        let chunks = model.chunks_to_load(&asked) as u64;
         model.note_load(Tier::Memory, chunks * asked.chunk_bytes, chunks as f64 * 0.001);
     }
-    assert!((0..10).all(|_| model.worth(&asked) == 16), "it is fast");
+    assert!((0..10).all(|_| model.chunks_to_load(&asked) == 16), "it is fast");
 }
 
 #[test]
@@ -184,14 +184,14 @@ fn a_slow_tier_behind_a_fast_one_is_tried_now_and_then_and_so_learned_again() {
     (0..FIRST_LOADS).for_each(|_| model.note_load(Tier::Memory, 1 << 30, 0.02));
     (0..FIRST_LOADS).for_each(|_| model.note_load(Tier::Disk, 1 << 30, 10.0));
     let asked = question([16, 16, 0]);
-    let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| model.worth(&asked)).collect();
+    let answers: Vec<usize> = (0..2 * TRY_EVERY).map(|_| model.chunks_to_load(&asked)).collect();
     let tried = answers.iter().filter(|chunks| **chunks == 17).count();
     assert_eq!((tried, answers.iter().filter(|chunks| **chunks == 16).count()), (2, 30));
     for _ in 0..100 * TRY_EVERY {
-        let on_disk = model.worth(&asked).saturating_sub(16) as u64;
+        let on_disk = model.chunks_to_load(&asked).saturating_sub(16) as u64;
         model.note_load(Tier::Disk, on_disk * asked.chunk_bytes, on_disk as f64 * 0.001);
     }
-    assert!((0..10).all(|_| model.worth(&asked) == 32), "it is fast");
+    assert!((0..10).all(|_| model.chunks_to_load(&asked) == 32), "it is fast");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn prompts_of_one_kind_do_not_take_the_tries_of_another() {
     let mut model = learned();
     (0..FIRST_LOADS).for_each(|_| model.note_load(Tier::Disk, 1 << 30, 10.0));
     (0..FIRST_LOADS).for_each(|_| model.note_load(Tier::Peer, 1 << 30, 10.0));
-    let mut tried = |asked: Question| model.worth(&asked) > 0;
+    let mut tried = |asked: Question| model.chunks_to_load(&asked) > 0;
     let tries: Vec<[bool; 2]> =
         (0..TRY_EVERY).map(|_| [tried(question([0, 16, 0])), tried(question([0, 0, 16]))]).collect();
     assert!((0..2).all(|tier| tries.iter().filter(|tries| tries[tier]).count() == 1), "{tries:?}");
@@ -211,9 +211,9 @@ fn a_rest_that_is_computed_in_a_step_that_runs_anyway_is_no_tier_to_be_tried() {
     model.note_load(Tier::Memory, 1 << 30, 0.1);
     let rest =
         Question { prompt_tokens: 4_001, chunk_tokens: 16, chunk_bytes: 1 << 20, ..question([250, 0, 0]) };
-    let worth = model.worth(&rest);
+    let worth = model.chunks_to_load(&rest);
     assert!((200..250).contains(&worth), "{worth}");
-    assert!((0..2 * TRY_EVERY).all(|_| model.worth(&rest) == worth));
+    assert!((0..2 * TRY_EVERY).all(|_| model.chunks_to_load(&rest) == worth));
 }
 
 proptest! {
@@ -233,7 +233,7 @@ proptest! {
         let (in_memory, on_disk, on_peers) = chunks;
         let question = Question { prompt_tokens, held_tokens, chunk_tokens, chunk_bytes, in_memory, on_disk, on_peers, queued, wait_us: held_tokens, others };
         for _ in 0..2 * TRY_EVERY {
-            prop_assert!(model.worth(&question) <= in_memory + on_disk + on_peers);
+            prop_assert!(model.chunks_to_load(&question) <= in_memory + on_disk + on_peers);
         }
         prop_assert!(model.step_us(prompt_tokens, held_tokens) >= 0.0);
         prop_assert!(model.load_us(queued, queued).is_none_or(|us| us >= 0.0));

@@ -1,10 +1,10 @@
-"""Decides, for each request, whether to load KV from the node or to compute it: `CostModel`.
+"""Says, for each request, how many of the chunks that were found are loaded; the rest is computed.
 
-`chunks_to_load` is the decision. It takes the chunks that were found and answers how many of them
-to load; the rest is computed. It weighs the time to load against the time to compute, for this
-request and for those that wait meanwhile. Both times are learned from the steps and loads of this
-engine. The arithmetic is `forebay.Slack`, which is written in Rust; how a load then runs is decided
-in `load_mode.py`.
+`CostModel.chunks_to_load` asks `forebay.Slack`, which is `CostModel` in Rust: the decision itself is
+`choose` in `crates/paged/src/cost_model/choose.rs`. It weighs the time to load against the time to
+compute, for this request and for those that wait meanwhile, as this engine's steps and loads have
+taught it. Without the setting `gate`, and as long as no step has been timed, all is loaded. How a
+load then runs is decided in `load_mode.py`.
 """
 
 from collections.abc import Iterable, Mapping
