@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
+from conftest import ASKED, BLOCK, CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
 STEP = 512
-# vLLM's kernel for GPUs has no wider convolutions.
-SEEN = ["--seen", "4"] if ON_GPU else []
+# Kernels for GPUs and for CPUs with AMX know no other width.
+SEEN = ["--seen", "4"]
 # Enough for one request as long as the model allows, too few for the whole crowd.
 BLOCKS = 2176 // BLOCK
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}

@@ -160,7 +160,9 @@ def put_connector() -> None:
         asked.shape, asked.ids, asked.tokens, in_memory=len(asked.ids[0])
     )
     Finder.hold = lambda self, ids: []
-    Matcher.in_each_shape = lambda self, one: [self.finder.ask(one.ids.shape, [[] for _ in one.ids.ranks], 0)]
+    Matcher.ask_each_shape = lambda self, tracked: [
+        self.finder.ask(tracked.ids.shape, [[] for _ in tracked.ids.ranks], 0)
+    ]
 
 
 def pytest_configure() -> None:
