@@ -55,12 +55,23 @@ enum Command {
     Bench(forebay_bench::Args),
 }
 
+impl Command {
+    /// The log lines that are shown if FOREBAY_LOG says nothing: a service tells what it does, any
+    /// other command what goes wrong.
+    fn usual_level(&self) -> LevelFilter {
+        match self {
+            Command::Engine(_) | Command::Node(_) | Command::Route(_) => LevelFilter::INFO,
+            _ => LevelFilter::WARN,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let Cli { end_with, log_format, command } = Cli::parse();
     if let Some(parent) = end_with {
         end_with_parent(parent);
     }
-    if let Err(error) = log::start(LevelFilter::INFO, log_format) {
+    if let Err(error) = log::start(command.usual_level(), log_format) {
         eprintln!("forebay: {error}");
         return ExitCode::FAILURE;
     }

@@ -122,7 +122,7 @@ impl Leg {
     }
 }
 
-/// A lot on its path.
+/// A lot under way.
 #[derive(Debug)]
 pub(crate) struct Lot {
     pub transfer: TransferId,
