@@ -12,7 +12,7 @@ use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, 
 use forebay_client::protocol::frame::{Asked, UNASKED};
 use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, Left, NotCommitted, NotStored, ReadGuard, TenantId};
+use forebay_store::{ChunkShape, Lease, Left, NotCommitted, NotStored, ReadGuard, TenantId};
 use forebay_transfer::Class;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
@@ -40,6 +40,14 @@ pub struct Session {
     pub answers: AnswerQueue,
     pub tenant: TenantId,
     pub name: String,
+}
+
+/// A chunk that a client wants to lie in the arena.
+enum Bringing {
+    /// It does.
+    There(Lent),
+    /// It has to come there; chunks beyond the lease's, which are named behind it, from a peer.
+    Fetch(Arc<Lease>, Arc<[ChunkId]>),
 }
 
 /// What the client's thread does next.
@@ -108,12 +116,7 @@ impl Session {
             Request::Lease { ttl_us, to_load, ids } => self.lease(asked, &ids, ttl_us, to_load),
             Request::Bring { lease, chunks, class, within_us } => {
                 let deadline_us = within_us.map(|within_us| self.clients.now_us().saturating_add(within_us));
-                let session = Arc::clone(self);
-                let tell = move |answer, is_last| session.answer_in_part(asked, &answer, is_last);
-                let request = BringRequest::new(chunks.len(), tell);
-                for chunk in chunks {
-                    self.bring(&request, lease, chunk as usize, (class, deadline_us));
-                }
+                self.bring(asked, (lease, chunks), (class, deadline_us));
             }
             Request::Renew { ttl_us, leases } => self.renew(asked, leases, ttl_us),
             Request::Release(leases) => {
@@ -207,37 +210,65 @@ impl Session {
         self.answer(asked, &Answer::Leased(leased));
     }
 
+    /// Has chunks of a lease lie in the arena: those of this host by few reads, each of the others
+    /// from a peer.
     fn bring(
         self: &Arc<Self>,
-        request: &Arc<BringRequest>,
-        name: u64,
-        chunk: usize,
+        asked: Asked,
+        (name, chunks): (u64, Vec<u32>),
         (class, deadline_us): (Class, Option<u64>),
     ) {
+        let session = Arc::clone(self);
+        let tell = move |answer, is_last| session.answer_in_part(asked, &answer, is_last);
+        let request = BringRequest::new(chunks.len(), tell);
+        let (mut coming, mut held) = (Vec::with_capacity(chunks.len()), None);
+        for chunk in chunks.into_iter().map(|chunk| chunk as usize) {
+            match self.begin_bring(name, chunk) {
+                Ok(Bringing::There(lent)) => request.end(chunk, Ok(lent)),
+                Ok(Bringing::Fetch(lease, ids)) => {
+                    coming.push(chunk);
+                    held = Some((lease, ids));
+                }
+                Err(refused) => request.end(chunk, Err(refused)),
+            }
+        }
+        let Some((lease, ids)) = held else { return };
+        let (here, on_peers): (Vec<usize>, Vec<usize>) =
+            coming.into_iter().partition(|chunk| *chunk < lease.len());
+        for chunk in on_peers {
+            let (session, request) = (Arc::clone(self), Arc::clone(&request));
+            let on_end = move |outcome| request.end(chunk, session.brought(name, chunk, outcome));
+            self.pull(&ids, chunk, (class, deadline_us), on_end);
+        }
+        let (session, kept) = (Arc::clone(self), Arc::clone(&lease));
+        self.clients.store.fetch_many(&lease, here, class, deadline_us, move |chunk, outcome| {
+            // Until the last chunk has come.
+            let _ = &kept;
+            let outcome = outcome.map_err(|error| error.to_string());
+            request.end(chunk, session.brought(name, chunk, outcome));
+        });
+    }
+
+    /// What is to be done for a chunk of a lease to lie in the arena.
+    fn begin_bring(&self, name: u64, chunk: usize) -> Result<Bringing, (Refusal, String)> {
         let mut holdings = self.holdings();
-        let held = match holdings.lease(name, chunk) {
-            Ok(held) => held,
-            Err(error) => return request.end(chunk, Err((Refusal::Gone, error.to_string()))),
-        };
+        let held = holdings.lease(name, chunk).map_err(|error| (Refusal::Gone, error.to_string()))?;
         if let Some(loan) = held.loan(chunk) {
-            return request.end(chunk, Ok(lent(loan)));
+            return Ok(Bringing::There(lent(loan)));
         }
-        let (lease, ids) = (Arc::clone(&held.lease), Arc::clone(&held.ids));
-        if let Err(limit) = holdings.begin_load() {
-            return request.end(chunk, Err((Refusal::Limit, limit.to_string())));
-        }
-        drop(holdings);
-        let (session, request) = (Arc::clone(self), Arc::clone(request));
-        if chunk < lease.len() {
-            let kept = Arc::clone(&lease);
-            self.clients.store.fetch(&lease, chunk, class, deadline_us, move |outcome| {
-                drop(kept);
-                let outcome = outcome.map_err(|error| error.to_string());
-                request.end(chunk, session.brought(name, chunk, outcome));
-            });
-            return;
-        }
-        let on_end = move |outcome| request.end(chunk, session.brought(name, chunk, outcome));
+        let fetch = Bringing::Fetch(Arc::clone(&held.lease), Arc::clone(&held.ids));
+        holdings.begin_load().map_err(|limit| (Refusal::Limit, limit.to_string()))?;
+        Ok(fetch)
+    }
+
+    /// Has a chunk come from a peer, and names those behind it along with it.
+    fn pull(
+        &self,
+        ids: &[ChunkId],
+        chunk: usize,
+        (class, deadline_us): (Class, Option<u64>),
+        on_end: impl FnOnce(Result<ReadGuard, String>) + Send + 'static,
+    ) {
         let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();

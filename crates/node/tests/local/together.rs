@@ -52,7 +52,7 @@ fn commit(slots: Vec<Slot>) -> Vec<StoreEnd> {
 }
 
 #[test]
-fn a_long_prompt_costs_few_messages_to_store_and_to_load_and_comes_whole() {
+fn a_long_prompt_costs_few_messages_and_few_reads_and_comes_whole() {
     let site = Site::new();
     let mut config = site.config();
     let path = site.folder.path().join("log");
@@ -69,7 +69,7 @@ fn a_long_prompt_costs_few_messages_to_store_and_to_load_and_comes_whole() {
     drop(writer);
     node.drain(PATIENCE).unwrap();
 
-    let _node = Node::start(&config).unwrap();
+    let node = Node::start(&config).unwrap();
     let reader = site.peer();
     let ids: Vec<ChunkId> = (0..PROMPT).map(chunk_id).collect();
     let lease = reader.client.lease(&ids, MINUTE_US);
@@ -85,6 +85,8 @@ fn a_long_prompt_costs_few_messages_to_store_and_to_load_and_comes_whole() {
     assert!(came.into_iter().eq(chunks.into_iter().map(|chunk| (chunk, true))), "each has one end");
     let messages = reader.client.messages() - before;
     assert!(messages <= 12, "{messages}");
+    let reads = node.store().disk_stat().unwrap().ssd.reads;
+    assert!(reads <= 12, "{reads}");
 }
 
 #[test]

@@ -48,6 +48,10 @@ pub enum NotFetched {
 
 type OnFetched = Box<dyn FnOnce(Result<ReadGuard, NotFetched>) + Send>;
 
+/// Bytes of chunks that one request reads at most, if it has more than one. A request costs little
+/// beside this many bytes, and those read first are verified while the disk reads the next.
+const READ_BYTES: u64 = 1 << 20;
+
 /// How long a lease lives that is needed until the read of a chunk has begun, which owns it then.
 const UNTIL_READ_US: u64 = 1_000_000;
 
@@ -108,7 +112,7 @@ impl Store {
         self.fetch_each(lease, std::iter::once((chunk, on_end)), Urgency { class, deadline_us });
     }
 
-    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, all by
+    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, many by
     /// one read, and are verified there. `deadline_us` is in the mover's clock.
     ///
     /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on
@@ -227,13 +231,22 @@ impl Shared {
         Some(ReadGuard { shared: Arc::clone(self), read: Some(read), checksums })
     }
 
-    /// Reads the chunks at these places of the lease into memory, by one request.
+    /// Reads the chunks at these places of the lease into memory, many by one request.
     fn fetch_from_disk(self: &Arc<Self>, fetches: Vec<(usize, Fetch)>, lease: &DiskLease, urgency: Urgency) {
-        let Some(disk) = self.open_disk() else { return };
-        let (mut wants, mut coming) = (Vec::new(), Vec::new());
+        let (mut wants, mut coming, mut bytes) = (Vec::new(), Vec::new(), 0);
         for (place, mut fetch) in fetches {
             match fetch.want(lease, place) {
-                Ok(Some(want)) => {
+                Ok(Some((want, chunk_bytes))) => {
+                    if bytes + chunk_bytes > READ_BYTES {
+                        self.read_from_disk(
+                            std::mem::take(&mut wants),
+                            std::mem::take(&mut coming),
+                            lease,
+                            urgency,
+                        );
+                        bytes = 0;
+                    }
+                    bytes += chunk_bytes;
                     wants.push(want);
                     coming.push(fetch);
                 }
@@ -241,9 +254,12 @@ impl Shared {
                 Err(error) => fetch.end(Err(error)),
             }
         }
-        if wants.is_empty() {
-            return;
-        }
+        self.read_from_disk(wants, coming, lease, urgency);
+    }
+
+    /// Reads the chunks by one request.
+    fn read_from_disk(&self, wants: Vec<Want>, coming: Vec<Fetch>, lease: &DiskLease, urgency: Urgency) {
+        let Some(disk) = self.open_disk().filter(|_| !wants.is_empty()) else { return };
         let began_us = self.now_us();
         let on_read = move |ends: ReadEnds| {
             let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
@@ -294,8 +310,8 @@ impl Fetch {
         Fetch { shared: Arc::clone(shared), name, promotion: None, outcome }
     }
 
-    /// What is to be read for it. `None`: it has come meanwhile.
-    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<Want>, NotFetched> {
+    /// What is to be read for it, and its bytes. `None`: it has come meanwhile.
+    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<(Want, u64)>, NotFetched> {
         let (shape, is_plain) = lease.layout_of(place)?;
         if is_plain {
             let Some(promotion) = Promotion::begin(&self.shared, self.name, shape.chunk(), true)? else {
@@ -304,7 +320,7 @@ impl Fetch {
             self.promotion = Some(promotion);
         }
         let into = self.promotion.as_ref().map(Promotion::pages);
-        Ok(Some(Want { chunk: place, layers: 0..shape.layers(), into }))
+        Ok(Some((Want { chunk: place, layers: 0..shape.layers(), into }, shape.chunk().bytes())))
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.
