@@ -81,11 +81,6 @@ pub const MEMORY_HOST: u32 = 1;
 /// `CUmemoryType`.
 pub const MEMORY_DEVICE: u32 = 2;
 
-/// `CUhostFn`.
-pub type HostFn = unsafe extern "C" fn(*mut c_void);
-/// `CUstreamCallback`.
-pub type StreamCallback = unsafe extern "C" fn(usize, i32, *mut c_void);
-
 /// `CUuuid`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -124,15 +119,4 @@ pub struct AllocationProp {
 pub struct AccessDesc {
     pub location: Location,
     pub flags: u32,
-}
-
-/// `CUlaunchConfig`, as far as the fake driver looks.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct LaunchConfig {
-    pub dims: [u32; 6],
-    pub shared_bytes: u32,
-    pub stream: usize,
-    pub attrs: *const c_void,
-    pub attr_count: u32,
 }

@@ -160,11 +160,11 @@ impl State {
         Err(Code::CAPTURED_EVENT)
     }
 
-    /// `CUstreamCaptureStatus` of a stream, and the capture's number.
-    pub fn capture_status(&self, stream: usize) -> (u32, u64) {
+    /// `CUstreamCaptureStatus` of a stream.
+    pub fn capture_status(&self, stream: usize) -> u32 {
         let id = self.streams.get(&stream).and_then(|stream| stream.capture);
         let capture = self.captures.iter().find(|capture| Some(capture.id) == id);
-        capture.map_or((0, 0), |capture| (1 + u32::from(capture.broken), capture.id))
+        capture.map_or(0, |capture| 1 + u32::from(capture.broken))
     }
 
     fn break_captures(&mut self, which: impl Fn(&Capture) -> bool) {

@@ -16,7 +16,7 @@ use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::vmm::Handle;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -71,8 +71,6 @@ pub struct State {
     pub engines: Vec<Engine>,
     /// Operations that wait for a value in memory.
     pub waiting: Vec<u64>,
-    /// Operations that call a function of the program.
-    pub calls: VecDeque<u64>,
     pub links: Links,
     pub order: Order,
     pub faults: Faults,
@@ -87,7 +85,6 @@ pub struct Signals {
     pub done: Condvar,
     pub engines: Vec<Condvar>,
     pub waiting: Condvar,
-    pub calls: Condvar,
 }
 
 struct Driver {
@@ -108,8 +105,7 @@ fn driver() -> &'static Driver {
             eprintln!("fake-cuda: {error}");
         }
         let engines = state.engines.iter().map(|_| Condvar::new()).collect();
-        let signals =
-            Signals { done: Condvar::new(), engines, waiting: Condvar::new(), calls: Condvar::new() };
+        let signals = Signals { done: Condvar::new(), engines, waiting: Condvar::new() };
         let sound = set.is_ok() && !state.gpus.is_empty();
         Driver { pid: std::process::id(), state: Mutex::new(state), signals, sound }
     })
@@ -156,7 +152,6 @@ impl State {
             ops: HashMap::new(),
             engines: (0..gpus * ENGINES_PER_GPU).map(|_| Engine::default()).collect(),
             waiting: Vec::new(),
-            calls: VecDeque::new(),
             links: Links::default(),
             order: Order::default(),
             faults: Faults::default(),

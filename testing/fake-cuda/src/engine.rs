@@ -7,7 +7,8 @@
 use crate::abi::Code;
 use crate::driver::{Locked, State, lock, signals};
 use crate::faults::Peers;
-use crate::queue::{Move, What};
+use crate::memory::Move;
+use crate::queue::What;
 use crate::stats::Way;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub fn engine_by_name(name: &str, gpus: usize) -> Result<usize, String> {
 struct Fill {
     at: u64,
     bytes: u64,
-    unit: [u8; 4],
+    byte: u8,
 }
 
 /// An operation in an engine's hands.
@@ -64,7 +65,6 @@ struct Job {
     at: usize,
     done: u64,
     fill: Option<Fill>,
-    computes: Duration,
 }
 
 /// What an engine does before it looks at the state again.
@@ -101,20 +101,16 @@ impl State {
     /// them.
     fn copy_engine(&self, gpu: usize, first: Option<&Move>) -> (usize, usize) {
         let Some(&Move { from, to, .. }) = first else { return (gpu, PEER) };
-        match (self.gpu_of(from), self.gpu_of(to)) {
+        match (self.memory.gpu_of(from), self.memory.gpu_of(to)) {
             (None, Some(to)) => (to, FROM_HOST),
             (Some(from), None) => (from, TO_HOST),
             _ => (gpu, PEER),
         }
     }
 
-    fn gpu_of(&self, at: u64) -> Option<usize> {
-        self.memory.find(at).filter(|area| area.kind.on_device()).map(|area| area.gpu)
-    }
-
     /// The ways that bytes take. A kernel's bytes all pass the GPU that runs it.
     fn ways(&self, gpu: usize, by_kernel: bool, from: u64, to: u64) -> Vec<Way> {
-        let (from, to) = (self.gpu_of(from), self.gpu_of(to));
+        let (from, to) = (self.memory.gpu_of(from), self.memory.gpu_of(to));
         if !by_kernel {
             return vec![match (from, to) {
                 (None, Some(to)) => Way::HostToDevice(to),
@@ -151,7 +147,6 @@ impl State {
             at: 0,
             done: 0,
             fill: None,
-            computes: Duration::ZERO,
         };
         match what {
             What::Moves { moves, .. } => {
@@ -162,13 +157,12 @@ impl State {
                 }
                 job.moves = moves;
             }
-            What::Fill { at, bytes, unit, unit_bytes } => {
-                let unit = if unit_bytes == 1 { [unit as u8; 4] } else { unit.to_le_bytes() };
-                job.fill = Some(Fill { at: self.memory.raw(at), bytes, unit });
+            What::Fill { at, bytes, byte } => {
+                job.fill = Some(Fill { at: self.memory.raw(at), bytes, byte });
             }
-            What::Kernel { kernel, args } => match self.effect(kernel, gpu, &args) {
+            What::Kernel { kernel, args } => match kernel.effect(&self.memory, gpu, &args) {
                 Ok(effect) => {
-                    (job.by_kernel, job.moves, job.computes) = (true, effect.moves.into(), effect.computes);
+                    (job.by_kernel, job.moves) = (true, effect.moves.into());
                     self.ops.get_mut(&id)?.touches = effect.touches;
                 }
                 Err(error) => {
@@ -192,7 +186,7 @@ impl State {
     /// The error of a GPU whose memory moves touch, if one of them is lost.
     fn lost_among(&self, moves: &[Move]) -> Option<Code> {
         let ends = moves.iter().flat_map(|one| [one.from, one.to]);
-        ends.filter_map(|at| self.gpu_of(at)).find_map(|gpu| self.gpus[gpu].poison)
+        ends.filter_map(|at| self.memory.gpu_of(at)).find_map(|gpu| self.gpus[gpu].poison)
     }
 
     /// What becomes of bytes on these ways.
@@ -224,9 +218,6 @@ impl State {
                 (job.at, job.done) = (job.at + 1, 0);
             }
         }
-        if !job.computes.is_zero() {
-            slice.until = slice.until.max(Some(now + std::mem::take(&mut job.computes)));
-        }
         slice
     }
 }
@@ -245,11 +236,9 @@ impl Slice {
                 }
             };
         }
-        if let Some(Fill { at, bytes, unit }) = self.fill {
-            for index in 0..bytes as usize {
-                // SAFETY: as above.
-                unsafe { (at as *mut u8).add(index).write(unit[index % 4]) };
-            }
+        if let Some(Fill { at, bytes, byte }) = self.fill {
+            // SAFETY: as above.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
         }
         if let Some(left) = self.until.and_then(|until| until.checked_duration_since(Instant::now())) {
             std::thread::sleep(left);

@@ -3,11 +3,8 @@
 //! A kernel is carried out as the moves it makes. Tables that a kernel reads are read when it
 //! begins.
 
-use crate::driver::State;
-use crate::memory::Memory;
+use crate::memory::{Memory, Move};
 use crate::order::Touch;
-use crate::queue::Move;
-use std::time::Duration;
 
 /// Entries of a table at most: more is a mistake of the test.
 const ENTRIES_MAX: u64 = 1 << 22;
@@ -17,27 +14,17 @@ pub struct Kernel {
     pub name: &'static str,
     /// Bytes of each parameter.
     pub params: &'static [usize],
-    body: fn(&mut View, &[u64]) -> Result<Effect, String>,
+    body: fn(&mut View, &[u64]) -> Result<Vec<Move>, String>,
 }
 
 /// What a kernel does.
-#[derive(Default)]
 pub struct Effect {
     pub moves: Vec<Move>,
-    /// How long it computes beside.
-    pub computes: Duration,
     /// All that it reads and writes.
     pub touches: Vec<Touch>,
 }
 
-static KERNELS: &[Kernel] = &[
-    Kernel { name: "forebay_scatter", params: &[8, 8, 4, 4], body: scatter },
-    Kernel { name: "forebay_gather", params: &[8, 8, 4, 4], body: gather },
-    Kernel { name: "forebay_relay", params: &[8, 8, 8], body: relay },
-    Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces },
-    Kernel { name: "forebay_trap", params: &[], body: trap },
-    Kernel { name: "forebay_spin", params: &[8], body: spin },
-];
+static KERNELS: &[Kernel] = &[Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces }];
 
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
@@ -85,69 +72,25 @@ impl View<'_> {
     }
 }
 
-impl State {
-    /// What a kernel does on a GPU now. An error is an illegal address.
-    pub fn effect(&self, kernel: &Kernel, gpu: usize, args: &[u64]) -> Result<Effect, String> {
-        let mut view = View { memory: &self.memory, gpu, tables: Vec::new() };
-        let mut effect = (kernel.body)(&mut view, args)?;
-        for &Move { from, to, bytes } in effect.moves.iter().filter(|piece| piece.bytes > 0) {
+impl Kernel {
+    /// What it does on a GPU now. An error is an illegal address.
+    pub fn effect(&self, memory: &Memory, gpu: usize, args: &[u64]) -> Result<Effect, String> {
+        let mut view = View { memory, gpu, tables: Vec::new() };
+        let moves = (self.body)(&mut view, args)?;
+        let mut touches = Vec::new();
+        for &Move { from, to, bytes } in moves.iter().filter(|piece| piece.bytes > 0) {
             view.reach(from, bytes)?;
             view.reach(to, bytes)?;
-            effect.touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
+            touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
         }
-        effect.touches.append(&mut view.tables);
-        Ok(effect)
+        touches.append(&mut view.tables);
+        Ok(Effect { moves, touches })
     }
 }
 
-fn moved(moves: Vec<Move>) -> Result<Effect, String> {
-    Ok(Effect { moves, ..Effect::default() })
-}
-
-/// `(const u8* from, const u64* to_pages, u32 page_bytes, u32 pages)`
-fn scatter(view: &mut View, args: &[u64]) -> Result<Effect, String> {
-    let &[from, to_pages, bytes, pages] = args else { return Err("wrong parameters".into()) };
-    let to_pages = view.table(to_pages, pages)?;
-    moved(
-        (0..)
-            .zip(to_pages)
-            .map(|(page, to)| Move { from: from.wrapping_add(page * bytes), to, bytes })
-            .collect(),
-    )
-}
-
-/// `(const u64* from_pages, u8* to, u32 page_bytes, u32 pages)`
-fn gather(view: &mut View, args: &[u64]) -> Result<Effect, String> {
-    let &[from_pages, to, bytes, pages] = args else { return Err("wrong parameters".into()) };
-    let from_pages = view.table(from_pages, pages)?;
-    moved(
-        (0..)
-            .zip(from_pages)
-            .map(|(page, from)| Move { from, to: to.wrapping_add(page * bytes), bytes })
-            .collect(),
-    )
-}
-
-/// `(const u8* from, u8* to, u64 bytes)`
-fn relay(_: &mut View, args: &[u64]) -> Result<Effect, String> {
-    let &[from, to, bytes] = args else { return Err("wrong parameters".into()) };
-    moved(vec![Move { from, to, bytes }])
-}
-
 /// `(const Piece* pieces, u32 count)` with `struct Piece { u64 from; u64 to; u64 bytes; }`
-fn pieces(view: &mut View, args: &[u64]) -> Result<Effect, String> {
+fn pieces(view: &mut View, args: &[u64]) -> Result<Vec<Move>, String> {
     let &[pieces, count] = args else { return Err("wrong parameters".into()) };
     let table = view.table(pieces, count * 3)?;
-    moved(table.chunks_exact(3).map(|piece| Move { from: piece[0], to: piece[1], bytes: piece[2] }).collect())
-}
-
-/// `()`: ends its context.
-fn trap(_: &mut View, _: &[u64]) -> Result<Effect, String> {
-    Err("it trapped".into())
-}
-
-/// `(u64 cycles)`: computes for as many nanoseconds.
-fn spin(_: &mut View, args: &[u64]) -> Result<Effect, String> {
-    let &[cycles] = args else { return Err("wrong parameters".into()) };
-    Ok(Effect { computes: Duration::from_nanos(cycles), ..Effect::default() })
+    Ok(table.chunks_exact(3).map(|piece| Move { from: piece[0], to: piece[1], bytes: piece[2] }).collect())
 }

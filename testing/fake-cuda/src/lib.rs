@@ -31,7 +31,6 @@ mod engine;
 mod entry;
 mod event;
 mod faults;
-mod hostcall;
 mod ipc;
 mod kernels;
 mod links;

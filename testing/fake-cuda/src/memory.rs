@@ -75,6 +75,14 @@ pub fn zeroes(bytes: u64) -> Outcome<OwnedFd> {
     Ok(file)
 }
 
+/// Bytes to be moved from one address to another.
+#[derive(Debug, Clone, Copy)]
+pub struct Move {
+    pub from: u64,
+    pub to: u64,
+    pub bytes: u64,
+}
+
 /// What an area is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -106,8 +114,6 @@ pub struct Area {
     pub kind: Kind,
     /// The GPU that has it, or, for host memory, whose context was current.
     pub gpu: usize,
-    /// A number of its own, as CU_POINTER_ATTRIBUTE_BUFFER_ID.
-    pub serial: u64,
     /// GPUs that may reach it whatever peer access says. Only for virtual and foreign memory.
     pub access: Vec<usize>,
     pub file: Option<OwnedFd>,
@@ -124,7 +130,6 @@ pub struct Memory {
     /// (who, whose), by cuCtxEnablePeerAccess.
     pub peers: HashSet<(usize, usize)>,
     freed: VecDeque<Freed>,
-    serial: u64,
 }
 
 /// Where an area was.
@@ -171,7 +176,6 @@ impl Memory {
             bytes,
             kind,
             gpu,
-            serial: 0,
             access,
             file: Some(file),
             backing: backing.at,
@@ -191,13 +195,11 @@ impl Memory {
     /// Host memory that is there already.
     pub fn add_host(&mut self, kind: Kind, gpu: usize, base: u64, bytes: u64, mappings: Vec<Mapping>) {
         let (access, file) = (Vec::new(), None);
-        self.add(Area { base, bytes, kind, gpu, serial: 0, access, file, backing: base, mappings });
+        self.add(Area { base, bytes, kind, gpu, access, file, backing: base, mappings });
     }
 
     /// Takes an area in.
-    pub fn add(&mut self, mut area: Area) {
-        self.serial += 1;
-        area.serial = self.serial;
+    pub fn add(&mut self, area: Area) {
         self.areas.insert(area.base, area);
     }
 
@@ -255,6 +257,11 @@ impl Memory {
             Kind::Virtual | Kind::Foreign => area.access.contains(&gpu),
             Kind::Pinned | Kind::Registered | Kind::Managed => true,
         }
+    }
+
+    /// The GPU that has an address; `None` for the host's.
+    pub fn gpu_of(&self, at: u64) -> Option<usize> {
+        self.find(at).filter(|area| area.kind.on_device()).map(|area| area.gpu)
     }
 
     /// Where this process reads and writes the bytes of an address. What the driver does not know

@@ -7,9 +7,8 @@
 use crate::abi::{Code, Outcome};
 use crate::clock::Clock;
 use crate::driver::{State, signals};
-use crate::hostcall::HostCall;
 use crate::kernels::Kernel;
-use crate::memory::{Kind, Lost};
+use crate::memory::{Kind, Lost, Move};
 use crate::order::Touch;
 use crate::waits::Wanted;
 use std::sync::Arc;
@@ -17,14 +16,6 @@ use std::time::Instant;
 
 /// Bytes at most that are taken for a signal when they are written to host memory.
 const SIGNAL_BYTES: u64 = 64;
-
-/// Bytes to be moved from one address to another.
-#[derive(Debug, Clone, Copy)]
-pub struct Move {
-    pub from: u64,
-    pub to: u64,
-    pub bytes: u64,
-}
 
 /// What an operation does.
 #[derive(Clone)]
@@ -38,12 +29,11 @@ pub enum What {
         moves: Arc<[Move]>,
         kept: Option<Arc<[u8]>>,
     },
-    /// Fills memory with a unit of 1 or 4 bytes.
+    /// Fills memory with a byte.
     Fill {
         at: u64,
         bytes: u64,
-        unit: u32,
-        unit_bytes: u32,
+        byte: u8,
     },
     Kernel {
         kernel: &'static Kernel,
@@ -57,7 +47,6 @@ pub enum What {
     },
     /// Waits for a value.
     Wait(Wanted),
-    Call(HostCall),
 }
 
 /// An operation that has not ended.
@@ -155,10 +144,6 @@ impl State {
                 true
             }
             What::Wait(wanted) => self.begin_wait(id, wanted),
-            What::Call(_) => {
-                self.begin_call(id);
-                false
-            }
             What::Moves { .. } | What::Fill { .. } | What::Kernel { .. } => {
                 self.give_to_engine(id);
                 false
@@ -184,8 +169,6 @@ impl State {
                     (event.clock, event.at) = (op.clock.clone(), Some(Instant::now()));
                 }
             }
-            // The program's function may tell any of its threads.
-            What::Call(_) => self.order.host.join(&op.clock),
             _ if self.signals_host(&op) => self.order.host.join(&op.clock),
             _ => {}
         }
@@ -237,7 +220,7 @@ impl State {
                     return Err(Code::INVALID_VALUE);
                 }
             }
-            What::Record(_) | What::Join(_) | What::Kernel { .. } | What::Call(_) => {}
+            What::Record(_) | What::Join(_) | What::Kernel { .. } => {}
         }
         Ok(touches)
     }

@@ -8,15 +8,11 @@ use rustix::fd::OwnedFd;
 
 /// Handles, mappings and reservations are multiples of it.
 pub const GRANULARITY: u64 = 2 << 20;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-pub const POSIX_FD: u32 = 1;
 
 /// Physical memory.
 pub struct Handle {
     pub gpu: usize,
     pub bytes: u64,
-    /// `CUmemAllocationHandleType`s that it may be exported as.
-    pub types: u32,
     pub file: OwnedFd,
 }
 
@@ -26,20 +22,15 @@ fn granular(number: u64) -> bool {
 
 impl State {
     /// New physical memory.
-    pub fn create_physical(&mut self, gpu: usize, bytes: u64, types: u32) -> Outcome<u64> {
+    pub fn create_physical(&mut self, gpu: usize, bytes: u64) -> Outcome<u64> {
         if bytes == 0 || !granular(bytes) {
             return Err(Code::INVALID_VALUE);
         }
         self.room_for(gpu, bytes)?;
         let file = zeroes(bytes)?;
-        Ok(self.add_physical(Handle { gpu, bytes, types, file }))
-    }
-
-    /// Physical memory that is there already.
-    pub fn add_physical(&mut self, handle: Handle) -> u64 {
         let id = self.new_handle() as u64;
-        self.handles.insert(id, handle);
-        id
+        self.handles.insert(id, Handle { gpu, bytes, file });
+        Ok(id)
     }
 
     /// New addresses.
@@ -51,20 +42,6 @@ impl State {
         let base = mapping.at.next_multiple_of(GRANULARITY);
         self.reserved.insert(base, (bytes, mapping));
         Ok(base)
-    }
-
-    /// Gives addresses back.
-    pub fn unreserve(&mut self, base: u64, bytes: u64) -> Outcome {
-        if self.reserved.get(&base).is_none_or(|&(reserved, _)| reserved != bytes) {
-            return Err(Code::INVALID_VALUE);
-        }
-        if self.memory.areas().any(|area| area.base >= base && area.base < base + bytes) {
-            self.misuse.report(format!("{}: addresses that are still mapped", self.calling));
-            return Err(Code::INVALID_VALUE);
-        }
-        let addresses = self.reserved.remove(&base).map(|(_, mapping)| mapping);
-        self.memory.note_freed(base, bytes, addresses);
-        Ok(())
     }
 
     /// Puts physical memory behind reserved addresses.
@@ -96,7 +73,6 @@ impl State {
             bytes,
             kind: Kind::Virtual,
             gpu,
-            serial: 0,
             access,
             file: Some(file),
             backing: backing.at,

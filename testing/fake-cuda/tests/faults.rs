@@ -113,7 +113,6 @@ fn others_go_on_without_a_gpu_that_is_abandoned() {
 fn broken_peers_give_success_and_wrong_bytes() {
     alone("broken_peers_give_success_and_wrong_bytes", &[], |cuda| {
         let (_, streams, memory, host) = two(cuda);
-        let relay = cuda.kernel("forebay_relay");
         for (how, found) in [("right", 7), ("lost", 1), ("zero", 0)] {
             cuda.control(&format!("p2p copies {how}; p2p kernels {how}"));
             for by_kernel in [false, true] {
@@ -123,7 +122,7 @@ fn broken_peers_give_success_and_wrong_bytes() {
                     assert_eq!(cuda.sync(streams[0]), 0);
                 }
                 let posted = match by_kernel {
-                    true => cuda.launch(relay, streams[0], &[memory[1], memory[0], BYTES as u64]),
+                    true => cuda.copy_pieces(streams[0], &[[memory[1], memory[0], BYTES as u64]]),
                     false => cuda.copy(memory[0], memory[1], BYTES, streams[0]),
                 };
                 assert_eq!((posted, cuda.sync(streams[0])), (0, 0));
@@ -153,7 +152,7 @@ fn a_refused_symbol_fails_each_time_until_it_is_mended() {
 fn what_a_context_had_is_misuse_after_its_reset() {
     alone("what_a_context_had_is_misuse_after_its_reset", &[], |cuda| {
         let (_, streams, memory, host) = two(cuda);
-        let (event, kernel) = (cuda.event(), cuda.kernel("forebay_spin"));
+        let (event, kernel) = (cuda.event(), cuda.kernel("forebay_pieces"));
         cuda.control("freeze h2d.0");
         assert_eq!(cuda.copy(memory[0], at(host), BYTES, streams[0]), 0);
         assert_eq!(cuda.copy(memory[0], at(host), BYTES, streams[0]), 0);
@@ -164,7 +163,7 @@ fn what_a_context_had_is_misuse_after_its_reset() {
         let stale = [
             cuda.sync(streams[0]),
             cuda.record(event, streams[1]),
-            cuda.launch(kernel, 0, &[1]),
+            cuda.launch(kernel, 0, &[0, 0]),
             cuda.free(memory[0]),
         ];
         assert!(stale.iter().all(|&code| code != 0), "{stale:?}");

@@ -81,8 +81,8 @@ fn another_process_reads_and_writes_the_same_bytes_until_they_are_freed() {
 }
 
 /// Virtual memory of GPU 0 that only it may touch, as an engine's allocator makes it.
-fn virtual_memory(cuda: &Cuda, bytes: usize, types: u32) -> (u64, u64) {
-    let prop: [u32; 8] = [1, types, 1, 0, 0, 0, 0, 0];
+fn virtual_memory(cuda: &Cuda, bytes: usize) -> (u64, u64) {
+    let prop: [u32; 8] = [1, 0, 1, 0, 0, 0, 0, 0];
     let access = [1u32, 0, 3];
     let (mut handle, mut address) = (0u64, 0u64);
     assert_eq!(
@@ -103,7 +103,7 @@ fn no_peer_touches_virtual_memory_that_it_was_not_given() {
     alone("no_peer_touches_virtual_memory_that_it_was_not_given", &[], |cuda| {
         let contexts = cuda.start(2);
         let bytes = 2 << 20;
-        let (address, handle) = virtual_memory(cuda, bytes, 0);
+        let (address, handle) = virtual_memory(cuda, bytes);
         let (stream, host, back) = (cuda.stream(), cuda.pinned(bytes), cuda.pinned(bytes));
         host.fill(8);
         assert_eq!(cuda.copy(address, at(host), bytes, stream), 0);
@@ -119,7 +119,6 @@ fn no_peer_touches_virtual_memory_that_it_was_not_given() {
         assert_eq!(cuda.copy(theirs, address, bytes, other), 1);
         assert!(cuda.report().contains("GPU 1 has no access to Virtual memory of GPU 0"));
         assert_eq!(cu!(cuda, cuMemUnmap(address => u64, bytes => usize)), 0);
-        assert_eq!(cu!(cuda, cuMemAddressFree(address => u64, bytes => usize)), 0);
         assert_eq!(cu!(cuda, cuMemRelease(handle => u64)), 0);
         assert_eq!((cuda.stat("live.mappings"), cuda.copy(theirs, address, bytes, other)), (0, 1));
     });
@@ -152,11 +151,6 @@ fn pointers_tell_what_they_are() {
         assert_eq!(ask(at(pinned)), (1, at(pinned), bytes, 0, 0));
         assert_eq!(ask(managed), (2, managed, bytes, 1, 0));
         assert_eq!(ask(at(&pageable)), (0, 0, 0, 0, -2));
-        let mut kind = 0u32;
-        assert_eq!(
-            cu!(cuda, cuPointerGetAttribute(&mut kind => *mut u32, 2 => i32, at(&pageable) => u64)),
-            1
-        );
     });
 }
 
@@ -204,40 +198,5 @@ fn memory_that_is_mapped_outlives_the_process_that_exported_it() {
         assert!(host.iter().all(|&byte| byte == 6));
         assert_eq!(cu!(cuda, cuIpcCloseMemHandle(theirs => u64)), 0);
         assert_eq!(open(cuda, handle).0, 205, "the handle has gone stale");
-    });
-}
-
-#[test]
-fn physical_memory_travels_as_a_descriptor_if_it_was_made_to() {
-    alone("physical_memory_travels_as_a_descriptor_if_it_was_made_to", &[], |cuda| {
-        cuda.start(1);
-        let bytes = 2 << 20;
-        let (own, private) = virtual_memory(cuda, bytes, 0);
-        let (shared, exportable) = virtual_memory(cuda, bytes, 1);
-        let export = |handle: u64| {
-            let mut file = -1i32;
-            let code = cu!(cuda, cuMemExportToShareableHandle(&mut file => *mut i32, handle => u64, 1 => u32, 0 => u64));
-            (code, file)
-        };
-        assert_eq!(export(private), (1, -1));
-        let (code, file) = export(exportable);
-        assert_eq!(code, 0);
-        let mut imported = 0u64;
-        let code = cu!(cuda, cuMemImportFromShareableHandle(&mut imported => *mut u64, file as usize => usize, 1 => u32));
-        assert_eq!(code, 0);
-        // The imported memory takes the place of the private one.
-        assert_eq!(cu!(cuda, cuMemUnmap(own => u64, bytes => usize)), 0);
-        assert_eq!(cu!(cuda, cuMemMap(own => u64, bytes => usize, 0 => usize, imported => u64, 0 => u64)), 0);
-        let (stream, host, back) = (cuda.stream(), cuda.pinned(bytes), cuda.pinned(bytes));
-        host.fill(5);
-        assert_eq!(cuda.copy(shared, at(host), bytes, stream), 0);
-        assert_eq!(cuda.copy(at(back), own, bytes, stream), 1, "nobody was given access to the new mapping");
-        let access = [1u32, 0, 3];
-        let code =
-            cu!(cuda, cuMemSetAccess(own => u64, bytes => usize, access.as_ptr() => *const u32, 1 => usize));
-        assert_eq!(code, 0);
-        assert_eq!(cuda.copy(at(back), own, bytes, stream), 0);
-        assert_eq!(cuda.sync(stream), 0);
-        assert_eq!(host, back);
     });
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-use common::{PTX, Piece, alone, at, cu};
+use common::{PTX, alone, at, cu};
 use std::ffi::{CString, c_char};
 
 const PAGE: usize = 4096;
@@ -16,16 +16,13 @@ fn gather_and_scatter_are_each_others_opposite() {
         let (paged, lot) = (cuda.alloc(2 * PAGES * PAGE), cuda.alloc(PAGES * PAGE));
         let (host, back) = (cuda.pinned(PAGES * PAGE), cuda.pinned(PAGES * PAGE));
         host.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index / PAGE + index) as u8);
-        let table = cuda.pinned(PAGES * 8);
-        for (page, entry) in table.chunks_mut(8).enumerate() {
-            let place = (page * 37 % PAGES) * 2 + 1;
-            entry.copy_from_slice(&(paged + (place * PAGE) as u64).to_le_bytes());
-        }
-        let counts = [PAGE as u64, PAGES as u64];
-        let scatter = [at(host), at(table), counts[0], counts[1]];
-        let gather = [at(table), lot, counts[0], counts[1]];
-        assert_eq!(cuda.launch(cuda.kernel("forebay_scatter"), stream, &scatter), 0);
-        assert_eq!(cuda.launch(cuda.kernel("forebay_gather"), stream, &gather), 0);
+        // A page of the host's or of the lot, and its place among the pages.
+        let pages = (0..PAGES).map(|page| (page * PAGE, (page * 37 % PAGES * 2 + 1) * PAGE));
+        let pages: Vec<[u64; 2]> = pages.map(|(at, place)| [at as u64, paged + place as u64]).collect();
+        let scatter: Vec<_> = pages.iter().map(|[page, place]| [at(host) + page, *place, PAGE as u64]).collect();
+        let gather: Vec<_> = pages.iter().map(|[page, place]| [*place, lot + page, PAGE as u64]).collect();
+        assert_eq!(cuda.copy_pieces(stream, &scatter), 0);
+        assert_eq!(cuda.copy_pieces(stream, &gather), 0);
         assert_eq!(cuda.copy(at(back), lot, PAGES * PAGE, stream), 0);
         assert_eq!(cuda.sync(stream), 0);
         assert_eq!(host, back);
@@ -44,9 +41,9 @@ fn a_relay_moves_bytes_over_the_peers_link_and_nvlink() {
         host.fill(3);
         cuda.enter(contexts[1]);
         cuda.peer(contexts[0]);
-        let (relay, stream) = (cuda.kernel("forebay_relay"), cuda.stream());
-        assert_eq!(cuda.launch(relay, stream, &[at(host), target, bytes as u64]), 0);
-        assert_eq!(cuda.launch(relay, stream, &[target, at(back), bytes as u64]), 0);
+        let stream = cuda.stream();
+        assert_eq!(cuda.copy_pieces(stream, &[[at(host), target, bytes as u64]]), 0);
+        assert_eq!(cuda.copy_pieces(stream, &[[target, at(back), bytes as u64]]), 0);
         assert_eq!(cuda.sync(stream), 0);
         assert_eq!(host, back);
         let moved = ["h2d.1", "p2p.1.0", "p2p.0.1", "d2h.1"].map(|way| cuda.stat(&format!("bytes.{way}")));
@@ -62,7 +59,7 @@ fn pieces_are_read_when_the_kernel_runs() {
         cuda.start(1);
         let (stream, device, host) = (cuda.stream(), cuda.alloc(300), cuda.pinned(300));
         host.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8);
-        let table = cuda.pinned(size_of::<Piece>() * 2);
+        let table = cuda.pinned(2 * size_of::<[u64; 3]>());
         cuda.control("freeze compute.0");
         assert_eq!(cuda.launch(cuda.kernel("forebay_pieces"), stream, &[at(table), 2]), 0);
         let pieces =
@@ -92,9 +89,9 @@ fn a_function_is_found_only_where_its_name_is_and_its_effect_is_known() {
             let (name, mut function) = (CString::new(name).unwrap(), 0usize);
             cu!(cuda, cuModuleGetFunction(&mut function => *mut usize, module => usize, name.as_ptr() => *const c_char))
         };
-        assert_eq!(["forebay_spin", "somebody_elses", "forebay"].map(find), [0, 500, 500]);
+        assert_eq!(["forebay_pieces", "somebody_elses", "forebay"].map(find), [0, 500, 500]);
         assert_eq!(cu!(cuda, cuModuleUnload(module => usize)), 0);
-        assert_eq!((find("forebay_spin"), cuda.stat("live.modules")), (400, 0));
+        assert_eq!((find("forebay_pieces"), cuda.stat("live.modules")), (400, 0));
     });
 }
 

@@ -98,11 +98,6 @@ entries! {
         call.gpus[gpu].retained = call.gpus[gpu].retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
         Ok(())
     }
-    cuDevicePrimaryCtxReset = "cuDevicePrimaryCtxReset" @ 7000 (device: i32) |call| {
-        call.ready()?;
-        let gpu = call.device(device)?;
-        call.reset_context(gpu)
-    }
     cuDevicePrimaryCtxReset_v2 = "cuDevicePrimaryCtxReset" @ 11000 (device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
@@ -143,10 +138,6 @@ entries! {
     cuCtxGetDevice = "cuCtxGetDevice" @ 2000 (device: *mut i32) |call| {
         call.ready()?;
         let gpu = contexts(|contexts| contexts.last().copied()).ok_or(Code::INVALID_CONTEXT)?;
-        put(device, call.ordinal(gpu))
-    }
-    cuCtxGetDevice_v2 = "cuCtxGetDevice" @ 13000 (device: *mut i32, context: usize) |call| {
-        let gpu = call.context_or_current(context)?;
         put(device, call.ordinal(gpu))
     }
     cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange" @ 5050 (least: *mut i32, greatest: *mut i32) |call| {

@@ -1,11 +1,11 @@
-//! Copies, fills and kernels' poor relations: all that moves bytes but kernels.
+//! Copies and fills.
 
-use super::context::context_handle;
 use crate::abi::{Code, Outcome};
 use crate::caller::{get_all, put_if_wanted};
 use crate::driver::State;
 use crate::entry::{Call, entries};
-use crate::queue::{Move, What};
+use crate::memory::Move;
+use crate::queue::What;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ impl Call {
     /// Copies as one operation. With pageable memory the caller waits, as with the real driver.
     fn copies(&mut self, mut moves: Vec<Move>, stream: usize, sync: bool) -> Outcome {
         let pageable = moves.iter().any(|one| self.pageable(one.from) || self.pageable(one.to));
-        if pageable && self.capture_status(stream).0 != 0 {
+        if pageable && self.capture_status(stream) != 0 {
             return self.unsafe_in_capture();
         }
         let mut kept = None;
@@ -105,22 +105,13 @@ impl Call {
         self.enqueue(stream, symbol, what)
     }
 
-    fn fill(
-        &mut self,
-        at: u64,
-        unit: u32,
-        unit_bytes: u32,
-        count: usize,
-        stream: usize,
-        sync: bool,
-    ) -> Outcome {
+    fn fill(&mut self, at: u64, byte: u8, bytes: usize, stream: usize, sync: bool) -> Outcome {
         let stream = self.stream(stream)?;
         if sync {
             self.unsafe_in_capture()?;
         }
         self.is(Side::Device, at)?;
-        let bytes = (count as u64).checked_mul(unit_bytes.into()).ok_or(Code::INVALID_VALUE)?;
-        let id = self.enqueue_named(stream, What::Fill { at, bytes, unit, unit_bytes })?;
+        let id = self.enqueue_named(stream, What::Fill { at, bytes: bytes as u64, byte })?;
         if sync { self.wait_for_ops(id) } else { Ok(()) }
     }
 
@@ -206,16 +197,6 @@ entries! {
     (to: u64, from: u64, bytes: usize, stream: usize) |call| {
         call.copy(D2D, from, to, bytes, stream, false)
     }
-    cuMemcpyPeerAsync | cuMemcpyPeerAsync_ptsz @ 7000 = "cuMemcpyPeerAsync" @ 4000
-    (to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize, stream: usize) |call| {
-        for (at, context) in [(to, to_context), (from, from_context)] {
-            let owner = call.memory.find(at).filter(|area| area.kind.on_device()).map(|area| context_handle(area.gpu));
-            if owner != Some(context) {
-                return Err(Code::INVALID_VALUE);
-            }
-        }
-        call.copy(D2D, from, to, bytes, stream, false)
-    }
     cuMemcpyBatchAsync | cuMemcpyBatchAsync_ptsz @ 12080 = "cuMemcpyBatchAsync" @ 12080
     (to: *const u64, from: *const u64, bytes: *const usize, count: usize, attrs: *const c_void, starts: *const usize,
      attr_count: usize, fail: *mut usize, stream: usize) |call| {
@@ -227,17 +208,10 @@ entries! {
         call.batch(Lists { to, from, bytes, count }, (attrs, starts, attr_count), std::ptr::null_mut(), stream)
     }
     cuMemsetD8_v2 | cuMemsetD8_v2_ptds @ 7000 = "cuMemsetD8" @ 3020 (at: u64, value: u8, count: usize) |call| {
-        call.fill(at, value.into(), 1, count, 0, true)
-    }
-    cuMemsetD32_v2 | cuMemsetD32_v2_ptds @ 7000 = "cuMemsetD32" @ 3020 (at: u64, value: u32, count: usize) |call| {
-        call.fill(at, value, 4, count, 0, true)
+        call.fill(at, value, count, 0, true)
     }
     cuMemsetD8Async | cuMemsetD8Async_ptsz @ 7000 = "cuMemsetD8Async" @ 3020
     (at: u64, value: u8, count: usize, stream: usize) |call| {
-        call.fill(at, value.into(), 1, count, stream, false)
-    }
-    cuMemsetD32Async | cuMemsetD32Async_ptsz @ 7000 = "cuMemsetD32Async" @ 3020
-    (at: u64, value: u32, count: usize, stream: usize) |call| {
-        call.fill(at, value, 4, count, stream, false)
+        call.fill(at, value, count, stream, false)
     }
 }

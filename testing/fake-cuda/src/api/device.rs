@@ -1,40 +1,13 @@
 //! What is to be said about the driver and its GPUs.
 
 use crate::abi::{Code, Outcome, Uuid};
-use crate::caller::{put, put_text, text};
+use crate::caller::{put, put_text};
 use crate::driver::{State, sound};
 use crate::entry::entries;
 use std::ffi::c_char;
 
-/// An H200 of the Hopper generation, as far as anybody asks.
-const ATTRIBUTES: &[(i32, i32)] = &[
-    (1, 1024), // threads per block
-    (10, 32),  // warp size
-    (15, 1),   // overlaps copies and kernels
-    (16, 132), // multiprocessors
-    (19, 1),   // maps host memory
-    (31, 1),   // concurrent kernels
-    (39, 2048),
-    (40, 3), // copy engines
-    (41, 1), // unified addressing
-    (75, 9), // compute capability 9.0
-    (76, 0),
-    (78, 1), // stream priorities
-    (83, 1), // managed memory
-    (89, 1),
-    (91, 1), // host pointers of registered memory are device pointers
-    (92, 0), // stream memory operations of the first kind: as real drivers say since CUDA 12
-    (93, 0),
-    (94, 0),
-    (97, 232_448),
-    (99, 1),  // registers host memory
-    (102, 1), // virtual memory management
-    (103, 1), // exports as file descriptors
-    (122, 1), // 64-bit stream memory operations
-    (123, 1),
-    (125, 0), // no IPC events
-    (134, 0), // NUMA node of the host memory nearby
-];
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`.
+const COMPUTE_MODE: i32 = 20;
 
 impl State {
     /// The physical GPU of an ordinal.
@@ -52,15 +25,6 @@ impl State {
     pub fn can_peer(&self, from: usize, to: usize) -> bool {
         from != to && !self.faults.p2p_off
     }
-}
-
-/// Where a GPU sits: one bus each.
-fn bus(gpu: usize) -> i32 {
-    0x10 + gpu as i32
-}
-
-fn bus_id(gpu: usize) -> String {
-    format!("0000:{:02X}:00.0", bus(gpu))
 }
 
 entries! {
@@ -91,37 +55,24 @@ entries! {
         call.device(device)?;
         put_text(name, bytes.max(0) as usize, "Fake H200")
     }
-    cuDeviceGetUuid = "cuDeviceGetUuid" @ 9020 (uuid: *mut Uuid, device: i32) |call| {
-        call.ready()?;
-        let gpu = call.device(device)?;
-        put(uuid, uuid_of(gpu))
-    }
     cuDeviceGetUuid_v2 = "cuDeviceGetUuid" @ 11040 (uuid: *mut Uuid, device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
-        put(uuid, uuid_of(gpu))
+        let mut named = *b"fake-cuda-gpu-\0\0";
+        named[15] = gpu as u8;
+        put(uuid, Uuid(named))
     }
     cuDeviceGetAttribute = "cuDeviceGetAttribute" @ 2000 (value: *mut i32, attribute: i32, device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
-        let known = ATTRIBUTES.iter().find(|&&(number, _)| number == attribute).map_or(0, |&(_, value)| value);
-        let found = match attribute {
-            20 => call.gpus[gpu].compute_mode,
-            33 => bus(gpu),
-            _ => known,
-        };
-        put(value, found)
+        // Nobody asks for any other one.
+        put(value, if attribute == COMPUTE_MODE { call.gpus[gpu].compute_mode } else { 0 })
     }
     cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId" @ 4010 (id: *mut c_char, bytes: i32, device: i32) |call| {
         call.ready()?;
         let gpu = call.device(device)?;
-        put_text(id, bytes.max(0) as usize, &bus_id(gpu))
-    }
-    cuDeviceGetByPCIBusId = "cuDeviceGetByPCIBusId" @ 4010 (device: *mut i32, id: *const c_char) |call| {
-        call.ready()?;
-        let id = text(id)?;
-        let ordinal = call.settings.visible.iter().position(|&gpu| bus_id(gpu).eq_ignore_ascii_case(id));
-        put(device, ordinal.ok_or(Code::INVALID_DEVICE)? as i32)
+        // One bus each.
+        put_text(id, bytes.max(0) as usize, &format!("0000:{:02X}:00.0", 0x10 + gpu))
     }
     cuDeviceTotalMem_v2 = "cuDeviceTotalMem" @ 3020 (bytes: *mut usize, device: i32) |call| {
         call.ready()?;
@@ -146,10 +97,4 @@ entries! {
             _ => Err(Code::INVALID_VALUE),
         }
     }
-}
-
-fn uuid_of(gpu: usize) -> Uuid {
-    let mut uuid = *b"fake-cuda-gpu-\0\0";
-    uuid[15] = gpu as u8;
-    Uuid(uuid)
 }

@@ -77,10 +77,6 @@ entries! {
     cuEventRecord | cuEventRecord_ptsz @ 7000 = "cuEventRecord" @ 2000 (event: usize, stream: usize) |call| {
         call.record(event, stream)
     }
-    cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz @ 11010 = "cuEventRecordWithFlags" @ 11010
-    (event: usize, stream: usize, _flags: u32) |call| {
-        call.record(event, stream)
-    }
     cuEventQuery = "cuEventQuery" @ 2000 (event: usize) |call| {
         let gpu = call.event(event)?;
         call.healthy(gpu)?;
@@ -105,9 +101,6 @@ entries! {
         call.healthy(gpu)
     }
     cuEventElapsedTime = "cuEventElapsedTime" @ 2000 (ms: *mut f32, first: usize, last: usize) |call| {
-        call.elapsed(ms, first, last)
-    }
-    cuEventElapsedTime_v2 = "cuEventElapsedTime" @ 12080 (ms: *mut f32, first: usize, last: usize) |call| {
         call.elapsed(ms, first, last)
     }
 }

@@ -17,10 +17,6 @@ entries! {
         let stream = call.stream(stream)?;
         call.launch_graph(graph, stream)
     }
-    cuGraphExecDestroy = "cuGraphExecDestroy" @ 10000 (graph: usize) |call| {
-        call.ready()?;
-        call.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)
-    }
     cuGraphDestroy = "cuGraphDestroy" @ 10000 (graph: usize) |call| {
         call.ready()?;
         call.graphs.remove(&graph).map(drop).ok_or(Code::INVALID_HANDLE)

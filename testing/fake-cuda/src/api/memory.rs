@@ -1,8 +1,7 @@
 //! Allocating, registering and asking about memory.
 
-use super::context::context_handle;
 use crate::abi::{Code, MEMORY_DEVICE, MEMORY_HOST, Outcome};
-use crate::caller::{get_all, put, put_if_wanted};
+use crate::caller::{get_all, put};
 use crate::driver::{State, signals};
 use crate::entry::{Call, entries};
 use crate::memory::{Area, Kind};
@@ -124,87 +123,30 @@ entries! {
         let known = call.memory.find(address as u64).is_some_and(|area| !area.kind.on_device());
         if known { put(device, address as u64) } else { Err(Code::INVALID_VALUE) }
     }
-    cuMemHostGetFlags = "cuMemHostGetFlags" @ 2030 (flags: *mut u32, address: *mut c_void) |call| {
-        call.current()?;
-        let known = call.memory.find(address as u64).is_some_and(|area| !area.kind.on_device());
-        if known { put(flags, 0x3) } else { Err(Code::INVALID_VALUE) }
-    }
-    cuMemGetAddressRange_v2 = "cuMemGetAddressRange" @ 3020 (base: *mut u64, bytes: *mut usize, at: u64) |call| {
-        call.current()?;
-        let area = call.memory.find(at).ok_or(Code::NOT_FOUND)?;
-        put_if_wanted(base, area.base);
-        put_if_wanted(bytes, area.bytes as usize);
-        Ok(())
-    }
-    cuPointerGetAttribute = "cuPointerGetAttribute" @ 4000 (value: *mut c_void, attribute: i32, at: u64) |call| {
-        call.ready()?;
-        let area = call.memory.find(at).ok_or(Code::INVALID_VALUE)?;
-        attribute_of(call, area, attribute, at).ok_or(Code::INVALID_VALUE)?.store(value)
-    }
     cuPointerGetAttributes = "cuPointerGetAttributes" @ 7000
     (count: u32, attributes: *const i32, values: *const *mut c_void, at: u64) |call| {
         call.ready()?;
         let attributes = get_all(attributes, count as usize)?;
         let values = get_all(values, count as usize)?;
+        // `CUpointer_attribute`. Of memory that it does not know, the real driver says zero and no error.
         for (attribute, value) in attributes.into_iter().zip(values) {
-            let known = call.memory.find(at).and_then(|area| attribute_of(call, area, attribute, at));
-            // Of memory that it does not know, the real driver says zero and no error.
-            known.or_else(|| Attribute::nothing(attribute)).ok_or(Code::INVALID_VALUE)?.store(value)?;
+            let area = call.memory.find(at);
+            match attribute {
+                2 => put(value as *mut u32, area.map_or(0, memory_type)),
+                8 => put(value as *mut u8, area.is_some_and(|area| area.kind == Kind::Managed).into()),
+                9 => put(value as *mut i32, area.map_or(-2, |area| call.ordinal(area.gpu))),
+                10 => put(value as *mut u8, area.is_some_and(|area| area.kind == Kind::Device).into()),
+                11 => put(value as *mut u64, area.map_or(0, |area| area.base)),
+                12 => put(value as *mut u64, area.map_or(0, |area| area.bytes)),
+                _ => Err(Code::INVALID_VALUE),
+            }?;
         }
         Ok(())
     }
 }
 
-/// An attribute, in the bytes that it has.
-enum Attribute {
-    Byte(bool),
-    Word(u32),
-    Long(u64),
-}
-
-impl Attribute {
-    fn store(self, at: *mut c_void) -> Outcome {
-        match self {
-            Attribute::Byte(value) => put(at as *mut u8, value.into()),
-            Attribute::Word(value) => put(at as *mut u32, value),
-            Attribute::Long(value) => put(at as *mut u64, value),
-        }
-    }
-
-    /// What there is to say of unknown memory.
-    fn nothing(attribute: i32) -> Option<Attribute> {
-        match attribute {
-            1 | 3 | 4 | 7 | 11 | 12 | 14 | 17 | 18 | 19 | 20 => Some(Attribute::Long(0)),
-            2 | 16 => Some(Attribute::Word(0)),
-            9 => Some(Attribute::Word(-2i32 as u32)),
-            6 | 8 | 10 | 13 | 15 => Some(Attribute::Byte(false)),
-            _ => None,
-        }
-    }
-}
-
-fn attribute_of(state: &State, area: &Area, attribute: i32, at: u64) -> Option<Attribute> {
-    let on_device = area.kind.on_device();
-    Some(match attribute {
-        1 => Attribute::Long(context_handle(area.gpu) as u64),
-        2 => {
-            Attribute::Word(if on_device || area.kind == Kind::Managed { MEMORY_DEVICE } else { MEMORY_HOST })
-        }
-        3 => Attribute::Long(at),
-        4 if on_device => return None,
-        4 => Attribute::Long(at),
-        6 => Attribute::Byte(false),
-        7 => Attribute::Long(area.serial),
-        8 => Attribute::Byte(area.kind == Kind::Managed),
-        9 => Attribute::Word(state.ordinal(area.gpu) as u32),
-        10 => Attribute::Byte(area.kind == Kind::Device),
-        11 | 19 => Attribute::Long(area.base),
-        12 | 18 => Attribute::Long(area.bytes),
-        13 => Attribute::Byte(true),
-        14 => Attribute::Long(if area.kind == Kind::Virtual { 1 } else { 0 }),
-        15 => Attribute::Byte(on_device),
-        16 => Attribute::Word(3),
-        17 | 20 => Attribute::Long(0),
-        _ => return None,
-    })
+/// `CUmemoryType`.
+fn memory_type(area: &Area) -> u32 {
+    let is_device = area.kind.on_device() || area.kind == Kind::Managed;
+    if is_device { MEMORY_DEVICE } else { MEMORY_HOST }
 }

@@ -1,7 +1,7 @@
 //! Modules, functions and launches.
 
-use crate::abi::{Code, LaunchConfig, Outcome};
-use crate::caller::{get, get_all, put, put_if_wanted, text};
+use crate::abi::{Code, Outcome};
+use crate::caller::{get, get_all, put, text};
 use crate::driver::{Function, Module};
 use crate::entry::{Call, entries};
 use crate::kernels::{entries as names, kernel};
@@ -66,10 +66,6 @@ entries! {
     cuModuleLoadData = "cuModuleLoadData" @ 2000 (module: *mut usize, image: *const c_void) |call| {
         call.load(module, image)
     }
-    cuModuleLoadDataEx = "cuModuleLoadDataEx" @ 2010
-    (module: *mut usize, image: *const c_void, _count: u32, _options: *mut u32, _values: *mut *mut c_void) |call| {
-        call.load(module, image)
-    }
     cuModuleUnload = "cuModuleUnload" @ 2000 (module: usize) |call| {
         call.current()?;
         call.unsafe_in_capture()?;
@@ -88,16 +84,6 @@ entries! {
         call.functions.insert(handle, Function { module, kernel: found });
         put(function, handle)
     }
-    cuFuncSetAttribute = "cuFuncSetAttribute" @ 9000 (function: usize, _attribute: i32, _value: i32) |call| {
-        call.current()?;
-        call.functions.get(&function).map(drop).ok_or(Code::INVALID_HANDLE)
-    }
-    cuFuncGetAttribute = "cuFuncGetAttribute" @ 2020 (value: *mut i32, _attribute: i32, function: usize) |call| {
-        call.current()?;
-        call.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
-        put_if_wanted(value, 0);
-        Ok(())
-    }
     cuLaunchKernel | cuLaunchKernel_ptsz @ 7000 = "cuLaunchKernel" @ 4000
     (function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, _shared: u32,
      stream: usize, params: *const *const c_void, extra: *const *const c_void) |call| {
@@ -105,13 +91,5 @@ entries! {
             return Err(Code::NOT_SUPPORTED);
         }
         call.launch(function, [grid_x, grid_y, grid_z, block_x, block_y, block_z], stream, params)
-    }
-    cuLaunchKernelEx | cuLaunchKernelEx_ptsz @ 11060 = "cuLaunchKernelEx" @ 11060
-    (config: *const LaunchConfig, function: usize, params: *const *const c_void, extra: *const *const c_void) |call| {
-        if !extra.is_null() {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        let config = get(config)?;
-        call.launch(function, config.dims, config.stream, params)
     }
 }

@@ -1,6 +1,6 @@
 //! Finding entry points by name, version and flags, and naming errors.
 
-use crate::abi::{Code, Outcome};
+use crate::abi::Code;
 use crate::caller::{put, put_if_wanted, text};
 use crate::driver::State;
 use crate::entry::{Entry, entries};
@@ -43,40 +43,21 @@ fn find(state: &State, name: &str, version: i32, flags: u64) -> Result<*mut c_vo
     best.map(|entry| entry.address as *mut c_void).ok_or(TOO_NEW)
 }
 
-fn answer(
-    state: &State,
-    name: *const c_char,
-    address: *mut *mut c_void,
-    version: i32,
-    flags: u64,
-) -> Outcome<u32> {
-    if version > state.settings.version {
-        return Err(Code::INVALID_VALUE);
-    }
-    match find(state, text(name)?, version, flags) {
-        Ok(found) => put(address, found).map(|()| FOUND),
-        Err(why) => put(address, null_mut()).map(|()| why),
-    }
-}
-
 entries! {
-    cuGetProcAddress = "cuGetProcAddress" @ 11030
-    (name: *const c_char, address: *mut *mut c_void, version: i32, flags: u64) |call| {
-        match answer(call, name, address, version, flags)? {
-            FOUND => Ok(()),
-            _ => Err(Code::NOT_FOUND),
-        }
-    }
     cuGetProcAddress_v2 = "cuGetProcAddress" @ 12000
     (name: *const c_char, address: *mut *mut c_void, version: i32, flags: u64, status: *mut u32) |call| {
-        let found = answer(call, name, address, version, flags)?;
-        put_if_wanted(status, found);
+        if version > call.settings.version {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (found, answer) = match find(call, text(name)?, version, flags) {
+            Ok(found) => (found, FOUND),
+            Err(why) => (null_mut(), why),
+        };
+        put(address, found)?;
+        put_if_wanted(status, answer);
         Ok(())
     }
     cuGetErrorName = "cuGetErrorName" @ 6000 (code: i32, name: *mut *const c_char) |_call| {
-        put(name, Code(code).name().ok_or(Code::INVALID_VALUE)?.as_ptr())
-    }
-    cuGetErrorString = "cuGetErrorString" @ 6000 (code: i32, name: *mut *const c_char) |_call| {
         put(name, Code(code).name().ok_or(Code::INVALID_VALUE)?.as_ptr())
     }
 }

@@ -1,14 +1,12 @@
 //! Streams, what they wait for and what they signal.
 
 use super::context::context_handle;
-use crate::abi::{Code, HostFn, Outcome, STREAM_NON_BLOCKING, StreamCallback};
+use crate::abi::{Code, Outcome, STREAM_NON_BLOCKING};
 use crate::caller::{put, put_if_wanted};
 use crate::entry::{Call, entries};
-use crate::hostcall::HostCall;
 use crate::queue::What;
 use crate::stream::{Sort, Stream};
 use crate::waits::Wanted;
-use std::ffi::c_void;
 
 impl Call {
     fn create_stream(&mut self, handle: *mut usize, flags: u32, priority: i32) -> Outcome {
@@ -30,29 +28,6 @@ impl Call {
     fn write_word(&mut self, stream: usize, at: u64, bytes: u64, value: u64) -> Outcome {
         let stream = self.stream(stream)?;
         self.enqueue_named(stream, What::Write { at, bytes, value }).map(drop)
-    }
-
-    fn context_of(&mut self, stream: usize, context: *mut usize) -> Outcome {
-        let stream = self.stream(stream)?;
-        let gpu = self.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
-        put(context, context_handle(gpu))
-    }
-
-    fn launch_host(&mut self, stream: usize, function: Option<HostFn>, data: *mut c_void) -> Outcome {
-        let stream = self.stream(stream)?;
-        let function = function.ok_or(Code::INVALID_VALUE)?;
-        self.enqueue_named(stream, What::Call(HostCall::host(function, data))).map(drop)
-    }
-
-    /// Of a stream: its status, and the number of its capture.
-    fn capture_info(&mut self, stream: usize, status: *mut u32, id: *mut u64) -> Outcome {
-        let stream = self.stream(stream)?;
-        let (found, capture) = self.capture_status(stream);
-        put(status, found)?;
-        if found != 0 {
-            put_if_wanted(id, capture);
-        }
-        Ok(())
     }
 }
 
@@ -106,24 +81,8 @@ entries! {
     }
     cuStreamIsCapturing | cuStreamIsCapturing_ptsz @ 10000 = "cuStreamIsCapturing" @ 10000
     (stream: usize, status: *mut u32) |call| {
-        call.capture_info(stream, status, std::ptr::null_mut())
-    }
-    cuStreamGetCaptureInfo | cuStreamGetCaptureInfo_ptsz @ 10010 = "cuStreamGetCaptureInfo" @ 10010
-    (stream: usize, status: *mut u32, id: *mut u64) |call| {
-        call.capture_info(stream, status, id)
-    }
-    cuStreamGetCaptureInfo_v2 | cuStreamGetCaptureInfo_v2_ptsz @ 11030 = "cuStreamGetCaptureInfo" @ 11030
-    (stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, _nodes: *mut usize, node_count: *mut usize) |call| {
-        put_if_wanted(graph, 0);
-        put_if_wanted(node_count, 0);
-        call.capture_info(stream, status, id)
-    }
-    cuStreamGetCaptureInfo_v3 | cuStreamGetCaptureInfo_v3_ptsz @ 12030 = "cuStreamGetCaptureInfo" @ 12030
-    (stream: usize, status: *mut u32, id: *mut u64, graph: *mut usize, _nodes: *mut usize, _edges: *mut usize,
-     node_count: *mut usize) |call| {
-        put_if_wanted(graph, 0);
-        put_if_wanted(node_count, 0);
-        call.capture_info(stream, status, id)
+        let stream = call.stream(stream)?;
+        put(status, call.capture_status(stream))
     }
     cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz @ 10010 = "cuStreamBeginCapture" @ 10010
     (stream: usize, mode: u32) |call| {
@@ -138,41 +97,14 @@ entries! {
         put(graph, made)
     }
     cuStreamGetCtx | cuStreamGetCtx_ptsz @ 9020 = "cuStreamGetCtx" @ 9020 (stream: usize, context: *mut usize) |call| {
-        call.context_of(stream, context)
-    }
-    cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz @ 12050 = "cuStreamGetCtx" @ 12050
-    (stream: usize, context: *mut usize, green: *mut usize) |call| {
-        put_if_wanted(green, 0);
-        call.context_of(stream, context)
+        let stream = call.stream(stream)?;
+        let gpu = call.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
+        put(context, context_handle(gpu))
     }
     cuStreamGetId | cuStreamGetId_ptsz @ 12000 = "cuStreamGetId" @ 12000 (stream: usize, id: *mut u64) |call| {
         // Streams' handles here are never used again.
         let stream = call.stream(stream)?;
         put(id, stream as u64)
-    }
-    cuStreamGetFlags | cuStreamGetFlags_ptsz @ 7000 = "cuStreamGetFlags" @ 5050 (stream: usize, flags: *mut u32) |call| {
-        let stream = call.stream(stream)?;
-        put(flags, call.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::NonBlocking).into())
-    }
-    cuStreamGetPriority | cuStreamGetPriority_ptsz @ 7000 = "cuStreamGetPriority" @ 5050
-    (stream: usize, priority: *mut i32) |call| {
-        let stream = call.stream(stream)?;
-        put(priority, call.streams.get(&stream).map_or(0, |stream| stream.priority))
-    }
-    cuStreamAddCallback | cuStreamAddCallback_ptsz @ 7000 = "cuStreamAddCallback" @ 5000
-    (stream: usize, function: Option<StreamCallback>, data: *mut c_void, _flags: u32) |call| {
-        let resolved = call.stream(stream)?;
-        let function = function.ok_or(Code::INVALID_VALUE)?;
-        call.not_capturing(resolved)?;
-        call.enqueue_named(resolved, What::Call(HostCall::callback(function, stream, data))).map(drop)
-    }
-    cuLaunchHostFunc | cuLaunchHostFunc_ptsz @ 10000 = "cuLaunchHostFunc" @ 10000
-    (stream: usize, function: Option<HostFn>, data: *mut c_void) |call| {
-        call.launch_host(stream, function, data)
-    }
-    cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz @ 13010 = "cuLaunchHostFunc" @ 13010
-    (stream: usize, function: Option<HostFn>, data: *mut c_void, _sync_mode: u32) |call| {
-        call.launch_host(stream, function, data)
     }
     cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz @ 11070 = "cuStreamWriteValue32" @ 11070
     (stream: usize, at: u64, value: u32, _flags: u32) |call| {

@@ -30,17 +30,8 @@ pub struct Cuda(*mut c_void);
 // SAFETY: a handle of dlopen is any thread's to use, and so is what it leads to.
 unsafe impl Sync for Cuda {}
 
-/// A move of `forebay_pieces`.
-#[repr(C)]
-pub struct Piece {
-    pub from: u64,
-    pub to: u64,
-    pub bytes: u64,
-}
-
 pub const PTX: &str =
-    ".version 7.0\n.target sm_80\n.visible .entry forebay_scatter(.param .u64 a)\n.entry forebay_gather()
-.entry forebay_relay() .entry forebay_spin() .entry forebay_pieces() .entry somebody_elses()";
+    ".version 7.0\n.target sm_80\n.visible .entry forebay_pieces(.param .u64 a)\n.entry somebody_elses()";
 
 /// Calls a driver's function by its symbol; arguments as `cuda.h` has them, each cast where it is
 /// written.
@@ -157,6 +148,14 @@ impl Cuda {
         let code = cu!(self, cuModuleGetFunction(&mut function => *mut usize, module => usize, name.as_ptr() => *const c_char));
         assert_eq!(code, 0);
         function
+    }
+
+    /// Launches `forebay_pieces` for pieces given as (from, to, bytes).
+    pub fn copy_pieces(&self, stream: usize, pieces: &[[u64; 3]]) -> i32 {
+        let list = self.pinned(size_of_val(pieces).max(1));
+        let words = pieces.as_flattened().iter().flat_map(|word| word.to_le_bytes());
+        list.iter_mut().zip(words).for_each(|(byte, word)| *byte = word);
+        self.launch(self.kernel("forebay_pieces"), stream, &[at(list), pieces.len() as u64])
     }
 
     /// Launches with arguments given as (value, bytes of it are read by the kernel's signature).
