@@ -3,8 +3,8 @@
 
 use crate::abi::{Code, Outcome};
 use crate::driver::State;
-use crate::queue::What;
-use crate::stream::{Sort, this_thread};
+use crate::op::What;
+use crate::stream::{Capture, Sort, Stream, this_thread};
 use std::cell::Cell;
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`: nobody may make unsafe calls. With 1, `..._THREAD_LOCAL`, the
@@ -20,19 +20,6 @@ thread_local! {
 /// Sets the calling thread's mode; gives the former one.
 pub fn exchange_mode(mode: u32) -> u32 {
     MODE.replace(mode)
-}
-
-/// An operation of a graph. All of a graph run in the order of capture.
-pub type Recorded = (&'static str, What);
-
-/// A capture under way.
-pub struct Capture {
-    pub id: u64,
-    origin: usize,
-    mode: u32,
-    thread: usize,
-    ops: Vec<Recorded>,
-    pub broken: bool,
 }
 
 impl State {
@@ -114,15 +101,14 @@ impl State {
             return Ok(());
         };
         let gpu = legacy.gpu;
-        let waited_for = |other: &&crate::stream::Stream| other.gpu == gpu && other.sort == Sort::Blocking;
+        let waited_for = |other: &&Stream| other.gpu == gpu && other.sort == Sort::Blocking;
         let ids: Vec<u64> =
             self.streams.values().filter(waited_for).filter_map(|other| other.capture).collect();
         if ids.is_empty() {
             return Ok(());
         }
         self.break_captures(|capture| ids.contains(&capture.id));
-        self.misuse
-            .report(format!("{}: in the legacy stream while a blocking stream captures", self.calling));
+        self.misused("in the legacy stream while a blocking stream captures");
         Err(Code::STREAM_CAPTURE_IMPLICIT)
     }
 
@@ -139,7 +125,7 @@ impl State {
             return Ok(());
         }
         self.break_captures(forbids);
-        self.misuse.report(format!("{}: not allowed while a stream captures", self.calling));
+        self.misused("not allowed while a stream captures");
         Err(Code::STREAM_CAPTURE_UNSUPPORTED)
     }
 
@@ -147,7 +133,7 @@ impl State {
     pub fn not_capturing(&mut self, stream: usize) -> Outcome {
         let Some(Some(id)) = self.streams.get(&stream).map(|stream| stream.capture) else { return Ok(()) };
         self.break_captures(|capture| capture.id == id);
-        self.misuse.report(format!("{}: of a stream that captures", self.calling));
+        self.misused("of a stream that captures");
         Err(Code::STREAM_CAPTURE_UNSUPPORTED)
     }
 
@@ -156,7 +142,7 @@ impl State {
     pub fn not_captured(&mut self, event: usize) -> Outcome {
         let Some(Some(id)) = self.events.get(&event).map(|event| event.capture) else { return Ok(()) };
         self.break_captures(|capture| capture.id == id);
-        self.misuse.report(format!("{}: of an event that was recorded in a capture", self.calling));
+        self.misused("of an event that was recorded in a capture");
         Err(Code::CAPTURED_EVENT)
     }
 

@@ -1,22 +1,19 @@
 //! The driver's state and the lock around it.
 
-use crate::abi::Code;
-use crate::capture::{Capture, Recorded};
-use crate::engine::{ENGINES_PER_GPU, Engine};
-use crate::event::Event;
+use crate::abi::{Code, Outcome};
 use crate::faults::Faults;
 use crate::kernels::Kernel;
 use crate::links::Links;
-use crate::memory::Memory;
+use crate::memory::{Mapping, Memory, Physical};
 use crate::misuse::Misuse;
+use crate::op::Op;
 use crate::order::Order;
-use crate::queue::Op;
 use crate::settings::Settings;
 use crate::stats::Stats;
-use crate::stream::Stream;
-use crate::vmm::Handle;
+use crate::stream::{Capture, Event, Recorded, Stream};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Display;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -47,6 +44,22 @@ pub struct Function {
     pub kernel: &'static Kernel,
 }
 
+/// The engines of a GPU: copies from the host, copies to the host, copies from GPU to GPU or inside of
+/// one, and kernels.
+pub const ENGINES: [&str; 4] = ["h2d", "d2h", "p2p", "compute"];
+
+/// An engine of a GPU.
+#[derive(Default)]
+pub struct Engine {
+    /// Operations that may begin.
+    pub ready: VecDeque<u64>,
+    /// Held up so long before each operation.
+    pub delay: Duration,
+    pub frozen: bool,
+    /// Its thread was started.
+    pub running: bool,
+}
+
 /// Everything.
 pub struct State {
     pub settings: Settings,
@@ -56,8 +69,8 @@ pub struct State {
     pub gpus: Vec<Gpu>,
     pub memory: Memory,
     /// What cuMemCreate gave and addresses that cuMemAddressReserve gave.
-    pub handles: HashMap<u64, Handle>,
-    pub reserved: HashMap<u64, (u64, crate::memory::Mapping)>,
+    pub handles: HashMap<u64, Physical>,
+    pub reserved: HashMap<u64, (u64, Mapping)>,
     /// Opened memory of other processes, by (process, inode, GPU): where, and how often.
     pub opened: HashMap<(u64, u64, usize), (u64, u32)>,
     pub streams: HashMap<usize, Stream>,
@@ -68,6 +81,7 @@ pub struct State {
     pub modules: HashMap<usize, Module>,
     pub functions: HashMap<usize, Function>,
     pub ops: HashMap<u64, Op>,
+    /// Those of all GPUs, as [`ENGINES`] of each.
     pub engines: Vec<Engine>,
     /// Operations that wait for a value in memory.
     pub waiting: Vec<u64>,
@@ -91,8 +105,6 @@ struct Driver {
     pid: u32,
     state: Mutex<State>,
     signals: Signals,
-    /// Whether the settings made sense.
-    sound: bool,
 }
 
 fn driver() -> &'static Driver {
@@ -103,11 +115,11 @@ fn driver() -> &'static Driver {
         let set = state.links.set(&rates).and_then(|()| state.command(&faults));
         if let Err(error) = &set {
             eprintln!("fake-cuda: {error}");
+            state.settings.visible.clear();
         }
         let engines = state.engines.iter().map(|_| Condvar::new()).collect();
         let signals = Signals { done: Condvar::new(), engines, waiting: Condvar::new() };
-        let sound = set.is_ok() && !state.gpus.is_empty();
-        Driver { pid: std::process::id(), state: Mutex::new(state), signals, sound }
+        Driver { pid: std::process::id(), state: Mutex::new(state), signals }
     })
 }
 
@@ -119,11 +131,6 @@ pub fn signals() -> &'static Signals {
 /// Whether this process was forked from the one that loaded the driver: nothing works there.
 pub fn forked() -> bool {
     driver().pid != std::process::id()
-}
-
-/// Whether the settings describe a machine with GPUs.
-pub fn sound() -> bool {
-    driver().sound
 }
 
 impl State {
@@ -150,7 +157,7 @@ impl State {
             modules: HashMap::new(),
             functions: HashMap::new(),
             ops: HashMap::new(),
-            engines: (0..gpus * ENGINES_PER_GPU).map(|_| Engine::default()).collect(),
+            engines: (0..gpus * ENGINES.len()).map(|_| Engine::default()).collect(),
             waiting: Vec::new(),
             links: Links::default(),
             order: Order::default(),
@@ -159,6 +166,16 @@ impl State {
             stats: Stats::default(),
             serial: 0,
         }
+    }
+
+    /// Nothing goes before cuInit, nor where the settings make no sense.
+    pub fn ready(&self) -> Outcome {
+        if self.initialised { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
+    }
+
+    /// Reports what the call that is being served does and must not do.
+    pub fn misused(&mut self, what: impl Display) {
+        self.misuse.report(format!("{}: {what}", self.calling));
     }
 
     /// A handle that no other object has, far from every address and from the small numbers that

@@ -5,17 +5,16 @@
 //! streams share a link.
 
 use crate::abi::Code;
-use crate::driver::{Locked, State, lock, signals};
+use crate::driver::{ENGINES, Locked, State, lock, signals};
 use crate::faults::Peers;
 use crate::memory::Move;
-use crate::queue::What;
+use crate::op::What;
 use crate::stats::Way;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-pub const ENGINES_PER_GPU: usize = 4;
-const NAMES: [&str; ENGINES_PER_GPU] = ["h2d", "d2h", "p2p", "compute"];
+/// Places in [`ENGINES`].
 const FROM_HOST: usize = 0;
 const TO_HOST: usize = 1;
 const PEER: usize = 2;
@@ -27,26 +26,6 @@ const SLICE_BYTES: u64 = 256 << 10;
 const SLICE_MOVES: usize = 1024;
 /// Operations in one engine's hands at most.
 const JOBS_MAX: usize = 16;
-
-/// An engine, as others see it.
-#[derive(Default)]
-pub struct Engine {
-    ready: VecDeque<u64>,
-    /// Held up so long before each operation.
-    pub delay: Duration,
-    pub frozen: bool,
-    running: bool,
-}
-
-/// The engine that a command means: `h2d.0`, say.
-pub fn engine_by_name(name: &str, gpus: usize) -> Result<usize, String> {
-    let found = name.split_once('.').and_then(|(kind, gpu)| {
-        let kind = NAMES.iter().position(|&name| name == kind)?;
-        let gpu: usize = gpu.parse().ok().filter(|&gpu| gpu < gpus)?;
-        Some(gpu * ENGINES_PER_GPU + kind)
-    });
-    found.ok_or_else(|| format!("no engine {name:?}: want h2d, d2h, p2p or compute, and .GPU below {gpus}"))
-}
 
 /// Memory to be filled.
 struct Fill {
@@ -84,7 +63,7 @@ impl State {
             What::Moves { moves, .. } => self.copy_engine(op.gpu, moves.first()),
             _ => (op.gpu, COMPUTE),
         };
-        let engine = gpu * ENGINES_PER_GPU + kind;
+        let engine = gpu * ENGINES.len() + kind;
         self.engines[engine].ready.push_back(id);
         if !std::mem::replace(&mut self.engines[engine].running, true) {
             std::thread::spawn(move || run(engine));
@@ -139,15 +118,7 @@ impl State {
         if self.gpus[gpu].poison.is_some() {
             return None;
         }
-        let mut job = Job {
-            id,
-            gpu,
-            by_kernel: false,
-            moves: [].into(),
-            at: 0,
-            done: 0,
-            fill: None,
-        };
+        let mut job = Job { id, gpu, by_kernel: false, moves: [].into(), at: 0, done: 0, fill: None };
         match what {
             What::Moves { moves, .. } => {
                 // Memory of a GPU that was lost meanwhile.

@@ -1,7 +1,9 @@
 //! How a call enters the driver.
 
-use crate::abi::{Code, Outcome};
-use crate::driver::{Locked, forked, lock, signals, sound};
+use crate::abi::{Code, Outcome, STREAM_LEGACY, STREAM_PER_THREAD};
+use crate::driver::{Locked, forked, lock, signals};
+use crate::op::What;
+use crate::stream::{Sort, Stream, this_thread};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
@@ -89,18 +91,12 @@ pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call
         return code.0;
     }
     while call.faults.is_stalled(symbol) {
-        call.state.wait(&signals().done);
-        call.calling = symbol;
+        call.wait_for_any();
     }
     body(&mut call).err().unwrap_or(Code::SUCCESS).0
 }
 
 impl Call {
-    /// Nothing goes before cuInit.
-    pub fn ready(&self) -> Outcome {
-        if self.initialised && sound() { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
-    }
-
     /// The GPU whose context is current, if no error sticks to it.
     pub fn current(&self) -> Outcome<usize> {
         self.ready()?;
@@ -116,11 +112,45 @@ impl Call {
 
     /// The stream that the caller means.
     pub fn stream(&mut self, given: usize) -> Outcome<usize> {
-        let (gpu, per_thread) = (self.current()?, self.per_thread);
-        let stream = self.resolve_stream(given, gpu, per_thread)?;
+        let (gpu, own) = (self.current()?, self.per_thread.then(this_thread));
+        let stream = match given {
+            0 => self.default_stream(gpu, own),
+            STREAM_LEGACY => self.default_stream(gpu, None),
+            STREAM_PER_THREAD => self.default_stream(gpu, Some(this_thread())),
+            handle if self.streams.get(&handle).is_some_and(|stream| stream.explicit) => handle,
+            _ => {
+                self.misused("a stream that does not exist");
+                return Err(Code::INVALID_HANDLE);
+            }
+        };
         // Whichever context is current: that of the stream decides what it takes.
         self.streams.get(&stream).map_or(Ok(()), |found| self.healthy(found.gpu))?;
         Ok(stream)
+    }
+
+    /// A GPU's legacy stream, or a thread's own stream there.
+    fn default_stream(&mut self, gpu: usize, thread: Option<usize>) -> usize {
+        if let Some(&handle) = self.default_streams.get(&(gpu, thread)) {
+            return handle;
+        }
+        let sort = if thread.is_some() { Sort::Blocking } else { Sort::Legacy };
+        let handle = self.new_handle();
+        self.streams.insert(handle, Stream::new(gpu, sort, false));
+        self.default_streams.insert((gpu, thread), handle);
+        handle
+    }
+
+    /// Sleeps until some operation has ended.
+    pub fn wait_for_any(&mut self) {
+        self.state.wait(&signals().done);
+        // Others have called meanwhile.
+        self.calling = self.symbol;
+    }
+
+    /// Puts an operation at a stream's end under the symbol's name.
+    pub fn enqueue_named(&mut self, stream: usize, what: What) -> Outcome<Option<u64>> {
+        let symbol = self.symbol;
+        self.enqueue(stream, symbol, what)
     }
 
     /// Waits until operations have ended. The host knows then what lies before.
@@ -129,9 +159,8 @@ impl Call {
         let waited_for: Vec<_> = ops.into_iter().filter_map(found).collect();
         for (id, gpu, stream, number) in waited_for {
             while self.ops.contains_key(&id) {
-                self.state.wait(&signals().done);
+                self.wait_for_any();
             }
-            self.calling = self.symbol;
             if let Some(clock) = self.streams.get(&stream).map(|stream| stream.clock.clone()) {
                 self.order.host.join(&clock);
             }

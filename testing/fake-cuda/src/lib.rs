@@ -6,7 +6,7 @@
 //! even where a real driver would let it pass.
 //!
 //! Everything is one `driver::State` behind one lock. A call (in `api`) checks its arguments and
-//! enqueues operations (`queue`); an operation runs when all that it is ordered after has ended, on
+//! enqueues operations (`op`, `queue`); an operation runs when all that it is ordered after has ended, on
 //! an engine's thread (`engine`), in pieces that take as long as the links say (`links`). Whether
 //! two operations that touch the same bytes are ordered at all is checked with vector clocks
 //! (`order`).
@@ -14,7 +14,7 @@
 //! Settings (environment): `FAKE_CUDA_GPUS` (4), `FAKE_CUDA_MEMORY_MIB` of each (8192),
 //! `FAKE_CUDA_VERSION` (13000), `FAKE_CUDA_RATES`
 //! (`h2d=2,d2h=2,p2p=12,host_h2d=6,host_d2h=6,h2d.1=0.5`, GB/s; not given: as fast as memcpy),
-//! `FAKE_CUDA_FAULTS` (commands as of `faults`, separated by `;`), `CUDA_VISIBLE_DEVICES`
+//! `FAKE_CUDA_FAULTS` (commands as of `commands`, separated by `;`), `CUDA_VISIBLE_DEVICES`
 //! (ordinals).
 //!
 //! For tests in the same process, beside the driver's own symbols:
@@ -26,20 +26,19 @@ mod api;
 mod caller;
 mod capture;
 mod clock;
+mod commands;
 mod driver;
 mod engine;
 mod entry;
-mod event;
 mod faults;
-mod ipc;
 mod kernels;
 mod links;
 mod memory;
 mod misuse;
+mod op;
 mod order;
 mod queue;
 mod settings;
 mod stats;
 mod stream;
-mod vmm;
 mod waits;

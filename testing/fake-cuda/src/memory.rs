@@ -83,6 +83,13 @@ pub struct Move {
     pub bytes: u64,
 }
 
+/// Physical memory, of which cuMemMap makes areas.
+pub struct Physical {
+    pub gpu: usize,
+    pub bytes: u64,
+    pub file: OwnedFd,
+}
+
 /// What an area is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

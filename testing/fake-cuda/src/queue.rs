@@ -1,4 +1,4 @@
-//! Operations and what each waits for.
+//! When operations run.
 //!
 //! An operation counts the operations that it is ordered after and that have not ended: the last
 //! one of its stream, the record of an event, what the legacy rule adds. When none is left it
@@ -7,64 +7,14 @@
 use crate::abi::{Code, Outcome};
 use crate::clock::Clock;
 use crate::driver::{State, signals};
-use crate::kernels::Kernel;
 use crate::memory::{Kind, Lost, Move};
+use crate::op::{Op, Wanted, What};
 use crate::order::Touch;
-use crate::waits::Wanted;
-use std::sync::Arc;
+use crate::stream::{Sort, Stream};
 use std::time::Instant;
 
 /// Bytes at most that are taken for a signal when they are written to host memory.
 const SIGNAL_BYTES: u64 = 64;
-
-/// What an operation does.
-#[derive(Clone)]
-pub enum What {
-    /// Records an event.
-    Record(usize),
-    /// Comes after the record of an event.
-    Join(usize),
-    /// Copies. `kept`: bytes that were taken when the copy was posted.
-    Moves {
-        moves: Arc<[Move]>,
-        kept: Option<Arc<[u8]>>,
-    },
-    /// Fills memory with a byte.
-    Fill {
-        at: u64,
-        bytes: u64,
-        byte: u8,
-    },
-    Kernel {
-        kernel: &'static Kernel,
-        args: Arc<[u64]>,
-    },
-    /// Writes a value of 4 or 8 bytes.
-    Write {
-        at: u64,
-        bytes: u64,
-        value: u64,
-    },
-    /// Waits for a value.
-    Wait(Wanted),
-}
-
-/// An operation that has not ended.
-pub struct Op {
-    pub name: &'static str,
-    pub gpu: usize,
-    pub stream: usize,
-    pub number: u64,
-    pub what: What,
-    /// What lies before its beginning, as far as that has ended.
-    pub clock: Clock,
-    pub touches: Vec<Touch>,
-    /// What an operation that it waits for came to, if its GPU was lost.
-    lost: Option<Code>,
-    /// How many operations it still waits for.
-    pending: usize,
-    dependents: Vec<u64>,
-}
 
 impl State {
     /// Puts an operation at a stream's end. `None`: a capture has it.
@@ -276,9 +226,40 @@ impl State {
         self.ops.values().find(using).map(|op| op.name)
     }
 
-    /// Runs a graph's operations in a stream.
-    pub fn launch_graph(&mut self, graph: usize, stream: usize) -> Outcome {
-        let ops = self.graphs.get(&graph).ok_or(Code::INVALID_HANDLE)?.clone();
-        ops.into_iter().try_for_each(|(name, what)| self.enqueue(stream, name, what).map(drop))
+    /// A stream takes nothing more. What it has been given still runs.
+    pub fn retire_stream(&mut self, handle: usize) {
+        let Some(stream) = self.streams.get_mut(&handle) else { return };
+        (stream.explicit, stream.retired) = (false, true);
+        if !self.ops.contains_key(&stream.last) {
+            self.remove_stream(handle);
+        }
+    }
+
+    /// A retired stream is gone.
+    pub fn remove_stream(&mut self, handle: usize) {
+        self.streams.remove(&handle);
+        self.order.forget_stream(handle);
+    }
+
+    /// Streams that have nothing left to do when `stream` has not: the legacy stream stands for all
+    /// that block with it.
+    pub fn waited_for_with(&self, stream: usize) -> Vec<usize> {
+        let legacy = self.streams.get(&stream).is_some_and(|stream| stream.sort == Sort::Legacy);
+        if legacy { self.streams_before(stream) } else { vec![stream] }
+    }
+
+    /// Streams whose last operation the next one of `stream` comes after: itself, and what the
+    /// legacy rule adds.
+    pub fn streams_before(&self, stream: usize) -> Vec<usize> {
+        let mut before = vec![stream];
+        let Some(Stream { gpu, sort, .. }) = self.streams.get(&stream) else { return before };
+        let other = match sort {
+            Sort::Legacy => Sort::Blocking,
+            Sort::Blocking => Sort::Legacy,
+            Sort::NonBlocking => return before,
+        };
+        let others = self.streams.iter().filter(|(_, stream)| stream.gpu == *gpu && stream.sort == other);
+        before.extend(others.map(|(&handle, _)| handle));
+        before
     }
 }

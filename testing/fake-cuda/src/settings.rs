@@ -14,7 +14,7 @@ pub struct Settings {
     pub version: i32,
     /// Rates as given; `links` knows their form.
     pub rates: String,
-    /// Commands as given; `faults` knows their form.
+    /// Commands as given; `commands` knows their form.
     pub faults: String,
 }
 

@@ -5,40 +5,13 @@
 
 use crate::clock::Clock;
 use crate::driver::{State, lock, signals};
+use crate::op::{Wanted, What};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How often a value is looked at.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
-
-/// A value that a stream waits for.
-#[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    pub at: u64,
-    pub bytes: u64,
-    pub value: u64,
-    /// `CUstreamWaitValue_flags`.
-    pub flags: u32,
-}
-
-impl Wanted {
-    fn is(self, found: u64) -> bool {
-        let (found, value) = if self.bytes == 4 {
-            (found as u32 as u64, self.value as u32 as u64)
-        } else {
-            (found, self.value)
-        };
-        match self.flags & 3 {
-            // A counter that wraps is still a counter: the difference decides.
-            0 if self.bytes == 4 => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
-            0 => found.wrapping_sub(value) as i64 >= 0,
-            1 => found == value,
-            2 => found & value != 0,
-            _ => !(found | value) != 0,
-        }
-    }
-}
 
 impl State {
     /// A stream writes a value.
@@ -108,7 +81,7 @@ impl State {
         for id in std::mem::take(&mut self.waiting) {
             let Some(op) = self.ops.get(&id) else { continue };
             let poisoned = self.gpus[op.gpu].poison.is_some();
-            let crate::queue::What::Wait(wanted) = op.what else { continue };
+            let What::Wait(wanted) = op.what else { continue };
             if poisoned || self.is_there(id, wanted) {
                 self.finish(id);
             } else {

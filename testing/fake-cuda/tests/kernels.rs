@@ -19,7 +19,8 @@ fn gather_and_scatter_are_each_others_opposite() {
         // A page of the host's or of the lot, and its place among the pages.
         let pages = (0..PAGES).map(|page| (page * PAGE, (page * 37 % PAGES * 2 + 1) * PAGE));
         let pages: Vec<[u64; 2]> = pages.map(|(at, place)| [at as u64, paged + place as u64]).collect();
-        let scatter: Vec<_> = pages.iter().map(|[page, place]| [at(host) + page, *place, PAGE as u64]).collect();
+        let scatter: Vec<_> =
+            pages.iter().map(|[page, place]| [at(host) + page, *place, PAGE as u64]).collect();
         let gather: Vec<_> = pages.iter().map(|[page, place]| [*place, lot + page, PAGE as u64]).collect();
         assert_eq!(cuda.copy_pieces(stream, &scatter), 0);
         assert_eq!(cuda.copy_pieces(stream, &gather), 0);

@@ -44,7 +44,7 @@ impl Call {
         self.gpus[gpu].poison.get_or_insert(Code::UNKNOWN);
         signals().waiting.notify_all();
         while self.ops.values().any(|op| op.gpu == gpu) {
-            self.wait(&signals().done);
+            self.wait_for_any();
         }
         let streams = self.streams.iter().filter(|(_, stream)| stream.gpu == gpu);
         for handle in streams.map(|(&handle, _)| handle).collect::<Vec<_>>() {
@@ -84,7 +84,6 @@ impl Call {
 
 entries! {
     cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain" @ 7000 (context: *mut usize, device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         if call.gpus[gpu].compute_mode == PROHIBITED {
             return Err(Code::DEVICE_UNAVAILABLE);
@@ -93,19 +92,16 @@ entries! {
         put(context, context_handle(gpu))
     }
     cuDevicePrimaryCtxRelease_v2 = "cuDevicePrimaryCtxRelease" @ 11000 (device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         call.gpus[gpu].retained = call.gpus[gpu].retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
         Ok(())
     }
     cuDevicePrimaryCtxReset_v2 = "cuDevicePrimaryCtxReset" @ 11000 (device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         call.reset_context(gpu)
     }
     cuDevicePrimaryCtxGetState = "cuDevicePrimaryCtxGetState" @ 7000
     (device: i32, flags: *mut u32, active: *mut i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         put_if_wanted(flags, 0);
         put(active, (call.gpus[gpu].retained > 0).into())

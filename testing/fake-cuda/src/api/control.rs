@@ -6,7 +6,7 @@ use crate::driver::{State, lock};
 use crate::memory::Kind;
 use std::ffi::c_char;
 
-/// Carries out commands as of [`crate::faults`]. 0: done; -1: one of them makes no sense (told on
+/// Carries out commands as of [`crate::commands`]. 0: done; -1: one of them makes no sense (told on
 /// stderr).
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
@@ -23,9 +23,8 @@ pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
 
 /// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`,
 /// `bytes.p2p.1.0` (from, to), `bytes.d2d.0`, `bytes.host`, and what there is now:
-/// `live.allocations`, `live.allocated_bytes`, `live.host`, `live.foreign`, `live.mappings`,
-/// `live.streams`, `live.events`, `live.operations`, `live.modules`, `live.graphs`, `live.failing`
-/// (calls that are still to). Physical GPU numbers. A name that means nothing gives 2^64 - 1.
+/// `live.allocations`, `live.host`, `live.foreign`, `live.mappings`, `live.streams`, `live.events`,
+/// `live.operations`, `live.modules`, `live.failing` (calls that are still to). Physical GPU numbers. A name that means nothing gives 2^64 - 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_stat(name: *const c_char) -> u64 {
     text(name).ok().and_then(|name| stat(&lock(), name)).unwrap_or(u64::MAX)
@@ -46,20 +45,18 @@ pub extern "C" fn fake_cuda_report(buffer: *mut c_char, bytes: u64) -> u64 {
 }
 
 fn stat(state: &State, name: &str) -> Option<u64> {
-    let areas = |wanted: &[Kind]| state.memory.count(|area| wanted.contains(&area.kind));
+    let areas = |wanted: &[Kind]| state.memory.count(|area| wanted.contains(&area.kind)).0;
     match name.split_once('.') {
         Some(("bytes", way)) => state.stats.bytes(way),
         Some(("live", what)) => Some(match what {
-            "allocations" => areas(&[Kind::Device]).0,
-            "allocated_bytes" => areas(&[Kind::Device]).1,
-            "host" => areas(&[Kind::Pinned, Kind::Registered]).0,
-            "foreign" => areas(&[Kind::Foreign]).0,
-            "mappings" => areas(&[Kind::Virtual]).0,
+            "allocations" => areas(&[Kind::Device]),
+            "host" => areas(&[Kind::Pinned, Kind::Registered]),
+            "foreign" => areas(&[Kind::Foreign]),
+            "mappings" => areas(&[Kind::Virtual]),
             "streams" => state.streams.values().filter(|stream| stream.explicit).count() as u64,
             "events" => state.events.len() as u64,
             "operations" => state.ops.len() as u64,
             "modules" => state.modules.len() as u64,
-            "graphs" => state.graphs.len() as u64,
             "failing" => state.faults.awaited(),
             _ => return None,
         }),

@@ -5,7 +5,7 @@ use crate::caller::{get_all, put_if_wanted};
 use crate::driver::State;
 use crate::entry::{Call, entries};
 use crate::memory::Move;
-use crate::queue::What;
+use crate::op::What;
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -97,12 +97,6 @@ impl Call {
         let waits = sync || (pageable && kept.is_none());
         let id = self.enqueue_named(stream, What::Moves { moves: moves.into(), kept })?;
         if waits { self.wait_for_ops(id) } else { Ok(()) }
-    }
-
-    /// Puts an operation at a stream's end under the symbol's name.
-    pub fn enqueue_named(&mut self, stream: usize, what: What) -> Outcome<Option<u64>> {
-        let symbol = self.symbol;
-        self.enqueue(stream, symbol, what)
     }
 
     fn fill(&mut self, at: u64, byte: u8, bytes: usize, stream: usize, sync: bool) -> Outcome {

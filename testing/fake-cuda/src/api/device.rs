@@ -2,7 +2,7 @@
 
 use crate::abi::{Code, Outcome, Uuid};
 use crate::caller::{put, put_text};
-use crate::driver::{State, sound};
+use crate::driver::State;
 use crate::entry::entries;
 use std::ffi::c_char;
 
@@ -12,6 +12,7 @@ const COMPUTE_MODE: i32 = 20;
 impl State {
     /// The physical GPU of an ordinal.
     pub fn device(&self, ordinal: i32) -> Outcome<usize> {
+        self.ready()?;
         let visible = usize::try_from(ordinal).ok().and_then(|ordinal| self.settings.visible.get(ordinal));
         visible.copied().ok_or(Code::INVALID_DEVICE)
     }
@@ -32,7 +33,7 @@ entries! {
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        if !sound() || call.settings.visible.is_empty() {
+        if call.settings.visible.is_empty() {
             return Err(Code::NO_DEVICE);
         }
         call.initialised = true;
@@ -46,47 +47,39 @@ entries! {
         put(count, call.settings.visible.len() as i32)
     }
     cuDeviceGet = "cuDeviceGet" @ 2000 (device: *mut i32, ordinal: i32) |call| {
-        call.ready()?;
         call.device(ordinal)?;
         put(device, ordinal)
     }
     cuDeviceGetName = "cuDeviceGetName" @ 2000 (name: *mut c_char, bytes: i32, device: i32) |call| {
-        call.ready()?;
         call.device(device)?;
         put_text(name, bytes.max(0) as usize, "Fake H200")
     }
     cuDeviceGetUuid_v2 = "cuDeviceGetUuid" @ 11040 (uuid: *mut Uuid, device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         let mut named = *b"fake-cuda-gpu-\0\0";
         named[15] = gpu as u8;
         put(uuid, Uuid(named))
     }
     cuDeviceGetAttribute = "cuDeviceGetAttribute" @ 2000 (value: *mut i32, attribute: i32, device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         // Nobody asks for any other one.
         put(value, if attribute == COMPUTE_MODE { call.gpus[gpu].compute_mode } else { 0 })
     }
     cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId" @ 4010 (id: *mut c_char, bytes: i32, device: i32) |call| {
-        call.ready()?;
         let gpu = call.device(device)?;
         // One bus each.
         put_text(id, bytes.max(0) as usize, &format!("0000:{:02X}:00.0", 0x10 + gpu))
     }
     cuDeviceTotalMem_v2 = "cuDeviceTotalMem" @ 3020 (bytes: *mut usize, device: i32) |call| {
-        call.ready()?;
         call.device(device)?;
         put(bytes, call.settings.memory_bytes as usize)
     }
     cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer" @ 4000 (can: *mut i32, device: i32, peer: i32) |call| {
-        call.ready()?;
         let (from, to) = (call.device(device)?, call.device(peer)?);
         put(can, call.can_peer(from, to).into())
     }
     cuDeviceGetP2PAttribute = "cuDeviceGetP2PAttribute" @ 8000
     (value: *mut i32, attribute: i32, from: i32, to: i32) |call| {
-        call.ready()?;
         let (from, to) = (call.device(from)?, call.device(to)?);
         if from == to {
             return Err(Code::INVALID_DEVICE);

@@ -3,8 +3,8 @@
 use crate::abi::{Code, EVENT_DISABLE_TIMING, Outcome};
 use crate::caller::put;
 use crate::entry::{Call, entries};
-use crate::event::Event;
-use crate::queue::What;
+use crate::op::What;
+use crate::stream::Event;
 
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
@@ -16,8 +16,7 @@ impl Call {
         if let Some(found) = self.events.get(&event) {
             return Ok(found.gpu);
         }
-        let symbol = self.symbol;
-        self.misuse.report(format!("{symbol}: an event that does not exist"));
+        self.misused("an event that does not exist");
         Err(Code::INVALID_HANDLE)
     }
 
@@ -30,8 +29,7 @@ impl Call {
             .map(|stream| (stream.gpu, stream.capture))
             .ok_or(Code::INVALID_HANDLE)?;
         if of_stream != gpu {
-            let symbol = self.symbol;
-            self.misuse.report(format!("{symbol}: an event of GPU {gpu} in a stream of GPU {of_stream}"));
+            self.misused(format_args!("an event of GPU {gpu} in a stream of GPU {of_stream}"));
             return Err(Code::INVALID_HANDLE);
         }
         if let Some(event) = self.events.get_mut(&event) {

@@ -15,7 +15,8 @@ entries! {
     }
     cuGraphLaunch | cuGraphLaunch_ptsz @ 10000 = "cuGraphLaunch" @ 10000 (graph: usize, stream: usize) |call| {
         let stream = call.stream(stream)?;
-        call.launch_graph(graph, stream)
+        let ops = call.graphs.get(&graph).ok_or(Code::INVALID_HANDLE)?.clone();
+        ops.into_iter().try_for_each(|(name, what)| call.enqueue(stream, name, what).map(drop))
     }
     cuGraphDestroy = "cuGraphDestroy" @ 10000 (graph: usize) |call| {
         call.ready()?;

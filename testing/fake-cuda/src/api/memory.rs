@@ -2,7 +2,7 @@
 
 use crate::abi::{Code, MEMORY_DEVICE, MEMORY_HOST, Outcome};
 use crate::caller::{get_all, put};
-use crate::driver::{State, signals};
+use crate::driver::State;
 use crate::entry::{Call, entries};
 use crate::memory::{Area, Kind};
 use std::ffi::c_void;
@@ -28,17 +28,15 @@ impl Call {
         let bytes = match self.memory.find(base) {
             Some(area) if area.base == base && kinds.contains(&area.kind) => area.bytes,
             _ => {
-                let symbol = self.symbol;
-                self.misuse.report(format!("{symbol}: no such memory"));
+                self.misused("no such memory");
                 return Err(Code::INVALID_VALUE);
             }
         };
         if let Some(user) = self.using(base, bytes) {
-            let symbol = self.symbol;
-            self.misuse.report(format!("{symbol}: memory that {user} uses has not ended"));
+            self.misused(format_args!("memory that {user} uses has not ended"));
         }
         while self.using(base, bytes).is_some() {
-            self.wait(&signals().done);
+            self.wait_for_any();
         }
         self.order.forget(base, bytes);
         self.memory.remove(base, kinds).ok_or(Code::INVALID_VALUE)

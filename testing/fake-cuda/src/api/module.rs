@@ -5,7 +5,7 @@ use crate::caller::{get, get_all, put, text};
 use crate::driver::{Function, Module};
 use crate::entry::{Call, entries};
 use crate::kernels::{entries as names, kernel};
-use crate::queue::What;
+use crate::op::What;
 use std::ffi::{c_char, c_void};
 
 /// Threads of a block at most, and blocks of a grid's second and third dimension.
@@ -35,16 +35,13 @@ impl Call {
     ) -> Outcome {
         let stream = self.stream(stream)?;
         let Some(&Function { kernel, .. }) = self.functions.get(&function) else {
-            let symbol = self.symbol;
-            self.misuse.report(format!("{symbol}: a function that does not exist"));
+            self.misused("a function that does not exist");
             return Err(Code::INVALID_HANDLE);
         };
         let of_stream = self.streams.get(&stream).map(|stream| stream.gpu).ok_or(Code::INVALID_HANDLE)?;
         let gpu = self.current()?;
         if of_stream != gpu {
-            let symbol = self.symbol;
-            self.misuse
-                .report(format!("{symbol}: in a stream of GPU {of_stream} with a context of GPU {gpu}"));
+            self.misused(format_args!("in a stream of GPU {of_stream} with a context of GPU {gpu}"));
             return Err(Code::INVALID_HANDLE);
         }
         let threads: u64 = dims[3..].iter().map(|&threads| u64::from(threads)).product();
@@ -70,7 +67,7 @@ entries! {
         call.current()?;
         call.unsafe_in_capture()?;
         if call.modules.remove(&module).is_none() {
-            call.misuse.report("cuModuleUnload: a module that does not exist".into());
+            call.misused("a module that does not exist");
             return Err(Code::INVALID_HANDLE);
         }
         Ok(())

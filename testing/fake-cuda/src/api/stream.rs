@@ -4,19 +4,18 @@ use super::context::context_handle;
 use crate::abi::{Code, Outcome, STREAM_NON_BLOCKING};
 use crate::caller::{put, put_if_wanted};
 use crate::entry::{Call, entries};
-use crate::queue::What;
+use crate::op::{Wanted, What};
 use crate::stream::{Sort, Stream};
-use crate::waits::Wanted;
 
 impl Call {
-    fn create_stream(&mut self, handle: *mut usize, flags: u32, priority: i32) -> Outcome {
+    fn create_stream(&mut self, handle: *mut usize, flags: u32) -> Outcome {
         let gpu = self.current()?;
         if flags & !STREAM_NON_BLOCKING != 0 {
             return Err(Code::INVALID_VALUE);
         }
         let sort = if flags == STREAM_NON_BLOCKING { Sort::NonBlocking } else { Sort::Blocking };
         let created = self.new_handle();
-        self.streams.insert(created, Stream::new(gpu, sort, true, priority.clamp(-5, 0)));
+        self.streams.insert(created, Stream::new(gpu, sort, true));
         put(handle, created)
     }
 
@@ -33,11 +32,11 @@ impl Call {
 
 entries! {
     cuStreamCreate = "cuStreamCreate" @ 2000 (stream: *mut usize, flags: u32) |call| {
-        call.create_stream(stream, flags, 0)
+        call.create_stream(stream, flags)
     }
     cuStreamCreateWithPriority = "cuStreamCreateWithPriority" @ 5050
-    (stream: *mut usize, flags: u32, priority: i32) |call| {
-        call.create_stream(stream, flags, priority)
+    (stream: *mut usize, flags: u32, _priority: i32) |call| {
+        call.create_stream(stream, flags)
     }
     cuStreamDestroy_v2 = "cuStreamDestroy" @ 4000 (stream: usize) |call| {
         let resolved = call.stream(stream)?;
@@ -69,7 +68,7 @@ entries! {
     (stream: usize, event: usize, _flags: u32) |call| {
         let stream = call.stream(stream)?;
         let Some((capture, gpu)) = call.events.get(&event).map(|event| (event.capture, event.gpu)) else {
-            call.misuse.report("cuStreamWaitEvent: an event that does not exist".into());
+            call.misused("an event that does not exist");
             return Err(Code::INVALID_HANDLE);
         };
         call.healthy(gpu)?;
