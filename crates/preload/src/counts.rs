@@ -3,10 +3,11 @@
 //! and prints them at exit.
 
 use crate::mode::{Mode, mode};
-use crate::names::{COPIES, Function, NAMES};
-use crate::real::{WAY_NAMES, WAYS, Way};
+use crate::names::{COPIES, Function, NAMES, WAY_NAMES, WAYS, Way};
 use crate::reason::{REASONS, Reason};
 use crate::system::{Line, getpid};
+use std::ffi::CStr;
+use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 struct Count {
@@ -46,27 +47,20 @@ pub(crate) fn report() {
     for (by_function, way) in COUNTS.iter().zip(WAY_NAMES) {
         for (by_reason, name) in by_function.iter().zip(&NAMES) {
             for (count, reason) in by_reason.iter().zip(REASONS) {
-                print(count, way, name.symbol.to_bytes(), reason);
+                print(count, way, name.symbol, reason);
             }
         }
     }
 }
 
-fn print(count: &Count, way: &str, symbol: &[u8], reason: &str) {
-    let copies = count.copies.load(Relaxed);
+fn print(count: &Count, way: &str, symbol: &CStr, reason: &str) {
+    let (copies, bytes) = (count.copies.load(Relaxed), count.bytes.load(Relaxed));
     if copies == 0 {
         return;
     }
-    let bytes = count.bytes.load(Relaxed);
-    let mut line = Line::new();
-    line.push(b"forebay[");
-    line.push_number(getpid().unsigned_abs().into());
-    for part in [b"]: ", symbol, b" by ", way.as_bytes(), b": ", reason.as_bytes(), b": "] {
-        line.push(part);
-    }
-    line.push_number(copies);
-    line.push(b" calls, ");
-    line.push_number(bytes);
-    line.push(b" bytes\n");
+    let (mut line, process) = (Line::new(), getpid());
+    let symbol = symbol.to_str().unwrap_or_default();
+    // A line that is full is cut.
+    let _ = writeln!(line, "forebay[{process}]: {symbol} by {way}: {reason}: {copies} calls, {bytes} bytes");
     line.print();
 }

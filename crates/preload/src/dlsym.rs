@@ -6,11 +6,11 @@
 //! `RTLD_NEXT` by it. A call from here would send another interposer's `dlsym(RTLD_NEXT, ...)` back
 //! to that interposer, for ever.
 
-use crate::entries::entry;
+use crate::entries::{entry, hand_out};
 use crate::mode::{Mode, mode};
-use crate::names::by_symbol;
+use crate::names::{LINKED, LOOKED_UP, by_symbol};
 use crate::offer::is_inside;
-use crate::real::{LINKED, LOOKED_UP, REAL_DLSYM, find_linked, hand_out, look_up, look_up_next, real_dlsym};
+use crate::real::{REAL_DLSYM, find_linked, look_up, look_up_next, real_dlsym};
 use crate::system::{RTLD_DEFAULT, RTLD_NEXT};
 use std::ffi::{CStr, c_char, c_void};
 
@@ -110,7 +110,7 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
     if found == entry(LINKED, function) {
         // The whole program was asked, and we are the first in it. Without a driver the right
         // answer is the next: there is none, with the text for dlerror.
-        let there = find_linked(function).is_some();
+        let there = find_linked(function, entry).is_some();
         return Answer { address: if there { found } else { look_up(RTLD_NEXT, name) }, decided: 1 };
     }
     if handle == RTLD_DEFAULT {

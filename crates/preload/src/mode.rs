@@ -9,17 +9,14 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Large ones are offered.
-    On,
+    On = 1,
     /// None is looked at.
-    Off,
+    Off = 2,
     /// As `On`, and all are counted.
-    Stats,
+    Stats = 3,
 }
 
 const NOT_READ: u8 = 0;
-const ON: u8 = 1;
-const OFF: u8 = 2;
-const STATS: u8 = 3;
 
 static MODE: AtomicU8 = AtomicU8::new(NOT_READ);
 
@@ -27,9 +24,9 @@ static MODE: AtomicU8 = AtomicU8::new(NOT_READ);
 #[inline]
 pub(crate) fn mode() -> Mode {
     match MODE.load(Relaxed) {
-        ON => Mode::On,
-        OFF => Mode::Off,
-        STATS => Mode::Stats,
+        1 => Mode::On,
+        2 => Mode::Off,
+        3 => Mode::Stats,
         _ => read(),
     }
 }
@@ -41,14 +38,13 @@ fn read() -> Mode {
     if value != b"off" {
         keep_stderr();
     }
-    let (code, mode, known) = match value {
-        b"on" => (ON, Mode::On, true),
-        b"off" => (OFF, Mode::Off, true),
-        b"stats" => (STATS, Mode::Stats, true),
-        _ => (ON, Mode::On, false),
+    let mode = match value {
+        b"off" => Mode::Off,
+        b"stats" => Mode::Stats,
+        _ => Mode::On,
     };
     // Two threads may read at once; one of them says so.
-    if MODE.swap(code, Relaxed) == NOT_READ && !known {
+    if MODE.swap(mode as u8, Relaxed) == NOT_READ && mode == Mode::On && value != b"on" {
         let mut line = Line::new();
         line.push(b"forebay: FOREBAY_PRELOAD is \"");
         line.push(value.get(..100).unwrap_or(value));

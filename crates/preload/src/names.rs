@@ -8,6 +8,17 @@ use std::ffi::CStr;
 /// Index of an entry point in [`NAMES`].
 pub(crate) type Function = usize;
 
+/// How the program found an entry point.
+pub(crate) type Way = usize;
+/// The dynamic linker bound the symbol to ours.
+pub(crate) const LINKED: Way = 0;
+/// `dlsym` on a library's handle.
+pub(crate) const LOOKED_UP: Way = 1;
+/// `cuGetProcAddress`.
+pub(crate) const ASKED: Way = 2;
+pub(crate) const WAYS: usize = 3;
+pub(crate) const WAY_NAMES: [&str; WAYS] = ["link", "dlsym", "cuGetProcAddress"];
+
 /// Direction of a copy, as the copying library reads it.
 pub(crate) const HOST_TO_DEVICE: u32 = 0;
 pub(crate) const DEVICE_TO_HOST: u32 = 1;

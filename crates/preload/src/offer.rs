@@ -6,8 +6,7 @@
 use crate::counts::count;
 use crate::library::{CopyApi, Pair, opened, wanted};
 use crate::mode::{Mode, mode};
-use crate::names::{DIRECTION_UNKNOWN, Function, NAMES, PER_THREAD};
-use crate::real::Way;
+use crate::names::{DIRECTION_UNKNOWN, Function, NAMES, PER_THREAD, Way};
 use crate::reason::Reason;
 use std::cell::Cell;
 use std::ffi::c_void;

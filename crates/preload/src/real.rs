@@ -3,22 +3,10 @@
 //! interposers, before or behind us, keep their place, and no two can send a call back and forth.
 //! Knows addresses, not what they do.
 
-use crate::entries::entry;
-use crate::names::{FUNCTIONS, Function, NAMES};
+use crate::names::{FUNCTIONS, Function, LINKED, NAMES, WAYS, Way};
 use crate::system::{RTLD_NEXT, file_of, loaded, next_of_version};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
-
-/// How the program found an entry point.
-pub(crate) type Way = usize;
-/// The dynamic linker bound the symbol to ours.
-pub(crate) const LINKED: Way = 0;
-/// `dlsym` on a library's handle.
-pub(crate) const LOOKED_UP: Way = 1;
-/// `cuGetProcAddress`.
-pub(crate) const ASKED: Way = 2;
-pub(crate) const WAYS: usize = 3;
-pub(crate) const WAY_NAMES: [&str; WAYS] = ["link", "dlsym", "cuGetProcAddress"];
 
 pub(crate) type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
@@ -82,27 +70,30 @@ pub(crate) fn look_up(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { real_dlsym()(handle, name.as_ptr()) }
 }
 
+/// Our function for an entry point that was found in one way.
+type Ours = fn(Way, Function) -> *mut c_void;
+
 /// The function that ours stands for, if there is one.
 #[inline]
-pub(crate) fn real(way: Way, function: Function) -> Option<*mut c_void> {
+pub(crate) fn real(way: Way, function: Function, ours: Ours) -> Option<*mut c_void> {
     let found = REAL.get(way)?.get(function)?.load(Acquire);
     if !found.is_null() {
         return Some(found);
     }
-    if way == LINKED { find_linked(function) } else { None }
+    if way == LINKED { find_linked(function, ours) } else { None }
 }
 
 /// What a program bound to our symbol was meant to be bound to: the next in the program's own list
 /// or, if the driver was loaded later, the driver's.
 #[cold]
-pub(crate) fn find_linked(function: Function) -> Option<*mut c_void> {
+pub(crate) fn find_linked(function: Function, ours: Ours) -> Option<*mut c_void> {
     let symbol = NAMES.get(function)?.symbol;
     real_dlsym();
     let mut found = look_up_next(symbol);
     if found.is_null() {
         found = look_up(driver_handle()?, symbol);
     }
-    if found.is_null() || found == entry(LINKED, function) {
+    if found.is_null() || found == ours(LINKED, function) {
         return None;
     }
     REAL.first()?.get(function)?.store(found, Release);
@@ -124,25 +115,20 @@ pub(crate) fn drivers(function: Function) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// What to give a program that found `found`: our function, which stands for it from now on. If
-/// ours stands for another one already, a second driver or wrapper is in the program, and it gets
-/// what it found.
-pub(crate) fn hand_out(way: Way, function: Function, found: *mut c_void) -> *mut c_void {
-    let ours = entry(way, function);
-    let Some(slot) = REAL.get(way).and_then(|slots| slots.get(function)) else { return found };
-    if found.is_null() || ours.is_null() || (0..WAYS).any(|way| entry(way, function) == found) {
-        return found;
-    }
+/// Has our function stand for `found`. It does not if it stands for another one already: a second
+/// driver or wrapper is in the program then.
+pub(crate) fn stand_for(way: Way, function: Function, found: *mut c_void) -> bool {
+    let Some(slot) = REAL.get(way).and_then(|slots| slots.get(function)) else { return false };
     match slot.compare_exchange(std::ptr::null_mut(), found, AcqRel, Acquire) {
-        Ok(_) => ours,
-        Err(earlier) if earlier == found => ours,
+        Ok(_) => true,
+        Err(earlier) if earlier == found => true,
         // Unloaded since, as by those that only ask whether there is a driver: whoever still calls
         // it would crash anyway.
         Err(earlier) if file_of(earlier).is_none() => {
             slot.store(found, Release);
-            ours
+            true
         }
-        Err(_) => found,
+        Err(_) => false,
     }
 }
 
