@@ -82,6 +82,9 @@ fn lose_meanwhile(how: &'static str, name: &str, expects_success: bool) {
                         copied
                     });
                     // The relay has its part, which it never finishes.
+                    while fake.stat("live.operations") == 0 {
+                        std::thread::yield_now();
+                    }
                     std::thread::sleep(Duration::from_millis(50));
                     assert!(!is_over.load(Ordering::Acquire), "no relay had a part in it");
                     fake.control(&format!("{how} 1 700; release {engine}"));
