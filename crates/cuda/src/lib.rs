@@ -59,6 +59,7 @@ pub mod stream_copy;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{Copier, CopierOptions, CopyError, HOST, SHARED, StartError, start_stream_copies};
+pub use copier::{Copier, CopierOptions, CopyError, StartError, start_stream_copies};
+pub use links::{HOST, SHARED};
 pub use opened::LeftOut;
 pub use relay::{By, Relay};

@@ -91,20 +91,14 @@ pub struct Relayed {
 impl BothWays {
     /// The rate of one direction, in bytes per second.
     pub fn of(&self, direction: Direction) -> f64 {
-        match direction {
-            Direction::HostToDevice => self.h2d_bytes_per_s,
-            Direction::DeviceToHost => self.d2h_bytes_per_s,
-        }
+        direction.in_order(self.h2d_bytes_per_s, self.d2h_bytes_per_s).0
     }
 }
 
 impl RelayedBothWays {
     /// One direction's.
     pub fn of(&self, direction: Direction) -> Relayed {
-        match direction {
-            Direction::HostToDevice => self.h2d,
-            Direction::DeviceToHost => self.d2h,
-        }
+        direction.in_order(self.h2d, self.d2h).0
     }
 }
 

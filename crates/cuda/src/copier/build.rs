@@ -1,33 +1,22 @@
 //! How a copier is put together: each GPU's PCIe links, and a path over each peer's.
 
-use super::{HOST, Made, SHARED, StartError};
+use super::{Made, StartError};
 use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Stream};
 use crate::kernels::Kernels;
-use crate::links::{Direction, PcieLink, PeerLink};
+use crate::links::{Direction, HOST, PcieLink, PeerLink, SHARED, link_spec};
 use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::relay::By;
-use forebay_transfer::{LinkId, LinkSpec, MoverHandle, PathSpec, Place, Staging};
+use forebay_transfer::{LinkId, MoverHandle, PathSpec, Place, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Lots in flight on a PCIe link or an NVLink pair: one moves, one waits behind it, one covers for
-/// the control thread.
-pub(crate) const WINDOW_LOTS: u32 = 3;
-const WINDOW_BYTES: u64 = 64 << 20;
-/// Putting thousands of small pages on a link takes time, in which other links would wait for their
-/// first lot.
-const LOT_BYTES_MAX: u64 = 4 << 20;
 /// Slots on a relay, for all GPUs that it serves, in both directions. Larger ones gain nothing: a
 /// PCIe link is busy for tens of microseconds with one of these; smaller ones would make more lots
 /// than the control thread can see to.
 const RELAY_SLOTS: u32 = 8;
 const RELAY_SLOT_BYTES: u64 = 2 << 20;
-/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a PCIe link that
-/// needs seconds for that is stuck.
-const OP_TIMEOUT_US: u64 = 10_000_000;
-
 /// What was built: GPUs that are in use, and the staging of their relays.
 pub struct Built {
     pub gpus: Vec<Arc<Kernels>>,
@@ -109,9 +98,9 @@ impl Build<'_> {
     fn gpu(&mut self, kernels: &Arc<Kernels>) -> Result<Gpu, StartError> {
         let device = kernels.device();
         let mut links = HashMap::new();
-        for (direction, name) in Direction::BOTH.into_iter().zip(["h2d", "d2h"]) {
-            let link = PcieLink::new(direction, self.poller, kernels, self.addresses, WINDOW_LOTS)?;
-            let spec = spec(format!("gpu{}.{name}", device.index()));
+        for direction in Direction::BOTH {
+            let link = PcieLink::new(direction, self.poller, kernels, self.addresses)?;
+            let spec = link_spec(format!("gpu{}.{}", device.index(), direction.name()));
             links.insert(direction, self.handle.add_link(spec, Box::new(link))?);
         }
         let staging = self.staging(device)?;
@@ -134,30 +123,13 @@ impl Build<'_> {
             By::Kernel => None,
         };
         let kernel = self.poller.track(Stream::new(&gpu.device)?);
-        let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses, WINDOW_LOTS)?;
+        let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses)?;
         let link = peer.links[&direction];
-        let name = name(gpu, peer, direction);
-        let pair = self.handle.add_link(spec(name), Box::new(pair))?;
+        let (first, second) = direction.in_order(peer.device.index(), gpu.device.index());
+        let pair = self.handle.add_link(link_spec(format!("gpu{first}>gpu{second}")), Box::new(pair))?;
         let (from, to) = direction.ends(HOST, gpu.device.index());
-        let links = match direction {
-            Direction::HostToDevice => [link, pair],
-            Direction::DeviceToHost => [pair, link],
-        };
+        let links = direction.in_order(link, pair).into();
         self.handle.add_path(PathSpec::relayed(from, to, links, peer.staging, true))??;
         Ok(())
-    }
-}
-
-/// A link with these limits.
-pub(crate) fn spec(name: String) -> LinkSpec {
-    let (lot_bytes_max, op_timeout_us) = (LOT_BYTES_MAX, OP_TIMEOUT_US);
-    LinkSpec { lot_bytes_max, op_timeout_us, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
-}
-
-fn name(gpu: &Gpu, peer: &Gpu, direction: Direction) -> String {
-    let (gpu, peer) = (gpu.device.index(), peer.device.index());
-    match direction {
-        Direction::HostToDevice => format!("gpu{peer}>gpu{gpu}"),
-        Direction::DeviceToHost => format!("gpu{gpu}>gpu{peer}"),
     }
 }

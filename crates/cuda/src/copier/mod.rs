@@ -4,14 +4,13 @@
 mod build;
 
 use build::Built;
-pub(crate) use build::{WINDOW_LOTS, spec};
 
 use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Event, Stream};
 use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
-use crate::links::Direction;
+use crate::links::{Direction, HOST};
 use crate::opened::{self, LeftOut};
 use crate::peers::Peers;
 use crate::poller::Poller;
@@ -31,11 +30,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Where host memory is. PCIe links of all GPUs reach all of it; which do so faster is measured,
-/// not assumed.
-pub const HOST: Place = Place::Host(0);
-/// Where host memory is that relays of the node's process reach too.
-pub const SHARED: Place = Place::Host(1);
 /// From here on a copy that is waited for goes over another process's relays, where they reach its
 /// host side. Each needs a few lots of their own before it pays for what asking costs.
 const RELAYED_BYTES: u64 = 16 << 20;
@@ -432,9 +426,10 @@ impl Copier {
         hosts: Vec<Span>,
     ) -> Result<(), CopyError> {
         let region = *self.anywhere.devices.get(&device).ok_or(CopyError::NoDevice { index: device })?;
-        let pair = |(piece, host): (&Piece, Span)| match direction {
-            Direction::HostToDevice => SpanPair::new(host, Span::new(region, piece.to, piece.bytes)),
-            Direction::DeviceToHost => SpanPair::new(Span::new(region, piece.from, piece.bytes), host),
+        let pair = |(piece, host): (&Piece, Span)| {
+            let (_, device, bytes) = direction.sides(piece);
+            let (from, to) = direction.in_order(host, Span::new(region, device, bytes));
+            SpanPair::new(from, to)
         };
         let pairs = pieces.iter().zip(hosts).map(pair).collect();
         match self.quarantine.run(&self.handle, Transfer::new(pairs, Class::Demand))? {

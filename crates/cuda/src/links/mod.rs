@@ -1,20 +1,38 @@
 //! Links of a GPU: its PCIe link in each direction and the NVLink pairs with its peers. A link
 //! turns lots into work on streams, and the poller tells when that is over.
 
+mod direction;
 mod pcie;
 mod peer;
 mod segment;
 mod table;
 
-pub use pcie::{Direction, PcieLink};
+pub use direction::{Direction, HOST, SHARED};
+pub use pcie::PcieLink;
 pub use peer::PeerLink;
 
 use crate::driver::{CudaError, Relaxed};
 use crate::poller::Track;
-use forebay_transfer::{Completion, Outcome};
+use forebay_transfer::{Completion, LinkSpec, Outcome};
 
 /// Pieces below this go by kernel: a copy engine needs a few microseconds for each.
 pub(crate) const ENGINE_PIECE_BYTES: u64 = 128 << 10;
+/// Lots in flight on a PCIe link or an NVLink pair: one moves, one waits behind it, one covers for
+/// the control thread.
+const WINDOW_LOTS: u32 = 3;
+const WINDOW_BYTES: u64 = 64 << 20;
+/// Putting thousands of small pages on a link takes time, in which other links would wait for their
+/// first lot.
+const LOT_BYTES_MAX: u64 = 4 << 20;
+/// How long a lot may take before it counts as lost. A lot is 16 MiB at most; a PCIe link that
+/// needs seconds for that is stuck.
+const OP_TIMEOUT_US: u64 = 10_000_000;
+
+/// A link with these limits.
+pub(crate) fn link_spec(name: String) -> LinkSpec {
+    let (lot_bytes_max, op_timeout_us) = (LOT_BYTES_MAX, OP_TIMEOUT_US);
+    LinkSpec { lot_bytes_max, op_timeout_us, ..LinkSpec::new(name, WINDOW_LOTS, WINDOW_BYTES) }
+}
 
 /// Ends an operation once everything is over that was put into the track so far. `posted` is how
 /// that went: after an error the operation fails, but not before what did get in is over.

@@ -5,44 +5,14 @@
 
 use super::segment::{Segment, segments};
 use super::table::{PIECES_MAX, Table, Tables};
-use super::{ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
+use super::{Direction, ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
 use crate::addresses::Addresses;
 use crate::device::{DeviceMemory, Event, Stream};
 use crate::driver::CudaError;
 use crate::kernels::{Kernels, Piece};
 use crate::poller::{Poller, Track};
-use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome, Place};
+use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
 use std::sync::Arc;
-
-/// Which way a PCIe link goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// From host memory to the GPU.
-    HostToDevice,
-    /// From the GPU to host memory.
-    DeviceToHost,
-}
-
-impl Direction {
-    pub const BOTH: [Direction; 2] = [Direction::HostToDevice, Direction::DeviceToHost];
-
-    /// Where bytes that go this way between host memory and a GPU are read, and where they arrive.
-    pub fn ends(self, host: Place, device: u16) -> (Place, Place) {
-        let device = Place::Device(device);
-        match self {
-            Direction::HostToDevice => (host, device),
-            Direction::DeviceToHost => (device, host),
-        }
-    }
-
-    /// (host address, device address, bytes) of a piece that goes this way.
-    pub fn sides(self, piece: &Piece) -> (u64, u64, u64) {
-        match self {
-            Direction::HostToDevice => (piece.from, piece.to, piece.bytes),
-            Direction::DeviceToHost => (piece.to, piece.from, piece.bytes),
-        }
-    }
-}
 
 /// Staging slots of a PCIe link, and their size: enough that the PCIe link and the kernel never
 /// wait for each other.
@@ -74,13 +44,12 @@ struct Slot {
 }
 
 impl PcieLink {
-    /// The PCIe link of the kernels' device, with `window_lots` lots in flight at most.
+    /// The PCIe link of the kernels' device.
     pub fn new(
         direction: Direction,
         poller: &Poller,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
-        window_lots: u32,
     ) -> Result<PcieLink, CudaError> {
         let device = kernels.device();
         let staging = DeviceMemory::new(device, SLOTS as u64 * SLOT_BYTES)?;
@@ -93,7 +62,7 @@ impl PcieLink {
             copies: poller.track(Stream::new(device)?),
             shuffles: poller.track(Stream::new(device)?),
             kernels: Arc::clone(kernels),
-            tables: Tables::new(device, window_lots)?,
+            tables: Tables::new(device)?,
             addresses: Arc::clone(addresses),
             slots: (0..SLOTS).map(slot).collect::<Result<_, CudaError>>()?,
             next_slot: 0,
@@ -152,10 +121,7 @@ impl PcieLink {
     fn copy_runs(&self, segment: &Segment, slot: usize) -> Result<(), CudaError> {
         let (stream, slot) = (self.copies.stream(), &self.slots[slot]);
         for &(host, offset, bytes) in &segment.runs {
-            let (from, to) = match self.direction {
-                Direction::HostToDevice => (host, slot.address + offset),
-                Direction::DeviceToHost => (slot.address + offset, host),
-            };
+            let (from, to) = self.direction.in_order(host, slot.address + offset);
             // SAFETY: the host's side was resolved from registered memory, which the mover keeps
             // registered and to itself until the operation is finished; the slot is ours, and
             // events keep its uses apart.
@@ -175,20 +141,15 @@ impl PcieLink {
     /// its end is the end of all.
     fn join(&self) -> Result<(), CudaError> {
         let slot = &self.slots[0];
-        let (event, other) = match self.direction {
-            Direction::HostToDevice => (&slot.copied, &self.copies),
-            Direction::DeviceToHost => (&slot.shuffled, &self.shuffles),
-        };
-        event.record(other.stream())?;
+        let tracks = (&slot.copied, &self.copies);
+        let ((event, first), _) = self.direction.in_order(tracks, (&slot.shuffled, &self.shuffles));
+        event.record(first.stream())?;
         self.last().stream().wait_for(event)
     }
 
     /// The track whose end is the end of everything that `through_slots` puts in.
     fn last(&self) -> &Track {
-        match self.direction {
-            Direction::HostToDevice => &self.shuffles,
-            Direction::DeviceToHost => &self.copies,
-        }
+        self.direction.in_order(&self.copies, &self.shuffles).1
     }
 
     fn start_small(&mut self, pieces: &[Piece], bytes: u64, done: Completion) {

@@ -40,9 +40,8 @@ impl PeerLink {
         kernel: Track,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
-        window_lots: u32,
     ) -> Result<PeerLink, CudaError> {
-        Ok(PeerLink { engine, shuffle: Shuffle::new(kernel, kernels, addresses, window_lots)? })
+        Ok(PeerLink { engine, shuffle: Shuffle::new(kernel, kernels, addresses)? })
     }
 }
 
@@ -58,13 +57,8 @@ impl Link for PeerLink {
 }
 
 impl Shuffle {
-    fn new(
-        track: Track,
-        kernels: &Arc<Kernels>,
-        addresses: &Arc<Addresses>,
-        window_lots: u32,
-    ) -> Result<Shuffle, CudaError> {
-        let tables = Tables::new(track.stream().device(), window_lots)?;
+    fn new(track: Track, kernels: &Arc<Kernels>, addresses: &Arc<Addresses>) -> Result<Shuffle, CudaError> {
+        let tables = Tables::new(track.stream().device())?;
         let (kernels, addresses) = (Arc::clone(kernels), Arc::clone(addresses));
         Ok(Shuffle { track, kernels, tables, addresses })
     }

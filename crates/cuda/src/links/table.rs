@@ -1,6 +1,7 @@
 //! Lists of pieces in pinned memory, where kernels read them. There is one for each operation that
 //! a link may have in flight.
 
+use super::WINDOW_LOTS;
 use crate::device::{Device, HostMemory};
 use crate::driver::{CudaError, abi::Address};
 use crate::kernels::Piece;
@@ -25,11 +26,11 @@ pub struct Table {
 }
 
 impl Tables {
-    /// Room for `lists` lists.
-    pub fn new(device: &Arc<Device>, lists: u32) -> Result<Arc<Tables>, CudaError> {
-        let bytes = lists as usize * PIECES_MAX * size_of::<Piece>();
-        let memory = HostMemory::new(device, bytes)?;
-        Ok(Arc::new(Tables { memory, free: Mutex::new((0..lists as usize).collect()) }))
+    /// A list for each lot that may be in flight.
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Tables>, CudaError> {
+        let lists = WINDOW_LOTS as usize;
+        let memory = HostMemory::new(device, lists * PIECES_MAX * size_of::<Piece>())?;
+        Ok(Arc::new(Tables { memory, free: Mutex::new((0..lists).collect()) }))
     }
 
     /// A free list, filled with `pieces`. `None` when all are in use or the pieces are too many.

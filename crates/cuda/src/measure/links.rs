@@ -77,11 +77,8 @@ fn links(
     let flow = |(nth, gpu): (u64, &Gpu)| {
         let host = Ring { start: pinned.start() as Address + nth * lots * LOT_BYTES, lots };
         let device = Ring { start: gpu.memory.address(), lots: PAIR_LOT_BYTES / LOT_BYTES };
-        let (name, from, to) = match direction {
-            Direction::HostToDevice => ("h2d", host, device),
-            Direction::DeviceToHost => ("d2h", device, host),
-        };
-        let link = format!("gpu{}.{name}", gpu.device.index());
+        let (from, to) = direction.in_order(host, device);
+        let link = format!("gpu{}.{}", gpu.device.index(), direction.name());
         Flow::new(link, Stream::new(&gpu.device)?, from, to, LOT_BYTES)
     };
     let mut flows = (0..).zip(gpus).map(flow).collect::<Result<Vec<Flow>, CudaError>>()?;

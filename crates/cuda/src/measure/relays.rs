@@ -188,10 +188,7 @@ impl Trials<'_> {
         bytes: u64,
     ) -> Result<f64, MeasureError> {
         let (host, device) = (self.pinned.start() as Address, self.memory.address());
-        let (from, to) = match direction {
-            Direction::HostToDevice => (host, device),
-            Direction::DeviceToHost => (device, host),
-        };
+        let (from, to) = direction.in_order(host, device);
         let rates = who.rates(&self.rates);
         let copier = &mut self.copiers[copier].1;
         copier.set_rates(rates);

@@ -185,10 +185,7 @@ impl RequestQueue {
             let offset = run.offset + done;
             let bytes = (run.bytes - done).min(memory.piece_bytes() - offset % memory.piece_bytes());
             let (host, staging) = (memory.as_ptr() as Address + offset, self.staging + run.staging + done);
-            let (from, to) = match self.direction {
-                Direction::HostToDevice => (host, staging),
-                Direction::DeviceToHost => (staging, host),
-            };
+            let (from, to) = self.direction.in_order(host, staging);
             // SAFETY: the run was checked against both lengths. The memory stays mapped and pinned,
             // and the staging allocated, until the request is over; who else writes them is the
             // engine's affair, whose bytes they are.

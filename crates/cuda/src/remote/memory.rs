@@ -1,13 +1,12 @@
 //! The engine's memory that a node maps: all that is published in this process, handed on as it
 //! comes and taken back as it goes.
 
-use super::NotAttached;
+use super::error::NotAttached;
 use super::session::{Known, Session};
 use super::socket;
 use super::wire::{self, Message};
-use crate::copier::SHARED;
 use crate::kernels::Piece;
-use crate::links::Direction;
+use crate::links::{Direction, SHARED};
 use crate::pinned::{self, Shareable};
 use forebay_transfer::{Backing, MoverHandle, RegionId, Span};
 use parking_lot::RwLock;

@@ -10,11 +10,14 @@
 mod atomics;
 mod attach;
 mod control;
+mod error;
 mod handler;
 mod link;
 mod link_priority;
 mod memory;
 mod nonce;
+mod relay_paths;
+mod relays_at;
 pub mod ring;
 mod serve;
 mod server;
@@ -22,13 +25,17 @@ mod session;
 mod shared;
 mod socket;
 mod staging;
+mod supervisor;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wire;
 
-pub(crate) use attach::Ground;
-pub use attach::{Attachment, NodeRelays, NotAttached, RELAYS_VARIABLE, RelaysAt, Status, TOKEN_VARIABLE};
+pub use attach::Attachment;
+pub use error::NotAttached;
+pub(crate) use relay_paths::Ground;
+pub use relays_at::{NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 pub use serve::{Relays, RelaysStat};
 pub use server::{RelayError, RelaysConfig};
 pub use shared::{NotShared, SharedFile};
+pub use supervisor::Status;
 pub use wire::{Hex, Uuid};

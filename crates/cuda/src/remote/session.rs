@@ -166,10 +166,7 @@ impl Session {
         let memories = self.memories.read();
         let (mut runs, mut all_bytes): (Vec<Run>, u64) = (Vec::new(), 0);
         for pair in &op.pairs {
-            let (host, staging) = match direction {
-                Direction::HostToDevice => (pair.from, pair.to),
-                Direction::DeviceToHost => (pair.to, pair.from),
-            };
+            let (host, staging) = direction.in_order(pair.from, pair.to);
             let known = memories.get(&host.region)?;
             let (memory, offset, staging) = (known.memory, known.offset + host.offset, staging.offset);
             let bytes = pair.from.len;

@@ -146,10 +146,7 @@ impl Outline {
 
     /// Runs of host memory, if the pieces go in this direction.
     pub fn host_runs(&self, direction: Direction) -> usize {
-        match direction {
-            Direction::HostToDevice => self.from.runs,
-            Direction::DeviceToHost => self.to.runs,
-        }
+        direction.in_order(self.from.runs, self.to.runs).0
     }
 }
 

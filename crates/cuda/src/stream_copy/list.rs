@@ -78,10 +78,7 @@ impl<'a> List<'a> {
             && let Some(piece) = pages.next(most - bytes)
         {
             let at = slot + bytes;
-            let (run, page) = match direction {
-                Direction::HostToDevice => (Piece { to: at, ..piece }, Piece { from: at, ..piece }),
-                Direction::DeviceToHost => (Piece { from: at, ..piece }, Piece { to: at, ..piece }),
-            };
+            let (run, page) = direction.in_order(Piece { to: at, ..piece }, Piece { from: at, ..piece });
             match self.runs.last_mut() {
                 Some(last) if goes_on(last, &run, self.seams) => last.bytes += run.bytes,
                 _ => self.runs.push(run),

@@ -301,11 +301,8 @@ impl RelayPipeline {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let by_kernel = self.direction == Direction::HostToDevice && listed.are_shorter(work.call_bytes);
-        let hops = match self.direction {
-            Direction::HostToDevice if by_kernel => [listed.runs, &[]],
-            Direction::HostToDevice => [listed.runs, listed.pages],
-            Direction::DeviceToHost => [listed.pages, listed.runs],
-        };
+        let pages: &[Piece] = if by_kernel { &[] } else { listed.pages };
+        let hops: [_; 2] = self.direction.in_order(listed.runs, pages).into();
         // SAFETY: by this function's contract; the slot is the stream's.
         hops.into_iter().try_for_each(|pieces| unsafe { slot.carry(batch.as_mut(), pieces) })?;
         if by_kernel {
