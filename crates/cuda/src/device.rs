@@ -2,7 +2,7 @@
 //! and gives it back when it is dropped.
 
 use crate::access;
-use crate::driver::{CudaError, Driver, abi, abi::Address};
+use crate::driver::{CudaError, Driver, Table, abi, abi::Address, call};
 use crate::gpu::Gpu;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -34,8 +34,7 @@ impl Device {
         let gpu = Gpu::find(driver, index)?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the result is written to a valid place.
-        let status = unsafe { (driver.table().primary_context_retain)(&mut context, gpu.id) };
-        driver.check("cuDevicePrimaryCtxRetain", status)?;
+        unsafe { call!(driver, primary_context_retain(&mut context, gpu.id)) }?;
         Ok(Arc::new(Device { gpu, context, is_gone: AtomicBool::new(false) }))
     }
 
@@ -54,7 +53,7 @@ impl Device {
         let _current = self.enter()?;
         // SAFETY: the other device's context lives as long as it does.
         let enable = || unsafe { (self.driver.table().context_enable_peer)(other.context, 0) };
-        self.driver.check("cuCtxEnablePeerAccess", access::need(self.context, other.context, enable))
+        self.driver.check(Table::context_enable_peer, access::need(self.context, other.context, enable))
     }
 
     /// Lets two GPUs reach each other's memory. Says whether they do: where not, there is simply no
@@ -85,16 +84,14 @@ impl Device {
         bytes: u64,
     ) -> Result<(), CudaError> {
         // SAFETY: by this function's contract.
-        let status = unsafe { (self.driver.table().copy_async)(to, from, bytes as abi::Size, stream) };
-        self.driver.check("cuMemcpyAsync", status)
+        unsafe { call!(self.driver, copy_async(to, from, bytes as abi::Size, stream)) }
     }
 
     /// What tells a stream of its context, which is current, from every other one.
     pub(crate) fn id_of(&self, stream: abi::StreamHandle) -> Result<StreamId, CudaError> {
         let mut number = 0;
         // SAFETY: the result is written to a valid place; the stream is the caller's.
-        let status = unsafe { (self.driver.table().stream_id)(stream, &mut number) };
-        self.driver.check("cuStreamGetId", status)?;
+        unsafe { call!(self.driver, stream_id(stream, &mut number)) }?;
         Ok(StreamId { device: self.index(), number })
     }
 
@@ -112,8 +109,7 @@ impl Device {
             return Err(CudaError::gone());
         }
         // SAFETY: the context is retained for as long as the device lives.
-        let status = unsafe { (self.driver.table().context_push)(self.context) };
-        self.driver.check("cuCtxPushCurrent", status)?;
+        unsafe { call!(self.driver, context_push(self.context)) }?;
         Ok(Current { device: self, _thread: std::marker::PhantomData })
     }
 }
@@ -173,13 +169,11 @@ impl Stream {
     /// A stream of the least urgent priority for its kernels: the engine's own work goes first.
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
         let _current = device.enter()?;
-        let (driver, table) = (device.driver, device.driver.table());
         let (mut least, mut most, mut handle) = (0, 0, std::ptr::null_mut());
         // SAFETY: results are written to valid places; the device's context is current.
         unsafe {
-            driver.check("cuCtxGetStreamPriorityRange", (table.context_priorities)(&mut least, &mut most))?;
-            let status = (table.stream_create)(&mut handle, abi::STREAM_NON_BLOCKING, least);
-            driver.check("cuStreamCreateWithPriority", status)?;
+            call!(device.driver, context_priorities(&mut least, &mut most))?;
+            call!(device.driver, stream_create(&mut handle, abi::STREAM_NON_BLOCKING, least))?;
         }
         Ok(Stream { device: Arc::clone(device), handle })
     }
@@ -215,7 +209,7 @@ impl Stream {
         // SAFETY: the stream lives.
         match unsafe { (self.device.driver.table().stream_query)(self.handle) } {
             abi::NOT_READY => Ok(false),
-            status => self.device.driver.check("cuStreamQuery", status).map(|()| true),
+            status => self.device.driver.check(Table::stream_query, status).map(|()| true),
         }
     }
 
@@ -224,8 +218,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // SAFETY: the stream lives.
-        let status = unsafe { (self.device.driver.table().stream_synchronize)(self.handle) };
-        self.device.driver.check("cuStreamSynchronize", status)
+        unsafe { call!(self.device.driver, stream_synchronize(self.handle)) }
     }
 }
 
@@ -270,8 +263,7 @@ impl Event {
         let _current = device.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the result is written to a valid place; the device's context is current.
-        let status = unsafe { (device.driver.table().event_create)(&mut handle, flags) };
-        device.driver.check("cuEventCreate", status)?;
+        unsafe { call!(device.driver, event_create(&mut handle, flags)) }?;
         Ok(Event { device: Arc::clone(device), handle })
     }
 
@@ -282,8 +274,7 @@ impl Event {
     /// Waits until its latest record has been passed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
-        let status = unsafe { (self.device.driver.table().event_synchronize)(self.handle) };
-        self.device.driver.check("cuEventSynchronize", status)
+        unsafe { call!(self.device.driver, event_synchronize(self.handle)) }
     }
 
     /// How long after another one it was passed. Both are made [with a time](Event::with_time) and
@@ -291,9 +282,7 @@ impl Event {
     pub fn since(&self, earlier: &Event) -> Result<std::time::Duration, CudaError> {
         let mut ms = 0.0;
         // SAFETY: the result is written to a valid place; both events live.
-        let status =
-            unsafe { (self.device.driver.table().event_elapsed)(&mut ms, earlier.handle, self.handle) };
-        self.device.driver.check("cuEventElapsedTime", status)?;
+        unsafe { call!(self.device.driver, event_elapsed(&mut ms, earlier.handle, self.handle)) }?;
         Ok(std::time::Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
@@ -311,15 +300,13 @@ impl Event {
     /// another context.
     pub(crate) fn record_in(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
         // SAFETY: the event lives; the driver checks that the stream is of its context.
-        let status = unsafe { (self.device.driver.table().event_record)(self.handle, stream) };
-        self.device.driver.check("cuEventRecord", status)
+        unsafe { call!(self.device.driver, event_record(self.handle, stream)) }
     }
 
     /// Has everything put from now on into a stream of somebody else's wait for the latest record.
     pub(crate) fn hold(&self, stream: abi::StreamHandle) -> Result<(), CudaError> {
         // SAFETY: the event lives; the driver checks the stream.
-        let status = unsafe { (self.device.driver.table().stream_wait_event)(stream, self.handle, 0) };
-        self.device.driver.check("cuStreamWaitEvent", status)
+        unsafe { call!(self.device.driver, stream_wait_event(stream, self.handle, 0)) }
     }
 
     /// Records it behind everything that is in a stream of somebody else's now.
@@ -346,7 +333,7 @@ impl Event {
         // SAFETY: the event lives.
         match unsafe { (self.device.driver.table().event_query)(self.handle) } {
             abi::NOT_READY => Ok(false),
-            status => self.device.driver.check("cuEventQuery", status).map(|()| true),
+            status => self.device.driver.check(Table::event_query, status).map(|()| true),
         }
     }
 }
@@ -376,8 +363,7 @@ impl DeviceMemory {
         let _current = device.enter()?;
         let mut address = 0;
         // SAFETY: the result is written to a valid place; the device's context is current.
-        let status = unsafe { (device.driver.table().memory_allocate)(&mut address, bytes as abi::Size) };
-        device.driver.check("cuMemAlloc", status)?;
+        unsafe { call!(device.driver, memory_allocate(&mut address, bytes as abi::Size)) }?;
         Ok(DeviceMemory { device: Arc::clone(device), address, bytes })
     }
 
@@ -400,8 +386,7 @@ impl DeviceMemory {
         let _current = self.device.enter()?;
         let mut handle = abi::IpcHandle([0; 64]);
         // SAFETY: the result is written to a valid place.
-        let status = unsafe { (self.device.driver.table().ipc_export)(&mut handle, self.address) };
-        self.device.driver.check("cuIpcGetMemHandle", status)?;
+        unsafe { call!(self.device.driver, ipc_export(&mut handle, self.address)) }?;
         Ok(handle)
     }
 }
@@ -427,10 +412,7 @@ impl ForeignMemory {
         let _current = device.enter()?;
         let mut address = 0;
         // SAFETY: the result is written to a valid place; the device's context is current.
-        let status = unsafe {
-            (device.driver.table().ipc_open)(&mut address, handle, abi::IPC_LAZY_ENABLE_PEER_ACCESS)
-        };
-        device.driver.check("cuIpcOpenMemHandle", status)?;
+        unsafe { call!(device.driver, ipc_open(&mut address, handle, abi::IPC_LAZY_ENABLE_PEER_ACCESS)) }?;
         Ok(ForeignMemory { device: Arc::clone(device), address })
     }
 
@@ -469,8 +451,7 @@ impl HostMemory {
         let mut start = std::ptr::null_mut();
         let flags = abi::HOST_REGISTER_PORTABLE | abi::HOST_REGISTER_DEVICEMAP;
         // SAFETY: the result is written to a valid place; the device's context is current.
-        let status = unsafe { (device.driver.table().host_allocate)(&mut start, bytes, flags) };
-        device.driver.check("cuMemHostAlloc", status)?;
+        unsafe { call!(device.driver, host_allocate(&mut start, bytes, flags)) }?;
         Ok(HostMemory { device: Arc::clone(device), start: start.cast(), bytes })
     }
 

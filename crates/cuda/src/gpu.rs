@@ -1,7 +1,7 @@
 //! A GPU as the driver describes it. Asking costs nothing: no context is made, so a GPU whose
 //! memory is full can be asked too.
 
-use crate::driver::{CudaError, Driver, abi};
+use crate::driver::{CudaError, Driver, abi, call};
 use libc::c_int;
 use std::ffi::CStr;
 
@@ -16,17 +16,15 @@ pub struct Gpu {
 impl Gpu {
     /// The GPU of an ordinal.
     pub fn find(driver: &'static Driver, index: u16) -> Result<Gpu, CudaError> {
-        let mut id = 0;
         // SAFETY: the result is written to a valid place.
-        driver.check("cuDeviceGet", unsafe { (driver.table().device_get)(&mut id, c_int::from(index)) })?;
+        let id = written(|id| unsafe { call!(driver, device_get(id, c_int::from(index))) })?;
         Ok(Gpu { driver, id, index })
     }
 
     /// GPUs that this process sees.
     pub fn count(driver: &Driver) -> Result<u16, CudaError> {
-        let mut count = 0;
         // SAFETY: the count is written to a valid place.
-        driver.check("cuDeviceGetCount", unsafe { (driver.table().device_count)(&mut count) })?;
+        let count = written(|count| unsafe { call!(driver, device_count(count)) })?;
         Ok(u16::try_from(count).unwrap_or(0))
     }
 
@@ -41,19 +39,15 @@ impl Gpu {
 
     /// A `CUdevice_attribute`.
     pub fn attribute(&self, attribute: c_int) -> Result<i32, CudaError> {
-        let mut value = 0;
         // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_attribute)(&mut value, attribute, self.id) };
-        self.driver.check("cuDeviceGetAttribute", status)?;
-        Ok(value)
+        written(|value| unsafe { call!(self.driver, device_attribute(value, attribute, self.id)) })
     }
 
     /// Whether this process has a primary context on it.
     pub fn has_context(&self) -> Result<bool, CudaError> {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both values are written to valid places.
-        let status = unsafe { (self.driver.table().primary_context_state)(self.id, &mut flags, &mut active) };
-        self.driver.check("cuDevicePrimaryCtxGetState", status)?;
+        unsafe { call!(self.driver, primary_context_state(self.id, &mut flags, &mut active)) }?;
         Ok(active != 0)
     }
 
@@ -61,8 +55,7 @@ impl Gpu {
     pub fn name(&self) -> Result<String, CudaError> {
         let mut name = [0; 128];
         // SAFETY: the buffer is as long as stated.
-        let status = unsafe { (self.driver.table().device_name)(name.as_mut_ptr(), 128, self.id) };
-        self.driver.check("cuDeviceGetName", status)?;
+        unsafe { call!(self.driver, device_name(name.as_mut_ptr(), 128, self.id)) }?;
         Ok(text(&name))
     }
 
@@ -70,47 +63,44 @@ impl Gpu {
     pub fn bus_id(&self) -> Result<String, CudaError> {
         let mut name = [0; 32];
         // SAFETY: the buffer is as long as stated.
-        let status = unsafe { (self.driver.table().device_bus_id)(name.as_mut_ptr(), 32, self.id) };
-        self.driver.check("cuDeviceGetPCIBusId", status)?;
+        unsafe { call!(self.driver, device_bus_id(name.as_mut_ptr(), 32, self.id)) }?;
         Ok(text(&name).to_lowercase())
     }
 
     /// What names the GPU in every process, whatever its ordinal there.
     pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
-        let mut uuid = abi::Uuid::default();
         // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_uuid)(&mut uuid, self.id) };
-        self.driver.check("cuDeviceGetUuid", status)?;
+        let uuid = written(|uuid: &mut abi::Uuid| unsafe { call!(self.driver, device_uuid(uuid, self.id)) })?;
         Ok(uuid.0)
     }
 
     pub fn memory_bytes(&self) -> Result<u64, CudaError> {
-        let mut bytes = 0;
         // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_total_memory)(&mut bytes, self.id) };
-        self.driver.check("cuDeviceTotalMem", status)?;
+        let bytes = written(|bytes| unsafe { call!(self.driver, device_total_memory(bytes, self.id)) })?;
         Ok(bytes as u64)
     }
 
     /// Whether this GPU can read and write the memory of another over NVLink or PCIe.
     pub fn can_reach(&self, other: &Gpu) -> Result<bool, CudaError> {
-        let mut can = 0;
         // SAFETY: the value is written to a valid place.
-        let status = unsafe { (self.driver.table().device_can_access_peer)(&mut can, self.id, other.id) };
-        self.driver.check("cuDeviceCanAccessPeer", status)?;
+        let can =
+            written(|can| unsafe { call!(self.driver, device_can_access_peer(can, self.id, other.id)) })?;
         Ok(can != 0)
     }
 
     /// How fast the way to the memory of another is, as the driver ranks it among all pairs of this
     /// host.
     pub fn rank_to(&self, other: &Gpu) -> Result<i32, CudaError> {
-        let (mut rank, asked) = (0, abi::P2P_PERFORMANCE_RANK);
+        let asked = abi::P2P_PERFORMANCE_RANK;
         // SAFETY: the value is written to a valid place.
-        let status =
-            unsafe { (self.driver.table().device_p2p_attribute)(&mut rank, asked, self.id, other.id) };
-        self.driver.check("cuDeviceGetP2PAttribute", status)?;
-        Ok(rank)
+        written(|rank| unsafe { call!(self.driver, device_p2p_attribute(rank, asked, self.id, other.id)) })
     }
+}
+
+/// What a call writes.
+fn written<T: Default>(call: impl FnOnce(&mut T) -> Result<(), CudaError>) -> Result<T, CudaError> {
+    let mut value = T::default();
+    call(&mut value).map(|()| value)
 }
 
 fn text(bytes: &[libc::c_char]) -> String {

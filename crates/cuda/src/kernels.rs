@@ -2,13 +2,12 @@
 //! compiler.
 
 use crate::device::{Device, Stream};
-use crate::driver::{CudaError, abi, abi::Address};
+use crate::driver::{CudaError, abi, abi::Address, call};
 use libc::c_void;
 use std::sync::Arc;
 
 /// Source and build script are in the folder `kernels`.
 const PTX: &str = concat!(include_str!("../kernels/pieces.ptx"), "\0");
-/// Threads of a block.
 const THREADS: u32 = 512;
 /// Bytes that a block copies in one go; a piece is not spread over more blocks than it keeps busy.
 const BLOCK_BYTES: u64 = THREADS as u64 * 16 * 4;
@@ -17,9 +16,7 @@ const BLOCK_BYTES: u64 = THREADS as u64 * 16 * 4;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// First byte of the source.
     pub from: Address,
-    /// First byte of the target.
     pub to: Address,
     pub bytes: u64,
 }
@@ -45,7 +42,6 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// The device that they were loaded for.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -54,7 +50,7 @@ impl Kernels {
     /// launch, and may then wait for work that is under way.
     pub fn load(device: &Arc<Device>) -> Result<Kernels, CudaError> {
         let _current = device.enter()?;
-        let (driver, table) = (device.driver(), device.driver().table());
+        let driver = device.driver();
         let mut kernels = Kernels {
             device: Arc::clone(device),
             module: std::ptr::null_mut(),
@@ -62,11 +58,9 @@ impl Kernels {
         };
         // SAFETY: results are written to valid places; the text and the name end with a zero byte.
         unsafe {
-            let status = (table.module_load)(&mut kernels.module, PTX.as_ptr().cast());
-            driver.check("cuModuleLoadData", status)?;
+            call!(driver, module_load(&mut kernels.module, PTX.as_ptr().cast()))?;
             let name = c"forebay_pieces".as_ptr();
-            let status = (table.module_function)(&mut kernels.pieces, kernels.module, name);
-            driver.check("cuModuleGetFunction", status)?;
+            call!(driver, module_function(&mut kernels.pieces, kernels.module, name))?;
         }
         let stream = Stream::new(device)?;
         // SAFETY: no pieces, so no address is used.
@@ -95,25 +89,13 @@ impl Kernels {
         let deep = u64::from(blocks / wide).min(useful) as u32;
         let (mut list, mut count) = (list, count);
         let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
-        let launch = self.device.driver().table().launch;
+        let (driver, parameters) = (self.device.driver(), parameters.as_mut_ptr());
+        let (stream, more) = (stream.handle(), std::ptr::null_mut());
         // SAFETY: the parameters have the types of the kernel's; the rest is this function's
         // contract.
-        let status = unsafe {
-            launch(
-                self.pieces,
-                wide,
-                deep,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                stream.handle(),
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        self.device.driver().check("cuLaunchKernel", status)
+        unsafe {
+            call!(driver, launch(self.pieces, wide, deep, 1, THREADS, 1, 1, 0, stream, parameters, more))
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The ABI of the CUDA driver, as far as it is used: handles, constants and structures of cuda.h.
 
 // The constants have the names of cuda.h without its prefixes, and its documentation.
-#![allow(missing_docs)]
 
 use libc::{c_char, c_int, c_uint, c_void, size_t};
 

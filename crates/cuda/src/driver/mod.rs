@@ -9,6 +9,7 @@ mod table;
 pub use batch::{BatchCopy, CopyList};
 pub use error::{CudaError, LoadError};
 pub use table::Table;
+pub(crate) use table::call;
 
 use abi::{Dlsym, GetProcAddress, Status};
 use libc::{c_int, c_void};
@@ -70,8 +71,8 @@ impl Driver {
         let mut version = 0;
         // SAFETY: initialising has no preconditions; the version is written to a valid place.
         unsafe {
-            self.check("cuInit", (self.table.init)(0))?;
-            self.check("cuDriverGetVersion", (self.table.driver_version)(&mut version))?;
+            call!(self, init(0))?;
+            call!(self, driver_version(&mut version))?;
         }
         if version < OLDEST {
             return Err(LoadError::TooOld { version, oldest: OLDEST });

@@ -11,9 +11,14 @@ pub const VERSION: c_int = 12_040;
 macro_rules! table {
     ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
         /// The functions of one loaded driver.
-        #[allow(missing_docs)]
         pub struct Table {
             $(pub $name: unsafe extern "C" fn($($argument),*) -> Status,)*
+        }
+
+        /// Their names.
+        #[allow(non_upper_case_globals)]
+        impl Table {
+            $(pub const $name: &str = $symbol;)*
         }
 
         impl Table {
@@ -33,6 +38,14 @@ macro_rules! table {
         }
     };
 }
+
+/// Calls a function of a driver, which a failure names. Calling it is as unsafe as the function.
+macro_rules! call {
+    ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {
+        $driver.check($crate::driver::Table::$name, ($driver.table().$name)($($argument),*))
+    };
+}
+pub(crate) use call;
 
 table! {
     init: "cuInit" (c_uint);

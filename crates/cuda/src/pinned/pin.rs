@@ -3,7 +3,7 @@
 
 use super::error::PinError;
 use crate::device::Device;
-use crate::driver::abi;
+use crate::driver::{abi, call};
 use crate::topology::MemoryFacts;
 use forebay_transfer::Backing;
 use std::ptr::NonNull;
@@ -37,9 +37,8 @@ impl Pin {
         let _current = device.enter().map_err(failed)?;
         let flags = abi::HOST_REGISTER_PORTABLE | abi::HOST_REGISTER_DEVICEMAP;
         // SAFETY: the range is mapped, by this function's contract.
-        let status =
-            unsafe { (driver.table().host_register)(start.as_ptr().cast(), bytes as abi::Size, flags) };
-        driver.check("cuMemHostRegister", status).map_err(failed)?;
+        unsafe { call!(driver, host_register(start.as_ptr().cast(), bytes as abi::Size, flags)) }
+            .map_err(failed)?;
         Ok(Pin { device: Arc::clone(device), start })
     }
 }

@@ -3,7 +3,7 @@
 use super::relay_paths::Ground;
 use super::relays_at::RelaysAt;
 use super::session::OwnCopy;
-use super::supervisor::{Supervised, Status, Supervisor};
+use super::supervisor::{Status, Supervised, Supervisor};
 use crate::kernels::{Kernels, Piece};
 use crate::links::Direction;
 use crate::pinned::{self, OnChange};
