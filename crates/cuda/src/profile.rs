@@ -195,20 +195,20 @@ impl Profile {
 /// assumed.
 impl From<&Profile> for Rates {
     fn from(profile: &Profile) -> Rates {
-        let mut rates = Rates::default();
-        for direction in Direction::BOTH {
-            rates = rates.with_host(direction, profile.together.of(direction));
-            for link in &profile.alone {
-                rates = rates.with_link(link.gpu, direction, link.rates.of(direction));
-            }
-            if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
-                rates = rates
-                    .with_relaying(direction, relayed.relaying)
-                    .with_break_even_bytes(direction, relayed.break_even_bytes.unwrap_or(u64::MAX))
-                    .with_mover_bytes(direction, relayed.mover_bytes);
-            }
-        }
-        rates
+        let of_links = |rates: Rates, direction| {
+            let link = |rates: Rates, link: &LinkRate| {
+                rates.with_link(link.gpu, direction, link.rates.of(direction))
+            };
+            profile.alone.iter().fold(rates, link).with(direction, |own| {
+                own.host_bytes_per_s = Some(profile.together.of(direction));
+                if let Some(relayed) = profile.relayed.map(|relayed| relayed.of(direction)) {
+                    own.relaying = relayed.relaying;
+                    own.break_even_bytes = relayed.break_even_bytes.unwrap_or(u64::MAX);
+                    own.mover_bytes = relayed.mover_bytes;
+                }
+            })
+        };
+        Direction::BOTH.into_iter().fold(Rates::default(), of_links)
     }
 }
 

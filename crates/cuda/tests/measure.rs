@@ -144,10 +144,10 @@ fn a_copier_goes_by_what_was_kept_of_this_host_unless_told_otherwise() {
         kept.save(&Profile::folder().unwrap()).unwrap();
         let rates = started(CopierOptions::default());
         assert_eq!(rates, Rates::from(&kept));
-        assert_eq!(rates.break_even_bytes(Direction::HostToDevice), 5 << 20);
-        assert_eq!(rates.break_even_bytes(Direction::DeviceToHost), u64::MAX);
-        assert_eq!(rates.mover_bytes(Direction::HostToDevice), 77 << 20);
-        let told = Rates::default().with_mover_bytes(Direction::HostToDevice, 1);
+        assert_eq!(rates.of(Direction::HostToDevice).break_even_bytes, 5 << 20);
+        assert_eq!(rates.of(Direction::DeviceToHost).break_even_bytes, u64::MAX);
+        assert_eq!(rates.of(Direction::HostToDevice).mover_bytes, 77 << 20);
+        let told = Rates::default().with(Direction::HostToDevice, |own| own.mover_bytes = 1);
         let options = CopierOptions { rates: Some(told.clone()), ..CopierOptions::default() };
         assert_eq!(started(options), told);
     });

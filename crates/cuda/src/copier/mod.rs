@@ -346,7 +346,7 @@ impl Copier {
         if let Some(hosts) = relayed.and_then(|relays| relays.spans(direction, pieces)) {
             return self.by_mover(device, direction, pieces, hosts);
         }
-        if bytes >= self.stream_copies.rates().mover_bytes(direction) {
+        if bytes >= self.stream_copies.rates().of(direction).mover_bytes {
             let host = |piece: &Piece| Span::new(self.anywhere.host, direction.sides(piece).0, piece.bytes);
             return self.by_mover(device, direction, pieces, pieces.iter().map(host).collect());
         }

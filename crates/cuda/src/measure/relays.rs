@@ -203,17 +203,17 @@ impl Trials<'_> {
 impl Who {
     /// Rates with which a copier leaves a copy to it.
     fn rates(self, bare: &Rates) -> Rates {
-        let (break_even_bytes, mover_bytes) = match self {
-            Who::Plain => (u64::MAX, u64::MAX),
-            Who::StreamCopy(_) => (0, u64::MAX),
-            Who::Mover => (u64::MAX, 0),
-        };
         Direction::BOTH.into_iter().fold(bare.clone(), |rates, direction| {
-            let rates = match self {
-                Who::StreamCopy(relaying) => rates.with_relaying(direction, relaying),
-                _ => rates,
-            };
-            rates.with_break_even_bytes(direction, break_even_bytes).with_mover_bytes(direction, mover_bytes)
+            rates.with(direction, |own| {
+                (own.break_even_bytes, own.mover_bytes) = match self {
+                    Who::Plain => (u64::MAX, u64::MAX),
+                    Who::StreamCopy(_) => (0, u64::MAX),
+                    Who::Mover => (u64::MAX, 0),
+                };
+                if let Who::StreamCopy(relaying) = self {
+                    own.relaying = relaying;
+                }
+            })
         })
     }
 }

@@ -180,7 +180,8 @@ impl StreamCopies {
             _ => AWAITED_HANDOVER_BYTES_MIN,
         };
         let is_short = batch.awaited_bytes.is_some_and(|bytes| bytes < least);
-        let is_alone = is_scattered || is_short || bytes < self.rates.break_even_bytes(copy_stream.direction);
+        let is_alone =
+            is_scattered || is_short || bytes < self.rates.of(copy_stream.direction).break_even_bytes;
         self.note(gpu_direction);
         let (mut pipelines, shares) =
             if is_alone { (Vec::new(), vec![bytes]) } else { self.pipelines(gpu_direction, holder, bytes) };

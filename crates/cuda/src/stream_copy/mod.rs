@@ -362,7 +362,7 @@ impl StreamCopies {
         if device.index() != target {
             return Err(Declined::ForeignContext);
         }
-        if bytes < self.rates.break_even_bytes(direction) {
+        if bytes < self.rates.of(direction).break_even_bytes {
             return Err(Declined::Small);
         }
         let gpu_direction = self.gpu_directions.get(&(target, direction)).ok_or(Declined::NoRelay)?;

@@ -355,7 +355,7 @@ fn a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet() {
     alone("a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet", &[], |fake| {
         // From the first byte on copies that are waited for are the mover's.
         let rates =
-            Direction::BOTH.into_iter().fold(Rates::default(), |rates, way| rates.with_mover_bytes(way, 0));
+            Direction::BOTH.into_iter().fold(Rates::default(), |rates, way| rates.with(way, |own| own.mover_bytes = 0));
         let world = fake.world(CopierOptions { rates: Some(rates), ..CopierOptions::default() });
         let bytes = 24 * MIB;
         let (memory, target) = (world.memory(0, bytes), world.host(bytes));

@@ -82,7 +82,7 @@ fn a_refused_call_costs_a_stream_copy_at_most_and_leaves_nothing_under_way() {
 #[test]
 fn a_refused_call_costs_a_transfer_at_most_and_leaves_nothing_under_way() {
     alone("refused::a_refused_call_costs_a_transfer_at_most_and_leaves_nothing_under_way", &[], |fake| {
-        let movers = |rates: Rates, way| rates.with_mover_bytes(way, MIB);
+        let movers = |rates: Rates, way| rates.with(way, |own| own.mover_bytes = MIB);
         let rates = Direction::BOTH.into_iter().fold(Rates::default(), movers);
         with_each_call_refused(CopierOptions { rates: Some(rates), ..CopierOptions::default() }, fake);
     });

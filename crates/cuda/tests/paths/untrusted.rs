@@ -35,7 +35,7 @@ fn relayed(world: &World, seed: u64) -> u64 {
 
 /// Copiers whose stream copies, and whose mover by each kind of relay, have all copies.
 fn kinds() -> impl Iterator<Item = CopierOptions> {
-    let movers = |rates: Rates, way| rates.with_mover_bytes(way, MIB);
+    let movers = |rates: Rates, way| rates.with(way, |own| own.mover_bytes = MIB);
     let rates = Direction::BOTH.into_iter().fold(Rates::default(), movers);
     let by_mover = move |relay| CopierOptions {
         to_device: Some(relay),

@@ -138,7 +138,7 @@ impl Ways {
 
     fn eager(&self) -> Outcome<&Copier> {
         ready(&self.eager, || {
-            let always = |rates: Rates, direction| rates.with_break_even_bytes(direction, 0);
+            let always = |rates: Rates, direction| rates.with(direction, |own| own.break_even_bytes = 0);
             let rates = Direction::BOTH.into_iter().fold(self.copier.stream_copies().rates().clone(), always);
             Ok(Copier::start(&CopierOptions { rates: Some(rates), ..CopierOptions::default() })?)
         })
