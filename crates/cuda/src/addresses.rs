@@ -19,12 +19,10 @@ pub struct Addresses {
 pub struct NoAddress(pub Span);
 
 impl Addresses {
-    /// Notes where a region lies.
     pub fn insert(&self, region: RegionId, address: Address, bytes: u64) {
         self.ranges.write().insert(region, (address, bytes));
     }
 
-    /// Forgets a region.
     pub fn remove(&self, region: RegionId) {
         self.ranges.write().remove(&region);
     }

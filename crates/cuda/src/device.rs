@@ -38,12 +38,10 @@ impl Device {
         Ok(Arc::new(Device { gpu, context, is_gone: AtomicBool::new(false) }))
     }
 
-    /// GPUs that this process sees.
     pub fn count(driver: &Driver) -> Result<u16, CudaError> {
         Gpu::count(driver)
     }
 
-    /// Its primary context.
     pub fn context(&self) -> abi::ContextHandle {
         self.context
     }
@@ -182,7 +180,6 @@ impl Stream {
         &self.device
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> abi::StreamHandle {
         self.handle
     }
@@ -271,7 +268,6 @@ impl Event {
         &self.device
     }
 
-    /// Waits until its latest record has been passed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
         unsafe { call!(self.device.driver, event_synchronize(self.handle)) }
@@ -286,7 +282,6 @@ impl Event {
         Ok(std::time::Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
-    /// The driver's handle.
     pub fn handle(&self) -> abi::EventHandle {
         self.handle
     }
@@ -328,7 +323,6 @@ impl Event {
         self.hold(stream)
     }
 
-    /// Whether its latest record has been passed.
     pub fn is_passed(&self) -> Result<bool, CudaError> {
         // SAFETY: the event lives.
         match unsafe { (self.device.driver.table().event_query)(self.handle) } {
@@ -349,7 +343,6 @@ impl Drop for Event {
     }
 }
 
-/// Memory of a GPU.
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Arc<Device>,
@@ -367,12 +360,10 @@ impl DeviceMemory {
         Ok(DeviceMemory { device: Arc::clone(device), address, bytes })
     }
 
-    /// The first byte.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -460,7 +451,6 @@ impl HostMemory {
         self.start
     }
 
-    /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -18,7 +18,6 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Starts the thread.
     pub fn spawn(driver: &'static Driver, name: &str) -> std::io::Result<Ends> {
         let (row, given) = channel::<(Arc<Event>, OnPassed)>();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {

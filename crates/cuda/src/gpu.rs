@@ -14,14 +14,12 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU of an ordinal.
     pub fn find(driver: &'static Driver, index: u16) -> Result<Gpu, CudaError> {
         // SAFETY: the result is written to a valid place.
         let id = written(|id| unsafe { call!(driver, device_get(id, c_int::from(index))) })?;
         Ok(Gpu { driver, id, index })
     }
 
-    /// GPUs that this process sees.
     pub fn count(driver: &Driver) -> Result<u16, CudaError> {
         // SAFETY: the count is written to a valid place.
         let count = written(|count| unsafe { call!(driver, device_count(count)) })?;
@@ -32,7 +30,6 @@ impl Gpu {
         self.driver
     }
 
-    /// Its ordinal in this process.
     pub fn index(&self) -> u16 {
         self.index
     }
@@ -51,7 +48,6 @@ impl Gpu {
         Ok(active != 0)
     }
 
-    /// The product's name.
     pub fn name(&self) -> Result<String, CudaError> {
         let mut name = [0; 128];
         // SAFETY: the buffer is as long as stated.

@@ -11,13 +11,10 @@ use thiserror::Error;
 /// Why a GPU was left out.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LeftOut {
-    /// Nobody may have a context on it.
     #[error("its compute mode is prohibited")]
     Prohibited,
-    /// One process may, and this one has none.
     #[error("its compute mode is exclusive and this process does not use it")]
     Exclusive,
-    /// The driver refused something.
     #[error(transparent)]
     Refused(#[from] CudaError),
 }

@@ -16,7 +16,6 @@ const PART_BYTES: u64 = 64 << 10;
 const PARTS: u64 = 2;
 /// Memory of each GPU: what it sends, then what it gets.
 const MEMORY_BYTES: u64 = 2 * PARTS * PART_BYTES;
-/// Blocks of the kernel.
 const BLOCKS: u32 = 16;
 
 /// How much memory of a peer [`check_opened`] uses.
@@ -28,7 +27,6 @@ pub(crate) const ADVICE: &str = "look at the IOMMU and ACS settings, and update 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Means {
-    /// A copy by a copy engine.
     Copy,
     /// Several copies by one call.
     Batch,
@@ -51,11 +49,8 @@ impl Means {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("GPU {one} and GPU {other} do not relay for each other: {why}")]
 pub struct Untrusted {
-    /// The first of the two.
     pub one: u16,
-    /// The second one.
     pub other: u16,
-    /// What was seen.
     pub why: Distrust,
 }
 
@@ -63,23 +58,12 @@ pub struct Untrusted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[serde(rename_all = "snake_case")]
 pub enum Distrust {
-    /// Success was reported and other bytes arrived.
     #[error(
         "{} of GPU {by} moved wrong bytes from GPU {from} to GPU {to} and reported success", .means.words()
     )]
-    WrongBytes {
-        means: Means,
-        /// The GPU that executed it.
-        by: u16,
-        /// Where the bytes were.
-        from: u16,
-        /// Where they were to go.
-        to: u16,
-    },
-    /// The same, between a GPU and memory that another process has on a peer.
+    WrongBytes { means: Means, by: u16, from: u16, to: u16 },
     #[error("{} to its memory and back moved wrong bytes and reported success", .means.words())]
     WrongBytesThereAndBack { means: Means },
-    /// The driver refused something meanwhile.
     #[error("a pattern could not be moved between them: {0}")]
     Refused(String),
 }
@@ -128,13 +112,11 @@ impl Peers {
         peers
     }
 
-    /// Whether two GPUs relay for each other.
     pub fn relay(&self, one: u16, other: u16) -> bool {
         self.trusted.contains(&(one.min(other), one.max(other)))
             || self.trusted.contains(&(one.max(other), one.min(other)))
     }
 
-    /// Those that do not although they could.
     pub fn untrusted(&self) -> &[Untrusted] {
         &self.untrusted
     }
@@ -318,7 +300,6 @@ fn fill(host: &HostMemory, offset: u64, seed: u64) {
     }
 }
 
-/// Whether two parts of host memory hold the same bytes.
 fn are_equal(host: &HostMemory, one: u64, other: u64) -> bool {
     // SAFETY: both parts lie in the allocation and were written; no copy is under way.
     let [one, other] = [one, other].map(|offset| unsafe {

@@ -88,7 +88,6 @@ impl std::fmt::Debug for InFlight {
 }
 
 impl Poller {
-    /// Starts the thread.
     pub fn spawn(driver: &'static Driver) -> std::io::Result<Poller> {
         let shared = Arc::<Shared>::default();
         let own = Arc::clone(&shared);

@@ -17,7 +17,6 @@ const FORMAT: u32 = 2;
 /// No profile is longer.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Figures of one host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     format: u32,
@@ -27,9 +26,7 @@ pub struct Profile {
     pub measured_unix_s: u64,
     /// Each GPU's own link while the others are idle.
     pub alone: Vec<LinkRate>,
-    /// All links at once.
     pub together: BothWays,
-    /// Copies from one GPU to another.
     pub pairs: Vec<PairRate>,
     /// Copies over relays; none where no GPU has one.
     pub relayed: Option<RelayedBothWays>,
@@ -38,7 +35,6 @@ pub struct Profile {
     pub untrusted: Vec<Untrusted>,
 }
 
-/// Rates of one GPU's link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LinkRate {
     pub gpu: u16,
@@ -48,29 +44,21 @@ pub struct LinkRate {
 /// A rate towards GPUs and one from them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BothWays {
-    /// From the host to GPUs.
     pub h2d_bytes_per_s: f64,
-    /// From GPUs to the host.
     pub d2h_bytes_per_s: f64,
 }
 
-/// The rate between two GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PairRate {
-    /// Where the bytes were.
     pub from: u16,
-    /// Where they went.
     pub to: u16,
-    /// How fast.
     pub bytes_per_s: f64,
 }
 
 /// How copies over relays do towards GPUs, and how from them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RelayedBothWays {
-    /// From the host to GPUs.
     pub h2d: Relayed,
-    /// From GPUs to the host.
     pub d2h: Relayed,
 }
 
@@ -89,14 +77,12 @@ pub struct Relayed {
 }
 
 impl BothWays {
-    /// The rate of one direction, in bytes per second.
     pub fn of(&self, direction: Direction) -> f64 {
         direction.in_order(self.h2d_bytes_per_s, self.d2h_bytes_per_s).0
     }
 }
 
 impl RelayedBothWays {
-    /// One direction's.
     pub fn of(&self, direction: Direction) -> Relayed {
         direction.in_order(self.h2d, self.d2h).0
     }
@@ -175,7 +161,6 @@ impl Profile {
         kept
     }
 
-    /// The rates of a GPU's own link.
     pub fn alone(&self, gpu: u16) -> Option<BothWays> {
         self.alone.iter().find(|link| link.gpu == gpu).map(|link| link.rates)
     }

@@ -15,12 +15,9 @@ pub struct Relay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// The GPU's own copy engine.
     #[default]
     Own,
-    /// The peer's copy engine.
     Peer,
-    /// A kernel of the GPU.
     Kernel,
 }
 

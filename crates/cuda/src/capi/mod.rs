@@ -20,9 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Version of the structures below.
 const ABI: u32 = 2;
-/// Why a copy is declined while the start is under way.
 const STARTING: i32 = 11;
 /// The caller waits for the copy.
 const SYNCHRONOUS: u32 = 1;
@@ -182,13 +180,11 @@ fn current() -> ContextHandle {
     context
 }
 
-/// The program's `cuCtxEnablePeerAccess`.
 unsafe extern "C" fn enable_peer(peer: ContextHandle, flags: c_uint, real: EnablePeer) -> Status {
     // SAFETY: the program's own arguments.
     access::enabled(current(), peer, flags, || unsafe { real(peer, flags) })
 }
 
-/// The program's `cuCtxDisablePeerAccess`.
 unsafe extern "C" fn disable_peer(peer: ContextHandle, real: DisablePeer) -> Status {
     // SAFETY: the program's own arguments.
     access::disabled(current(), peer, || unsafe { real(peer) })

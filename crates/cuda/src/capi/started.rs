@@ -17,7 +17,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// What copies are made with.
 #[derive(Debug)]
 pub enum Started {
-    /// Nothing yet.
     Not,
     /// These. Never dropped at the end of the process: the driver may be gone by then.
     With(Box<StreamCopies>),

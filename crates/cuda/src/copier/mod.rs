@@ -58,31 +58,22 @@ pub struct CopierOptions {
 /// Why a copier did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// There is no driver to use.
     #[error(transparent)]
     Driver(#[from] LoadError),
-    /// The driver refused something.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// An ordinal that does not exist.
     #[error("devices: {index} does not exist; {count} GPUs are visible, the first is 0")]
     NoDevice { index: u16, count: u16 },
-    /// Nothing to copy to.
     #[error("devices: none; at least one GPU is needed")]
     NoDevices,
-    /// The system starts no more threads.
     #[error("a thread did not start: {0}")]
     Thread(#[from] std::io::Error),
-    /// What the environment says of a node's relays.
     #[error("{RELAYS_VARIABLE} and {TOKEN_VARIABLE}: {0}")]
     Relays(std::io::Error),
-    /// No GPU can be used: why the first one was left out.
     #[error("no GPU can be used: {0}")]
     LeftOut(#[from] LeftOut),
-    /// The mover has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// A path does not fit together.
     #[error(transparent)]
     Route(#[from] PathError),
 }
@@ -90,31 +81,19 @@ pub enum StartError {
 /// Why a copy did not happen in full. What its targets hold is not known.
 #[derive(Debug, Error)]
 pub enum CopyError {
-    /// A GPU that the copier was not started with.
     #[error("device: {index} is not one of this copier's")]
     NoDevice { index: u16 },
-    /// Not between pinned host memory and a GPU. Nothing was copied.
     #[error(
         "copy {index}, {} bytes from {:#x} to {:#x}, is not between pinned host memory and a GPU: {why}",
         .piece.bytes, .piece.from, .piece.to
     )]
-    NotBetween {
-        /// Its place among the pieces.
-        index: usize,
-        piece: Piece,
-        /// What is wrong with it.
-        why: Declined,
-    },
-    /// The driver refused something.
+    NotBetween { index: usize, piece: Piece, why: Declined },
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The mover takes nothing in.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// Not all bytes could be moved.
     #[error("the copy failed: {0}")]
     Failed(Reason),
-    /// It was cancelled.
     #[error("the copy was cancelled")]
     Cancelled,
 }
@@ -152,7 +131,6 @@ impl Copier {
         Copier::with_driver(Driver::load()?, options)
     }
 
-    /// Starts with a driver that is loaded.
     pub fn with_driver(driver: &'static Driver, options: &CopierOptions) -> Result<Copier, StartError> {
         let opened = open(driver, options.devices.as_deref())?;
         let made = Made::of(driver, options)?;
@@ -195,12 +173,10 @@ impl Copier {
         self.stream_copies.set_rates(rates);
     }
 
-    /// Copies in callers' streams.
     pub fn stream_copies(&self) -> &StreamCopies {
         &self.stream_copies
     }
 
-    /// The mover, to submit to.
     pub fn mover(&self) -> &MoverHandle {
         &self.handle
     }
@@ -210,7 +186,6 @@ impl Copier {
         self.relays.iter().find(|relays| relays.device() == device)
     }
 
-    /// Registers pinned host memory.
     pub fn register_host(&self, memory: Arc<dyn Backing>) -> Result<RegionId, Closed> {
         self.handle.register(HOST, memory)
     }
@@ -445,7 +420,6 @@ impl Copier {
         self.handle.run(Transfer::new(vec![SpanPair::new(from, to)], Class::Demand))
     }
 
-    /// Bytes by link, and rates.
     pub fn telemetry(&self) -> Result<Telemetry, Closed> {
         self.handle.telemetry()
     }

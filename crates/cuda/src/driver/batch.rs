@@ -51,7 +51,6 @@ impl CopyList {
         CopyList { to: room(), from: room(), bytes: Vec::with_capacity(copies) }
     }
 
-    /// Adds a copy.
     pub fn add(&mut self, from: Address, to: Address, bytes: u64) {
         self.to.push(to);
         self.from.push(from);
@@ -62,7 +61,6 @@ impl CopyList {
         self.to.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.to.is_empty()
     }

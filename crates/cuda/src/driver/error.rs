@@ -35,10 +35,8 @@ impl CudaError {
 /// Why there is no driver to use.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LoadError {
-    /// The path in the environment holds a zero byte.
     #[error("FOREBAY_LIBCUDA: a path cannot hold a zero byte")]
     Path,
-    /// There is no such library, or it cannot be loaded.
     #[error("no CUDA driver: {path}: {error}")]
     NoLibrary {
         /// What was opened.
@@ -46,20 +44,17 @@ pub enum LoadError {
         /// What the loader said.
         error: String,
     },
-    /// The driver lacks a function.
     #[error("the CUDA driver has no {symbol}; drivers of CUDA 12.4 or later have it")]
     MissingSymbol {
         /// The function's name.
         symbol: &'static str,
     },
-    /// The driver is too old.
     #[error("the CUDA driver supports CUDA {}.{}; {}.{} or later is needed", .version / 1000, .version % 1000 / 10, .oldest / 1000, .oldest % 1000 / 10)]
     TooOld {
         /// What it supports.
         version: i32,
         oldest: i32,
     },
-    /// It is there and does not start: no GPU, or a broken installation.
     #[error("the CUDA driver does not start: {0}")]
     Start(#[from] CudaError),
 }

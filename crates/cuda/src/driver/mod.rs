@@ -86,7 +86,6 @@ impl Driver {
         self.version
     }
 
-    /// The functions.
     pub fn table(&self) -> &Table {
         &self.table
     }

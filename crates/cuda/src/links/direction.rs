@@ -12,9 +12,7 @@ pub const SHARED: Place = Place::Host(1);
 /// Which way a PCIe link goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// From host memory to the GPU.
     HostToDevice,
-    /// From the GPU to host memory.
     DeviceToHost,
 }
 

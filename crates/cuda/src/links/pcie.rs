@@ -18,10 +18,8 @@ use std::sync::Arc;
 /// wait for each other.
 const SLOTS: usize = 4;
 const SLOT_BYTES: u64 = 1 << 20;
-/// Blocks of the kernels.
 const BLOCKS: u32 = 64;
 
-/// A PCIe link in one direction.
 #[derive(Debug)]
 pub struct PcieLink {
     direction: Direction,
@@ -44,7 +42,6 @@ struct Slot {
 }
 
 impl PcieLink {
-    /// The PCIe link of the kernels' device.
     pub fn new(
         direction: Direction,
         poller: &Poller,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 /// Pieces in a list at most: those of the largest lot, and the cuts that staging adds.
 pub const PIECES_MAX: usize = 16_384 + 256;
 
-/// The lists of a link.
 #[derive(Debug)]
 pub struct Tables {
     memory: HostMemory,
@@ -51,12 +50,10 @@ impl Tables {
 unsafe impl Sync for Tables {}
 
 impl Table {
-    /// The first piece.
     pub fn address(&self) -> Address {
         self.at(0)
     }
 
-    /// The piece of an index.
     pub fn at(&self, piece: usize) -> Address {
         let offset = (self.index * PIECES_MAX + piece) * size_of::<Piece>();
         self.tables.memory.start() as Address + offset as Address

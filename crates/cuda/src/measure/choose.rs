@@ -10,7 +10,6 @@ const BETTER: f64 = 0.99;
 /// Seconds that a copy of one size took, by each of two ways.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pair {
-    /// How much was copied.
     pub bytes: u64,
     /// By the usual way.
     pub usual_s: f64,

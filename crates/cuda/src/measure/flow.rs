@@ -95,7 +95,6 @@ impl Flow {
         piece
     }
 
-    /// Waits until the stream is empty.
     fn drain(&mut self) -> Result<(), CudaError> {
         self.idle.extend(self.ends.drain(..));
         self.stream.synchronize()

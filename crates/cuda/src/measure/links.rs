@@ -24,7 +24,6 @@ const PAIR_ROUNDS: usize = 3;
 const PAIR_WINDOW: Duration = Duration::from_millis(2);
 const PAIR_LOT_BYTES: u64 = 16 << 20;
 
-/// What was measured.
 #[derive(Debug)]
 pub struct Bare {
     pub alone: Vec<LinkRate>,

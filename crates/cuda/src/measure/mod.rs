@@ -34,16 +34,12 @@ const LINKS_PART: f64 = 0.4;
 /// Why there are no figures.
 #[derive(Debug, Error)]
 pub enum MeasureError {
-    /// There is nothing to measure with.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The driver refused something.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A copy failed.
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// A link did not move in time what it was given.
     #[error("link {link}: it moved fewer than {lots} lots of {lot_bytes} bytes in {limit:?}")]
     Stuck {
         /// Between what.

@@ -40,7 +40,6 @@ const STREAM_COPY_PAYS: f64 = 0.85;
 /// time: a stream copy leaves the processor and the peers' own work more to themselves.
 const MOVER_PAYS: f64 = 0.95;
 
-/// Who copies.
 #[derive(Debug, Clone, Copy)]
 enum Who {
     Plain,
@@ -179,7 +178,6 @@ impl Trials<'_> {
         Ok(sizes.iter().zip(seconds.chunks(2)).map(pair).collect())
     }
 
-    /// How long a copy takes.
     fn seconds(
         &mut self,
         copier: usize,

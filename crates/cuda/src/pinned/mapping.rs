@@ -111,12 +111,10 @@ impl Mapping {
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
     }
 
-    /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its length.
     pub fn len(&self) -> usize {
         self.len
     }

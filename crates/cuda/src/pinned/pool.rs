@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 /// few.
 const MOST_THREADS: usize = 8;
 
-/// What a pool is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
     /// Bytes that it may hold, lent or not. What does not fit is refused.
@@ -46,7 +45,6 @@ impl PoolConfig {
 /// What a pool did and holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolCounters {
-    /// Bytes that are pinned.
     pub held_bytes: u64,
     pub lent_bytes: u64,
     /// Slabs that were pinned, since the start.
@@ -162,7 +160,6 @@ impl PinnedPool {
         thread::Builder::new().name("forebay-pinning".into()).spawn(move || inner.warm(bytes))
     }
 
-    /// What it did and holds.
     pub fn counters(&self) -> PoolCounters {
         let state = self.inner.state.lock();
         PoolCounters {

@@ -13,7 +13,6 @@ pub struct SlabId(u64);
 /// A range that is lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// The slab that it lies in.
     pub slab: SlabId,
     /// Its first byte, from the slab's start.
     pub offset: u64,
@@ -38,7 +37,6 @@ pub struct Growth<S> {
 )]
 pub struct Full {
     pub asked_bytes: u64,
-    /// What the pool may hold.
     pub limit_bytes: u64,
     pub lent_bytes: u64,
     /// The longest request that would fit.
@@ -80,7 +78,6 @@ impl<S> Space<S> {
         })
     }
 
-    /// Takes back what [`take`](Space::take) lent.
     pub fn give_back(&mut self, place: Place) {
         let slab = self.slabs.get_mut(&place.slab);
         debug_assert!(slab.is_some(), "a slab stays while a range of it is lent");
@@ -131,7 +128,6 @@ impl<S> Space<S> {
         self.next += 1;
     }
 
-    /// Bytes of all slabs.
     pub fn held_bytes(&self) -> u64 {
         self.slabs.values().map(|slab| slab.bytes).sum()
     }

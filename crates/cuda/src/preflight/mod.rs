@@ -10,7 +10,6 @@ use crate::profile::Profile;
 use crate::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-/// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -27,7 +26,6 @@ pub enum Severity {
 /// One thing that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
     pub severity: Severity,
     pub what: String,
     /// Why it matters.

@@ -36,12 +36,10 @@ impl Attachment {
         Ok(Attachment { shared, device, thread: Some(thread), _on_change: on_change })
     }
 
-    /// The GPU that is relayed for, by its ordinal.
     pub fn device(&self) -> u16 {
         self.device
     }
 
-    /// How it stands.
     pub fn status(&self) -> Status {
         self.shared.state.lock().status.clone()
     }

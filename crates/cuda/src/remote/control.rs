@@ -27,7 +27,6 @@ const LINGER: Duration = Duration::from_micros(100);
 /// What an engine's request handler and the control thread share of it.
 #[derive(Debug)]
 pub struct Engine {
-    /// The GPU that it says it is.
     pub gpu: Uuid,
     pub socket: OwnedFd,
     pub ring: SharedFile,
@@ -53,7 +52,6 @@ pub enum Drained {
 /// One direction of a relay for one engine.
 #[derive(Debug)]
 pub struct RequestQueue {
-    /// The relay.
     gpu: Uuid,
     direction: Direction,
     stream: Stream,
@@ -83,7 +81,6 @@ struct Served {
     lost: bool,
 }
 
-/// The thread.
 #[derive(Debug)]
 pub struct Control {
     shared: Arc<Shared>,
@@ -307,7 +304,6 @@ impl Served {
 }
 
 impl Control {
-    /// Starts the thread.
     pub fn spawn() -> std::io::Result<Control> {
         let (ringer, bell) = socket::bell()?;
         let shared = Arc::new(Shared {

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 /// How long an engine may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Files that one engine may bring.
 const FILES_MAX: usize = 256;
 
 /// An engine that may be let in, and what it is offered.

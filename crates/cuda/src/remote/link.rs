@@ -40,7 +40,6 @@ impl Port {
 }
 
 impl RemoteLink {
-    /// A link behind a port, watched on a track of its own.
     pub fn new(direction: Direction, port: &Arc<Port>, track: WatchTrack) -> RemoteLink {
         RemoteLink { direction, port: Arc::clone(port), track }
     }

@@ -40,7 +40,6 @@ impl Reach {
         pieces.iter().map(span).collect()
     }
 
-    /// Bytes that the node has.
     pub fn bytes(&self) -> u64 {
         let ranges = self.0.read();
         ranges.iter().map(|(start, (end, _))| end - start).sum()
@@ -69,7 +68,6 @@ pub struct Memories {
 }
 
 impl Memories {
-    /// None yet.
     pub fn new(
         mover: &MoverHandle,
         reach: &Arc<Reach>,

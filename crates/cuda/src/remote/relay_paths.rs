@@ -56,7 +56,6 @@ struct RelayDirection {
 }
 
 impl RelayPaths {
-    /// None yet.
     pub fn new(ground: Ground, kernels: &Arc<Kernels>) -> RelayPaths {
         RelayPaths { ground, kernels: Arc::clone(kernels), relays: vec![], untrusted: vec![] }
     }

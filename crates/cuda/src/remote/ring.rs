@@ -55,49 +55,34 @@ pub struct Run {
 /// What an asker must not do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Violation {
-    /// The first word of a slot.
     #[error("a slot's sequence word is {word}; allowed is {expected}, or {before} until it is written")]
     Sequence {
-        /// What it says.
         word: u64,
         /// The number of the request that belongs there, plus one.
         expected: u64,
         /// What it said before.
         before: u64,
     },
-    /// A request before the slot's last one was answered.
     #[error("more than {SLOTS} requests without an answer")]
     Overrun,
-    /// The number of runs.
     #[error("a request of {runs} runs; allowed are 1 to {RUNS_MAX}")]
-    Runs {
-        /// What it says.
-        runs: u64,
-    },
-    /// A run outside of what was given.
+    Runs { runs: u64 },
     #[error("{bytes} bytes at {offset} of {what}, which has {limit_bytes}")]
     Bounds {
         /// Staging, or the memory.
         what: &'static str,
-        /// First byte.
         offset: u64,
         bytes: u64,
         limit_bytes: u64,
     },
-    /// A number that no memory has.
     #[error("memory {memory} was never given, or was taken back")]
-    Memory {
-        /// What it says.
-        memory: u64,
-    },
+    Memory { memory: u64 },
 }
 
-/// Words of a ring with so many queues.
 pub fn words(queues: usize) -> usize {
     HEADER_WORDS + queues * QUEUE_WORDS
 }
 
-/// The words of a queue.
 pub fn queue(ring: &[AtomicU64], index: usize) -> &[AtomicU64] {
     let start = HEADER_WORDS + index * QUEUE_WORDS;
     &ring[start..start + QUEUE_WORDS]
@@ -124,7 +109,6 @@ impl<'a> Header<'a> {
         Header(ring)
     }
 
-    /// Says that the node's thread is awake.
     pub fn beat(&self) {
         self.0[BEAT].fetch_add(1, Ordering::Relaxed);
     }
@@ -151,7 +135,6 @@ impl<'a> Header<'a> {
         self.0[OWN[direction]].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Says that such a copy has ended.
     pub fn end_own(&self, direction: usize) {
         self.0[OWN[direction]].fetch_sub(1, Ordering::Relaxed);
     }
@@ -166,7 +149,6 @@ impl<'a> Header<'a> {
         self.0[QUIET].store(1, Ordering::Release);
     }
 
-    /// Whether the node has said so.
     pub fn is_quiet(&self) -> bool {
         self.0[QUIET].load(Ordering::Acquire) != 0
     }

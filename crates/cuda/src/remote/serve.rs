@@ -20,16 +20,13 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// What relays did and hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RelaysStat {
-    /// GPUs that relay.
     pub gpus: usize,
-    /// Engines that are attached.
     pub engines: usize,
     /// Staging that they have, on all GPUs together.
     pub staging_bytes: u64,
     /// Requests that were started, and their bytes.
     pub requests: u64,
     pub bytes: u64,
-    /// Engines that were not let in.
     pub refused: u64,
     /// Engines that wrote nonsense and were parted from.
     pub violations: u64,
@@ -46,7 +43,6 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// Opens the GPUs and the socket.
     pub fn start(driver: &'static Driver, config: RelaysConfig) -> Result<Relays, RelayError> {
         let control = Control::spawn()?;
         let server = Arc::new(RelayServer::new(driver, config, control.shared())?);
@@ -60,7 +56,6 @@ impl Relays {
         Ok(Relays { server, listener: Some(listener), file: Some(file), _control: control })
     }
 
-    /// Where engines attach.
     pub fn socket(&self) -> &Path {
         &self.server.config.socket
     }
@@ -70,7 +65,6 @@ impl Relays {
         &self.server
     }
 
-    /// What they did and hold.
     pub fn stat(&self) -> RelaysStat {
         let (requests, bytes) = self.server.control.counters();
         let (gpus, staging_bytes) = self.server.gpus();

@@ -22,15 +22,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use thiserror::Error;
 
-/// Engines at a time.
 pub const ENGINES_MAX: usize = 64;
 /// Connections that have not said who they are. They take no engine's place.
 const UNAUTHENTICATED_MAX: usize = 64;
 
-/// What relays are told at their start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelaysConfig {
-    /// Where engines attach.
     pub socket: PathBuf,
     /// GPUs that relay; none means every one that is visible.
     pub gpus: Option<Vec<Uuid>>,
@@ -45,26 +42,16 @@ pub struct RelaysConfig {
 /// Why relays did not start.
 #[derive(Debug, Error)]
 pub enum RelayError {
-    /// The driver refused something.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A GPU that is not here.
     #[error("gpus: {asked} is not visible here; visible are: {visible}")]
     NoGpu { asked: Uuid, visible: String },
-    /// No GPU can be opened: why the first one cannot.
     #[error("gpus: none can be used: {0}")]
     LeftOut(#[from] LeftOut),
-    /// No GPU at all.
     #[error("gpus: none; at least one is needed to relay")]
     NoGpus,
-    /// The socket.
     #[error("socket {path}: {error}")]
-    Socket {
-        path: PathBuf,
-        /// What the system said.
-        error: io::Error,
-    },
-    /// The system starts no more threads.
+    Socket { path: PathBuf, error: io::Error },
     #[error("a thread did not start: {0}")]
     Thread(#[from] io::Error),
 }
@@ -109,7 +96,6 @@ enum Connection {
 }
 
 impl RelayServer {
-    /// Opens the GPUs.
     pub fn new(
         driver: &'static Driver,
         config: RelaysConfig,
@@ -168,7 +154,6 @@ impl RelayServer {
         self.left.notify_all();
     }
 
-    /// Whether the relays end.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -193,7 +178,6 @@ impl RelayServer {
         }
     }
 
-    /// Engines that are attached.
     pub fn engines(&self) -> usize {
         let connections = self.connections.lock();
         let is_attached = |connection: &&Connection| matches!(connection, Connection::Attached(_));

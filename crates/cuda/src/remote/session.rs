@@ -22,11 +22,9 @@ use std::time::{Duration, Instant};
 /// How long a node may show no sign of life while it has something to do.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A connection.
 #[derive(Debug)]
 pub struct Session {
     pub socket: OwnedFd,
-    /// The node's process.
     pub process: OwnedFd,
     ring: SharedFile,
     bell: Ringer,
@@ -35,7 +33,6 @@ pub struct Session {
     memories: RwLock<HashMap<RegionId, Known>>,
     /// Nothing more is asked, and answers are not waited for by the control thread.
     down: AtomicBool,
-    /// Requests that have not ended.
     open: AtomicUsize,
     /// Those of them that the control thread does not watch any more.
     parked: Mutex<Vec<Parked>>,
@@ -73,7 +70,6 @@ pub struct OwnCopy {
 }
 
 impl OwnCopy {
-    /// Tells the node.
     pub fn new(session: Arc<Session>, direction: Direction) -> OwnCopy {
         session.header().begin_own(direction as usize);
         OwnCopy { session, direction }
@@ -135,7 +131,6 @@ impl Session {
         self.supervisor.ring();
     }
 
-    /// Whether it is of no more use.
     pub fn is_down(&self) -> bool {
         self.down.load(Ordering::Acquire)
     }
@@ -233,7 +228,6 @@ impl Session {
         }
     }
 
-    /// Whether all requests have ended.
     pub fn is_settled(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
     }

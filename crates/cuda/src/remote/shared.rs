@@ -12,13 +12,10 @@ use thiserror::Error;
 /// Why memory of another process was not mapped.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotShared {
-    /// Its owner could shorten it under us.
     #[error("the file is not sealed against being shortened")]
     NotSealed,
-    /// Its length.
     #[error("the file has {bytes} bytes; allowed are 4096 to {most_bytes}")]
     Length { bytes: u64, most_bytes: u64 },
-    /// The system does not map it.
     #[error("the file cannot be mapped: {0}")]
     Map(#[from] Errno),
 }

@@ -14,12 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-/// The longest packet.
 const PACKET_BYTES: usize = 32 << 10;
 /// Descriptors in a packet at most.
 const DESCRIPTORS: usize = 2;
 
-/// Connects to a node's socket.
 pub fn connect_to(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -34,7 +32,6 @@ pub fn set_timeout(socket: &OwnedFd, timeout: Option<Duration>) -> io::Result<()
     Ok(sockopt::set_socket_timeout(socket, Timeout::Send, timeout)?)
 }
 
-/// Sends a packet.
 pub fn send(socket: &OwnedFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

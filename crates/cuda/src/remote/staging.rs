@@ -13,7 +13,7 @@ pub const RELAY_STAGING_BYTES: u64 = 24 << 20;
 /// overlap.
 const SLOTS_MIN: u64 = 4;
 const SLOT_BYTES_MAX: u64 = 2 << 20;
-/// A GPU that relays.
+
 #[derive(Debug)]
 pub struct RelayGpu {
     pub uuid: Uuid,
@@ -46,7 +46,6 @@ impl RelayGpu {
         Arc::new(RelayGpu { uuid, device, used_bytes: Mutex::new(0) })
     }
 
-    /// Staging that engines have.
     pub fn used_bytes(&self) -> u64 {
         *self.used_bytes.lock()
     }

@@ -33,17 +33,16 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long an attachment that ends waits for a node that hangs. What is in flight then is left to
 /// it for good.
 const LAST_WAIT: Duration = Duration::from_secs(15);
-/// Relays at most.
 const RELAYS_MAX: usize = 64;
 
 /// How an attachment stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
-    /// Relays are in use.
-    Attached { relays: usize },
+    Attached {
+        relays: usize,
+    },
     /// None are; it is tried again.
     Detached {
-        /// Why.
         reason: String,
     },
 }
@@ -64,7 +63,6 @@ pub struct State {
     pub closing: bool,
 }
 
-/// The thread.
 pub struct Supervisor {
     shared: Arc<Supervised>,
     at: RelaysAt,
@@ -189,7 +187,6 @@ impl Supervisor {
         }
     }
 
-    /// Connects and says hello.
     fn greet(&mut self) -> Result<(Session, Vec<Offer>), NotAttached> {
         let at = &self.at;
         let socket = socket::connect_to(&at.socket)?;

@@ -11,7 +11,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// The version of the messages and of what is in the ring.
 pub const VERSION: u32 = 2;
 
-/// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Message {
@@ -19,21 +18,24 @@ pub enum Message {
     Hello {
         /// The engine's [`VERSION`].
         version: u32,
-        /// What it has to show.
         token: String,
-        /// The GPU that it wants relays for.
         gpu: Uuid,
     },
     /// Relays, one after another as the ring has their queues. The ring and its bell come along.
-    Welcome { relays: Vec<Offer> },
+    Welcome {
+        relays: Vec<Offer>,
+    },
     /// Memory that requests will name by this number; its file comes along.
-    Memory { memory: u64 },
+    Memory {
+        memory: u64,
+    },
     /// Memory that no request will name any more.
-    Forget { memory: u64 },
+    Forget {
+        memory: u64,
+    },
     /// The message was taken in.
     Done,
     Refused {
-        /// Why.
         reason: String,
     },
     /// The engine goes, and nothing of it touches staging any more.
@@ -49,14 +51,12 @@ pub struct Offer {
     pub handle: Hex<64>,
     /// What its first bytes are, to be sure that the right memory was opened.
     pub nonce: Hex<16>,
-    /// Length of a slot.
     pub slot_bytes: u64,
     /// Slots in one direction.
     pub slots: u32,
 }
 
 impl Offer {
-    /// Bytes of one direction.
     pub fn staging_bytes(&self) -> Option<u64> {
         self.slot_bytes.checked_mul(u64::from(self.slots)).filter(|bytes| *bytes > 0)
     }
@@ -101,7 +101,6 @@ impl<const N: usize> TryFrom<String> for Hex<N> {
     }
 }
 
-/// Sends a message.
 pub fn send(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     socket::send(socket, &serde_json::to_vec(message)?, descriptors)
 }

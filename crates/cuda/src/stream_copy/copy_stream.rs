@@ -74,7 +74,6 @@ pub enum Sent {
 }
 
 impl CopyStream {
-    /// Which GPU it is for.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

@@ -46,15 +46,12 @@ pub enum Declined {
 /// What stream copies have done.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Stream copies queued.
     pub stream_copies: AtomicU64,
     /// Bytes that went over the target's own PCIe link.
     pub direct_bytes: AtomicU64,
     /// Bytes that went over relays.
     pub relayed_bytes: AtomicU64,
-    /// Copies left to the driver, by reason.
     declined: [AtomicU64; Declined::CODES],
-    /// For lines about them.
     lines: [LogGate; Declined::CODES],
 }
 
@@ -77,7 +74,6 @@ impl Declined {
 }
 
 impl Counters {
-    /// Counts a stream copy.
     pub(super) fn count(&self, direct_bytes: u64, relayed_bytes: u64) {
         self.stream_copies.fetch_add(1, Ordering::Relaxed);
         self.direct_bytes.fetch_add(direct_bytes, Ordering::Relaxed);

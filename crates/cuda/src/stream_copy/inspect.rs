@@ -153,7 +153,6 @@ impl Outline {
 /// What a copy turned out to be.
 #[derive(Debug)]
 pub struct Inspected<'p> {
-    /// To or from this GPU.
     pub device: u16,
     pub direction: Direction,
     /// Cut where allocations and registrations end.
@@ -196,7 +195,6 @@ pub fn inspect<'p>(
     Ok(Inspected { device, direction, pieces: Cow::Owned(cut), seams: sides.seams(), peers_reach })
 }
 
-/// Both sides of pieces.
 struct Sides<'a> {
     from: Inspector<'a>,
     to: Inspector<'a>,
@@ -207,7 +205,6 @@ struct Sides<'a> {
 /// A piece, or a part of one, that lies in one range on either side.
 #[derive(Debug, Clone, Copy)]
 struct Part {
-    /// The GPU.
     device: u16,
     direction: Direction,
     piece: Piece,
@@ -279,9 +276,7 @@ impl<'a> Sides<'a> {
 /// Pieces that go in the same direction.
 #[derive(Debug)]
 pub struct Group {
-    /// To or from this GPU.
     pub device: u16,
-    /// Which of the two.
     pub direction: Direction,
     /// Cut where allocations end.
     pub pieces: Vec<Piece>,

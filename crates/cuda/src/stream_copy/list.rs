@@ -45,7 +45,6 @@ impl<'a> List<'a> {
         List { free, seams, runs: Vec::new() }
     }
 
-    /// Places that are left.
     pub fn left(&self) -> usize {
         self.free.len()
     }

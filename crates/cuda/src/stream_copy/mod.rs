@@ -58,7 +58,6 @@ const QUEUED_SEGMENTS_MAX: u64 = 128;
 /// A copy by which the start tells how large ones are divided.
 const LARGE_BYTES: u64 = 256 << 20;
 
-/// Copies in callers' streams.
 #[derive(Debug)]
 pub struct StreamCopies {
     driver: &'static Driver,
@@ -186,34 +185,28 @@ impl StreamCopies {
         Ok(())
     }
 
-    /// By what they are divided.
     pub fn rates(&self) -> &Rates {
         &self.rates
     }
 
-    /// Sets by what they are divided from now on.
     pub(crate) fn set_rates(&mut self, rates: Rates) {
         self.rates = rates;
     }
 
-    /// The GPUs that they are over.
     pub(crate) fn devices(&self) -> &[Arc<Device>] {
         &self.devices
     }
 
-    /// Which GPUs relay for each other.
     pub fn peers(&self) -> &Peers {
         &self.peers
     }
 
-    /// Whether a GPU has relays.
     pub fn has_relays(&self, device: u16) -> bool {
         self.gpu_directions
             .get(&(device, Direction::HostToDevice))
             .is_some_and(|gpu_direction| !gpu_direction.relays.is_empty())
     }
 
-    /// What they have done so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

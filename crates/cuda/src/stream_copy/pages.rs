@@ -20,7 +20,6 @@ impl<'a> Pages<'a> {
         Pages { pieces, begun: 0, bytes }
     }
 
-    /// Bytes that are left.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

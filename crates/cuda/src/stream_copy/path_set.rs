@@ -55,7 +55,6 @@ pub struct PathSet {
 }
 
 impl PathSet {
-    /// A path set for `target`.
     pub fn new(direction: Direction, target: &Arc<Kernels>) -> Result<PathSet, CudaError> {
         let (device, itself) = (target.device(), std::slice::from_ref(target));
         Ok(PathSet {
@@ -70,7 +69,6 @@ impl PathSet {
         })
     }
 
-    /// Whether a stream copy is under way.
     pub fn is_busy(&mut self) -> bool {
         let passed = self.holder.is_none() || self.done.is_passed().unwrap_or(false);
         if passed && !self.is_lost {

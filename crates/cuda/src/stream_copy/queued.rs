@@ -17,7 +17,6 @@ pub struct StreamCopy<'a> {
     pub joined: StreamHandle,
     /// Which one that is: by this the path set and its pipelines are held.
     pub holder: StreamId,
-    /// What to copy, in the caller's order.
     pub pages: Pages<'a>,
     /// Where pieces that touch are two all the same: see [`List`].
     pub seams: &'a [Address],

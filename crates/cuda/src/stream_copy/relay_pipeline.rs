@@ -142,7 +142,6 @@ impl RelayPipeline {
         })
     }
 
-    /// The largest segment.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
@@ -227,7 +226,6 @@ impl RelayPipeline {
         Ok(())
     }
 
-    /// Which direction it carries.
     pub fn direction(&self) -> Direction {
         self.direction
     }

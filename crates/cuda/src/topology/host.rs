@@ -36,11 +36,9 @@ pub enum Transparent {
     Never,
 }
 
-/// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
     pub id: u16,
-    /// Its memory.
     pub total_bytes: Option<u64>,
     /// Its memory that nothing uses.
     pub free_bytes: Option<u64>,

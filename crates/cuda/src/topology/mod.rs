@@ -30,14 +30,10 @@ pub struct Topology {
     pub processors: u32,
 }
 
-/// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuFacts {
-    /// Its ordinal in this process.
     pub index: u16,
-    /// The product's name.
     pub name: String,
-    /// What names it in every process.
     pub uuid: String,
     pub memory_bytes: u64,
     /// Whether it reads host memory by the host's own page tables, as GPUs that are joined to the
@@ -53,14 +49,12 @@ pub struct Pair {
     pub from: u16,
     /// The GPU whose memory it is.
     pub to: u16,
-    /// Whether it can.
     pub reaches: bool,
     /// The driver's rank of it among all pairs.
     pub rank: Option<i32>,
 }
 
 impl Topology {
-    /// Reads this host's.
     pub fn read(driver: &'static Driver) -> Result<Topology, CudaError> {
         Topology::read_at(driver, &Root::default())
     }

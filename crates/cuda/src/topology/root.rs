@@ -11,7 +11,6 @@ pub struct Root(PathBuf);
 const MOST_BYTES: u64 = 1 << 20;
 
 impl Root {
-    /// The tree at a folder.
     pub fn new(folder: &Path) -> Root {
         Root(folder.into())
     }
