@@ -25,20 +25,20 @@ pub enum LeftOut {
 /// If none is left: why the first one was left out.
 pub fn open(driver: &'static Driver, wanted: &[u16]) -> Result<Vec<Arc<Kernels>>, LeftOut> {
     let own = own(driver, wanted);
-    let mut first = None;
-    let mut opened = Vec::with_capacity(wanted.len());
-    for &index in wanted {
-        match open_one(driver, index, &own) {
-            Ok(gpu) => opened.push(gpu),
-            Err(why) => {
-                tracing::warn!(gpu = index, reason = %why, "GPU is left out");
-                first.get_or_insert(why);
-            }
-        }
-    }
-    match first {
-        Some(why) if opened.is_empty() => Err(why),
-        _ => Ok(opened),
+    let open = |index: &u16| {
+        let opened =
+            open_one(driver, *index, own.contains(index)).and_then(|device| Ok(Kernels::load(&device)?));
+        opened.map(Arc::new).inspect_err(|why| tracing::warn!(gpu = index, reason = %why, "GPU is left out"))
+    };
+    those_that_open(wanted.iter().map(open))
+}
+
+/// What could be opened, or why the first one could not where nothing could.
+pub fn those_that_open<T>(tried: impl Iterator<Item = Result<T, LeftOut>>) -> Result<Vec<T>, LeftOut> {
+    let (opened, refused): (Vec<_>, Vec<_>) = tried.partition(Result::is_ok);
+    match refused.into_iter().next() {
+        Some(Err(why)) if opened.is_empty() => Err(why),
+        _ => Ok(opened.into_iter().flatten().collect()),
     }
 }
 
@@ -49,12 +49,13 @@ fn own(driver: &'static Driver, wanted: &[u16]) -> Vec<u16> {
     if own.is_empty() { wanted.iter().copied().take(1).collect() } else { own }
 }
 
-fn open_one(driver: &'static Driver, index: u16, own: &[u16]) -> Result<Arc<Kernels>, LeftOut> {
+/// Opens a GPU. In an exclusive compute mode only the process that has a context on it may.
+pub fn open_one(driver: &'static Driver, index: u16, is_own: bool) -> Result<Arc<Device>, LeftOut> {
     match Gpu::find(driver, index)?.attribute(abi::ATTRIBUTE_COMPUTE_MODE)? {
         abi::COMPUTE_MODE_DEFAULT => {}
         abi::COMPUTE_MODE_PROHIBITED => return Err(LeftOut::Prohibited),
-        _ if own.contains(&index) => {}
+        _ if is_own => {}
         _ => return Err(LeftOut::Exclusive),
     }
-    Ok(Arc::new(Kernels::load(&Device::open(driver, index)?)?))
+    Ok(Device::open(driver, index)?)
 }

@@ -98,11 +98,6 @@ impl Poller {
         Ok(Poller { shared, thread: Some(thread) })
     }
 
-    /// Has the thread watch a stream from now on.
-    pub fn track(&self, stream: Stream) -> Track {
-        self.tracks().track(stream)
-    }
-
     /// What gives further tracks.
     pub fn tracks(&self) -> Tracks {
         Tracks(Arc::clone(&self.shared))

@@ -6,7 +6,7 @@ use crate::device::{Device, DeviceMemory, Stream};
 use crate::kernels::Kernels;
 use crate::links::{Direction, HOST, PcieLink, PeerLink, SHARED, link_spec};
 use crate::peers::Peers;
-use crate::poller::Poller;
+use crate::poller::Tracks;
 use crate::relay::By;
 use forebay_transfer::{LinkId, MoverHandle, PathSpec, Place, Staging};
 use std::collections::HashMap;
@@ -27,12 +27,12 @@ pub struct Built {
 /// Makes all links and paths the mover's. A GPU that has no room for its own is left out.
 pub fn build(
     handle: &MoverHandle,
-    poller: &Poller,
+    tracks: &Tracks,
     addresses: &Arc<Addresses>,
     gpus: &[Arc<Kernels>],
     made: &Made,
 ) -> Result<Built, StartError> {
-    let mut build = Build { handle, poller, addresses, staging: Vec::new() };
+    let mut build = Build { handle, tracks, addresses, staging: Vec::new() };
     let (gpus, peers) = build.everything(gpus, made)?;
     Ok(Built { gpus, staging: build.staging, peers })
 }
@@ -40,7 +40,7 @@ pub fn build(
 /// A copier being put together.
 struct Build<'a> {
     handle: &'a MoverHandle,
-    poller: &'a Poller,
+    tracks: &'a Tracks,
     addresses: &'a Arc<Addresses>,
     staging: Vec<DeviceMemory>,
 }
@@ -99,7 +99,7 @@ impl Build<'_> {
         let device = kernels.device();
         let mut links = HashMap::new();
         for direction in Direction::BOTH {
-            let link = PcieLink::new(direction, self.poller, kernels, self.addresses)?;
+            let link = PcieLink::new(direction, self.tracks, kernels, self.addresses)?;
             let spec = link_spec(format!("gpu{}.{}", device.index(), direction.name()));
             links.insert(direction, self.handle.add_link(spec, Box::new(link))?);
         }
@@ -118,11 +118,11 @@ impl Build<'_> {
 
     fn relay(&mut self, gpu: &Gpu, peer: &Gpu, direction: Direction, by: By) -> Result<(), StartError> {
         let engine = match by {
-            By::Own => Some(self.poller.track(Stream::new(&gpu.device)?)),
-            By::Peer => Some(self.poller.track(Stream::new(&peer.device)?)),
+            By::Own => Some(self.tracks.track(Stream::new(&gpu.device)?)),
+            By::Peer => Some(self.tracks.track(Stream::new(&peer.device)?)),
             By::Kernel => None,
         };
-        let kernel = self.poller.track(Stream::new(&gpu.device)?);
+        let kernel = self.tracks.track(Stream::new(&gpu.device)?);
         let pair = PeerLink::new(engine, kernel, &gpu.kernels, self.addresses)?;
         let link = peer.links[&direction];
         let (first, second) = direction.in_order(peer.device.index(), gpu.device.index());

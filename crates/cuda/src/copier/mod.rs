@@ -135,17 +135,15 @@ impl Copier {
         let opened = open(driver, options.devices.as_deref())?;
         let made = Made::of(driver, options)?;
         let (mover, poller) = (MoverThread::spawn(Limits::default())?, Poller::spawn(driver)?);
-        let handle = mover.handle();
+        let (handle, tracks) = (mover.handle(), poller.tracks());
         let addresses = Arc::<Addresses>::default();
-        let built = build::build(&handle, &poller, &addresses, &opened, &made)?;
-        let Built { gpus, staging, peers } = built;
+        let Built { gpus, staging, peers } = build::build(&handle, &tracks, &addresses, &opened, &made)?;
         let devices: Vec<Arc<Device>> = gpus.iter().map(|gpu| Arc::clone(gpu.device())).collect();
         let stream_copies = StreamCopies::new(driver, &gpus, peers, made.rates);
         let anywhere = Anywhere::new(&handle, &addresses, &devices)?;
         let quarantine = Quarantine::of(&handle)?;
         let own = devices.iter().map(|device| Ok(Hex(device.uuid()?))).collect::<Result<_, CudaError>>()?;
-        let (ground, tracks) = (handle.clone(), poller.tracks());
-        let ground = Ground { mover: ground, addresses: Arc::clone(&addresses), tracks, own };
+        let ground = Ground { mover: handle.clone(), addresses: Arc::clone(&addresses), tracks, own };
         let attach = |at: &RelaysAt, gpu| Attachment::start(ground.clone(), gpu, at.clone());
         let relays = made.relays_at.iter().flat_map(|at| gpus.iter().map(|gpu| attach(at, gpu)));
         Ok(Copier {

@@ -10,7 +10,7 @@ use crate::addresses::Addresses;
 use crate::device::{DeviceMemory, Event, Stream};
 use crate::driver::CudaError;
 use crate::kernels::{Kernels, Piece};
-use crate::poller::{Poller, Track};
+use crate::poller::{Track, Tracks};
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ struct Slot {
 impl PcieLink {
     pub fn new(
         direction: Direction,
-        poller: &Poller,
+        tracks: &Tracks,
         kernels: &Arc<Kernels>,
         addresses: &Arc<Addresses>,
     ) -> Result<PcieLink, CudaError> {
@@ -56,8 +56,8 @@ impl PcieLink {
         };
         Ok(PcieLink {
             direction,
-            copies: poller.track(Stream::new(device)?),
-            shuffles: poller.track(Stream::new(device)?),
+            copies: tracks.track(Stream::new(device)?),
+            shuffles: tracks.track(Stream::new(device)?),
             kernels: Arc::clone(kernels),
             tables: Tables::new(device)?,
             addresses: Arc::clone(addresses),

@@ -58,6 +58,13 @@ pub struct Trials<'a> {
     pub rates: Rates,
 }
 
+/// Trials in one direction, with copies up to a size.
+struct Trial<'a, 'b> {
+    trials: &'a mut Trials<'b>,
+    direction: Direction,
+    most: u64,
+}
+
 impl Trials<'_> {
     /// Finds what is best in one direction, for a target whose own PCIe link has this rate.
     pub fn of(
@@ -69,102 +76,74 @@ impl Trials<'_> {
         let start = Instant::now();
         let part = |part: f64| start + until.saturating_duration_since(start).mul_f64(part);
         let most = ((link_bytes_per_s * COPY_S) as u64).next_power_of_two().min(PINNED_BYTES);
-        let relaying = self.efficiency(direction, most, part(0.4))?;
-        let relaying = self.latency(direction, relaying, most, part(0.55))?;
-        let break_even_bytes = self.break_even(direction, relaying, most, part(0.75))?;
-        let best = self.relay(direction, most, part(0.9))?;
-        let mover_from = self.mover(direction, relaying, best, most, until)?;
+        let mut trial = Trial { trials: self, direction, most };
+        let relaying = trial.efficiency(part(0.4))?;
+        let relaying = trial.latency(relaying, part(0.55))?;
+        let break_even_bytes = trial.break_even(relaying, part(0.75))?;
+        let best = trial.relay(part(0.9))?;
+        let mover_from = trial.mover(relaying, best, until)?;
         // Where stream copies do not pay the mover's paths, which are the same ones, do not either.
         let mover_bytes = break_even_bytes.zip(mover_from).map_or(u64::MAX, |(least, from)| from.max(least));
         Ok(Relayed { relaying, break_even_bytes, mover_bytes, relay: self.copiers[best].0 })
     }
+}
 
-    fn efficiency(
-        &mut self,
-        direction: Direction,
-        most: u64,
-        until: Instant,
-    ) -> Result<Relaying, MeasureError> {
+impl Trial<'_, '_> {
+    fn efficiency(&mut self, until: Instant) -> Result<Relaying, MeasureError> {
         let candidates = EFFICIENCIES.map(|efficiency| Relaying { efficiency, ..RELAYING });
-        self.best(direction, &candidates, &[most / 4, most], until)
+        self.best(&candidates, &[self.most / 4, self.most], until)
     }
 
-    fn latency(
-        &mut self,
-        direction: Direction,
-        found: Relaying,
-        most: u64,
-        until: Instant,
-    ) -> Result<Relaying, MeasureError> {
+    fn latency(&mut self, found: Relaying, until: Instant) -> Result<Relaying, MeasureError> {
         let candidates = LATENCIES_US.map(|us| Relaying { latency_s: f64::from(us) / 1e6, ..found });
-        self.best(direction, &candidates, &sizes(&LATENCY_MIB, most), until)
+        self.best(&candidates, &sizes(&LATENCY_MIB, self.most), until)
     }
 
     /// The candidate by which stream copies of these sizes are divided best.
     fn best(
         &mut self,
-        direction: Direction,
         candidates: &[Relaying],
         sizes: &[u64],
         until: Instant,
     ) -> Result<Relaying, MeasureError> {
         let seconds = in_turn(candidates.len() * sizes.len(), ROUNDS, until, |nth| {
             let (relaying, bytes) = (candidates[nth / sizes.len()], sizes[nth % sizes.len()]);
-            self.seconds(0, Who::StreamCopy(relaying), direction, bytes)
+            self.seconds(0, Who::StreamCopy(relaying), bytes)
         })?;
         let table: Vec<Vec<f64>> = seconds.chunks(sizes.len()).map(<[f64]>::to_vec).collect();
         Ok(candidates[best_step(&table)])
     }
 
-    fn break_even(
-        &mut self,
-        direction: Direction,
-        relaying: Relaying,
-        most: u64,
-        until: Instant,
-    ) -> Result<Option<u64>, MeasureError> {
-        let sizes = sizes(&BREAK_EVEN_MIB, most);
-        let pairs = self.pairs(
-            direction,
-            [(0, Who::Plain), (0, Who::StreamCopy(relaying))],
-            &sizes,
-            SMALL_ROUNDS,
-            until,
-        )?;
+    fn break_even(&mut self, relaying: Relaying, until: Instant) -> Result<Option<u64>, MeasureError> {
+        let sizes = sizes(&BREAK_EVEN_MIB, self.most);
+        let pairs =
+            self.pairs([(0, Who::Plain), (0, Who::StreamCopy(relaying))], &sizes, SMALL_ROUNDS, until)?;
         Ok(pays_from(&pairs, STREAM_COPY_PAYS))
     }
 
     /// The copier whose relays are the best for the mover.
-    fn relay(&mut self, direction: Direction, most: u64, until: Instant) -> Result<usize, MeasureError> {
-        let seconds = in_turn(self.copiers.len(), ROUNDS, until, |copier| {
-            self.seconds(copier, Who::Mover, direction, most)
+    fn relay(&mut self, until: Instant) -> Result<usize, MeasureError> {
+        let seconds = in_turn(self.trials.copiers.len(), ROUNDS, until, |copier| {
+            self.seconds(copier, Who::Mover, self.most)
         })?;
         Ok(best_kind(&seconds))
     }
 
     fn mover(
         &mut self,
-        direction: Direction,
         relaying: Relaying,
         best: usize,
-        most: u64,
         until: Instant,
     ) -> Result<Option<u64>, MeasureError> {
-        let sizes = [most / 4, most / 2, most];
-        let pairs = self.pairs(
-            direction,
-            [(0, Who::StreamCopy(relaying)), (best, Who::Mover)],
-            &sizes,
-            ROUNDS,
-            until,
-        )?;
+        let sizes = [self.most / 4, self.most / 2, self.most];
+        let pairs =
+            self.pairs([(0, Who::StreamCopy(relaying)), (best, Who::Mover)], &sizes, ROUNDS, until)?;
         Ok(pays_from(&pairs, MOVER_PAYS))
     }
 
     /// Two ways side by side at several sizes.
     fn pairs(
         &mut self,
-        direction: Direction,
         ways: [(usize, Who); 2],
         sizes: &[u64],
         rounds: usize,
@@ -172,26 +151,21 @@ impl Trials<'_> {
     ) -> Result<Vec<Pair>, MeasureError> {
         let seconds = in_turn(2 * sizes.len(), rounds, until, |nth| {
             let (copier, who) = ways[nth % 2];
-            self.seconds(copier, who, direction, sizes[nth / 2])
+            self.seconds(copier, who, sizes[nth / 2])
         })?;
         let pair = |(bytes, both): (&u64, &[f64])| Pair { bytes: *bytes, usual_s: both[0], other_s: both[1] };
         Ok(sizes.iter().zip(seconds.chunks(2)).map(pair).collect())
     }
 
-    fn seconds(
-        &mut self,
-        copier: usize,
-        who: Who,
-        direction: Direction,
-        bytes: u64,
-    ) -> Result<f64, MeasureError> {
-        let (host, device) = (self.pinned.start() as Address, self.memory.address());
+    fn seconds(&mut self, copier: usize, who: Who, bytes: u64) -> Result<f64, MeasureError> {
+        let (trials, direction) = (&mut *self.trials, self.direction);
+        let (host, device) = (trials.pinned.start() as Address, trials.memory.address());
         let (from, to) = direction.in_order(host, device);
-        let rates = who.rates(&self.rates);
-        let copier = &mut self.copiers[copier].1;
+        let rates = who.rates(&trials.rates);
+        let copier = &mut trials.copiers[copier].1;
         copier.set_rates(rates);
         let start = Instant::now();
-        let target = self.memory.device().index();
+        let target = trials.memory.device().index();
         // SAFETY: both ranges are as long as the largest copy, and nobody else uses them.
         unsafe { copier.copy_and_wait(target, direction, &[Piece { from, to, bytes }])? };
         Ok(start.elapsed().as_secs_f64())

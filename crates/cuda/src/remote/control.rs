@@ -2,7 +2,6 @@
 //! It polls while anything is in flight and sleeps otherwise, until an engine rings.
 
 use super::link_priority::LinkPriority;
-
 use super::ring::{self, Answerer, Header, Run, Violation};
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};

@@ -7,9 +7,9 @@ use super::socket::{self, Bell, Ringer};
 use super::staging::{RelayGpu, Share};
 use super::wire::{Hex, Uuid};
 use crate::device::Device;
-use crate::driver::{CudaError, Driver, abi};
+use crate::driver::{CudaError, Driver};
 use crate::gpu::Gpu;
-use crate::opened::LeftOut;
+use crate::opened::{LeftOut, open_one, those_that_open};
 use crate::pinned::Registered;
 use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Admission, Room};
@@ -267,32 +267,18 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
     if chosen.is_empty() {
         return Err(RelayError::NoGpus);
     }
-    let mut first = None;
-    let mut opened = Vec::with_capacity(chosen.len());
-    for (uuid, index) in chosen {
-        match open_one(driver, index) {
-            Ok(device) => opened.push(RelayGpu::new(uuid, device)),
-            // Those that were asked for by name are all wanted.
-            Err(why) if wanted.is_some() => return Err(why.into()),
-            Err(why) => {
-                tracing::warn!(gpu = index, %uuid, reason = %why, "GPU is no relay");
-                first.get_or_insert(why);
-            }
-        }
+    // A node has no context on a GPU that one process may use, and that is an engine's.
+    let open =
+        |(uuid, index)| -> Result<_, LeftOut> { Ok(RelayGpu::new(uuid, open_one(driver, index, false)?)) };
+    if wanted.is_some() {
+        // Those that were asked for by name are all wanted.
+        return chosen.into_iter().map(open).collect::<Result<_, LeftOut>>().map_err(RelayError::from);
     }
-    match first {
-        Some(why) if opened.is_empty() => Err(why.into()),
-        _ => Ok(opened),
-    }
-}
-
-/// A node has no context on a GPU that one process may use, and that is an engine's.
-fn open_one(driver: &'static Driver, index: u16) -> Result<Arc<Device>, LeftOut> {
-    match Gpu::find(driver, index)?.attribute(abi::ATTRIBUTE_COMPUTE_MODE)? {
-        abi::COMPUTE_MODE_DEFAULT => Ok(Device::open(driver, index)?),
-        abi::COMPUTE_MODE_PROHIBITED => Err(LeftOut::Prohibited),
-        _ => Err(LeftOut::Exclusive),
-    }
+    let open = |(uuid, index)| {
+        let left_out = |why: &LeftOut| tracing::warn!(gpu = index, %uuid, reason = %why, "GPU is no relay");
+        open((uuid, index)).inspect_err(left_out)
+    };
+    Ok(those_that_open(chosen.into_iter().map(open))?)
 }
 
 #[cfg(test)]

@@ -150,13 +150,12 @@ impl StreamCopies {
         if served.is_empty() {
             return Ok(());
         }
-        let pipeline =
-            |direction| RelayPipeline::new(direction, gpu, served, PIPELINE_SLOTS, PIPELINE_SLOT_BYTES);
-        let [there, back] = Direction::BOTH;
-        let pipelines = [(there, pipeline(there)?), (back, pipeline(back)?)];
-        let own = gpu.device().index();
-        self.pipelines
-            .extend(pipelines.map(|(direction, pipeline)| ((own, direction), Mutex::new(pipeline))));
+        let pipeline = |direction| {
+            let made = RelayPipeline::new(direction, gpu, served, PIPELINE_SLOTS, PIPELINE_SLOT_BYTES)?;
+            Ok(((gpu.device().index(), direction), Mutex::new(made)))
+        };
+        let pipelines: Result<Vec<_>, CudaError> = Direction::BOTH.into_iter().map(pipeline).collect();
+        self.pipelines.extend(pipelines?);
         Ok(())
     }
 
@@ -167,7 +166,7 @@ impl StreamCopies {
             let is_relay = |other: &u16| {
                 self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction))
             };
-            Ok(GpuDirection {
+            let made = GpuDirection {
                 target: own,
                 direction,
                 relays: self.devices.iter().map(|other| other.index()).filter(is_relay).collect(),
@@ -176,12 +175,12 @@ impl StreamCopies {
                 settling: Mutex::new(()),
                 used_us: AtomicU64::new(0),
                 crowded_us: AtomicU64::new(0),
-            })
+            };
+            Ok(((own, direction), made))
         };
-        let [there, back] = Direction::BOTH;
-        let gpu_directions = [(there, gpu_direction(there)?), (back, gpu_direction(back)?)];
-        self.gpu_directions
-            .extend(gpu_directions.map(|(direction, gpu_direction)| ((own, direction), gpu_direction)));
+        let gpu_directions: Result<Vec<_>, CudaError> =
+            Direction::BOTH.into_iter().map(gpu_direction).collect();
+        self.gpu_directions.extend(gpu_directions?);
         Ok(())
     }
 
