@@ -74,18 +74,18 @@ fn lose_meanwhile(how: &'static str, name: &str, expects_success: bool) {
                     host.fill(&vec![0; BYTES as usize]);
                 }
                 fake.control(&format!("freeze {engine}"));
-                let is_over = AtomicBool::new(false);
+                let (is_over, asked) = (AtomicBool::new(false), fake.stat("cuEventQuery"));
                 let copied = std::thread::scope(|scope| {
                     let copied = scope.spawn(|| {
                         let copied = copy(way);
                         is_over.store(true, Ordering::Release);
                         copied
                     });
-                    // The relay has its part, which it never finishes.
-                    while fake.stat("live.operations") == 0 {
+                    // All is queued when the end is asked for again and again. The relay has its part,
+                    // which it never finishes.
+                    while fake.stat("cuEventQuery") < asked + 100 && !is_over.load(Ordering::Acquire) {
                         std::thread::yield_now();
                     }
-                    std::thread::sleep(Duration::from_millis(50));
                     assert!(!is_over.load(Ordering::Acquire), "no relay had a part in it");
                     fake.control(&format!("{how} 1 700; release {engine}"));
                     copied.join().unwrap()
