@@ -19,7 +19,6 @@ type GetCurrent = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type IsCapturing = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 type ExchangeMode = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// The loaded driver.
 #[derive(Clone, Copy)]
 pub(crate) struct Driver {
     pub handle: *mut c_void,

@@ -59,7 +59,6 @@ const FORKED: u32 = 5;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_TRIED);
 static API: AtomicPtr<CopyApi> = AtomicPtr::new(std::ptr::null_mut());
-/// The process that started the library.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// The library, if a copy of `bytes` is for it.

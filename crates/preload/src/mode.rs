@@ -20,7 +20,6 @@ const NOT_READ: u8 = 0;
 
 static MODE: AtomicU8 = AtomicU8::new(NOT_READ);
 
-/// The mode of this process.
 #[inline]
 pub(crate) fn mode() -> Mode {
     match MODE.load(Relaxed) {

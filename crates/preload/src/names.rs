@@ -36,7 +36,6 @@ const PER_THREAD_SINCE: i32 = 7000;
 /// Versions from here on are not known yet.
 const UNKNOWN_SINCE: i32 = 14000;
 
-/// An entry point of the driver.
 pub(crate) struct Name {
     /// The symbol that `libcuda.so.1` exports.
     pub symbol: &'static CStr,

@@ -52,7 +52,6 @@ impl Reason {
         }
     }
 
-    /// Its place in [`REASONS`].
     pub(crate) fn index(self) -> usize {
         self.0
     }
