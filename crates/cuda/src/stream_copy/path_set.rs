@@ -3,8 +3,8 @@
 //! first one anyway; so no stream copy ever waits for one that it would not wait for without us.
 
 use super::direct::Direct;
-use super::list::List;
-use super::lists::Lists;
+use super::kernel_list::KernelList;
+use super::list_memory::ListMemory;
 use super::pages::{Pages, are_shorter};
 use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::{How, RelayPipeline, Work};
@@ -46,7 +46,7 @@ pub struct PathSet {
     begun: Event,
     /// Passed when the last stream copy is done.
     done: Arc<Event>,
-    lists: Lists,
+    lists: ListMemory,
     /// Whose stream copy is under way.
     holder: Option<StreamId>,
     /// The driver refused what was to tell where a stream copy ends, so nobody knows when the path
@@ -63,7 +63,7 @@ impl PathSet {
             own: RelayPipeline::new(direction, target, itself, OWN_SLOTS, OWN_SLOT_BYTES)?,
             begun: Event::new(device)?,
             done: Arc::new(Event::new(device)?),
-            lists: Lists::new(device)?,
+            lists: ListMemory::new(device)?,
             holder: None,
             is_lost: false,
         })
@@ -243,7 +243,11 @@ struct Order<'a> {
 impl<'a> Order<'a> {
     /// Has pipelines begin, and queues a segment of each in turn, so that all PCIe links are at
     /// work soon. The target's context is current.
-    fn queue(self, at_work: &mut [(&mut RelayPipeline, Work)], list: &mut List) -> Result<(), CudaError> {
+    fn queue(
+        self,
+        at_work: &mut [(&mut RelayPipeline, Work)],
+        list: &mut KernelList,
+    ) -> Result<(), CudaError> {
         let target = self.target.device().index();
         for (pipeline, work) in at_work.iter_mut() {
             pipeline.begin(self.holder, self.done, self.begun, target, work)?;
@@ -264,7 +268,7 @@ impl<'a> Order<'a> {
     fn queue_here(
         self,
         at_work: &mut [(&mut RelayPipeline, Work)],
-        list: &mut List,
+        list: &mut KernelList,
     ) -> Result<(), CudaError> {
         let device = self.target.device();
         let _relaxed = Relaxed::enter(device.driver());

@@ -18,7 +18,7 @@ pub struct StreamCopy<'a> {
     /// Which one that is: by this the path set and its pipelines are held.
     pub holder: StreamId,
     pub pages: Pages<'a>,
-    /// Where pieces that touch are two all the same: see [`List`].
+    /// Where pieces that touch are two all the same: see [`KernelList`].
     pub seams: &'a [Address],
     /// For the direct path, then for each pipeline.
     pub shares: Vec<u64>,

@@ -9,7 +9,7 @@
 //! kernel copies page by page. Slots have streams of their own because a copy engine takes up the
 //! next copy of another stream at once, but waits for an event between two of one.
 
-use super::list::{List, Listed};
+use super::kernel_list::{KernelList, Listed};
 use super::pages::Pages;
 use crate::device::{DeviceMemory, Event, Stream, StreamId};
 use crate::driver::abi::{Address, StreamHandle};
@@ -247,7 +247,12 @@ impl RelayPipeline {
     ///
     /// As for [`PathSet::queue`](super::path_set::PathSet::queue). In slot streams, the pipeline's
     /// GPU reaches the target's memory. The list lies in pinned memory.
-    pub unsafe fn queue(&mut self, target: u16, work: &mut Work, list: &mut List) -> Result<(), CudaError> {
+    pub unsafe fn queue(
+        &mut self,
+        target: u16,
+        work: &mut Work,
+        list: &mut KernelList,
+    ) -> Result<(), CudaError> {
         if work.pages.bytes() == 0 {
             return Ok(());
         }
@@ -269,7 +274,7 @@ impl RelayPipeline {
         slot: usize,
         target: u16,
         work: &mut Work,
-        list: &mut List,
+        list: &mut KernelList,
     ) -> Result<(), CudaError> {
         match (work.how, self.hops.get(&target)) {
             // SAFETY: by this function's contract.
@@ -294,7 +299,7 @@ impl RelayPipeline {
         &mut self,
         work: &mut Work,
         index: usize,
-        list: &mut List,
+        list: &mut KernelList,
     ) -> Result<(), CudaError> {
         let (slot, batch) = (&self.slots[index], &mut self.batch);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
@@ -313,7 +318,13 @@ impl RelayPipeline {
         Ok(())
     }
 
-    fn hand_over(&self, work: &mut Work, hop: &Hop, index: usize, list: &mut List) -> Result<(), CudaError> {
+    fn hand_over(
+        &self,
+        work: &mut Work,
+        hop: &Hop,
+        index: usize,
+        list: &mut KernelList,
+    ) -> Result<(), CudaError> {
         let (slot, far) = (&self.slots[index], &hop.far[index]);
         let listed = list.through_slot(self.direction, &mut work.pages, slot.address, work.segment_bytes);
         let (kept, queued) = match self.direction {
@@ -479,7 +490,7 @@ mod tests {
             let pages = Pages::new(&pieces, lens.iter().sum());
             let mut work = Work { how, slots: 1, pages, segment_bytes, call_bytes };
             let mut places = vec![Piece { from: 0, to: 0, bytes: 0 }; 2 * work.places()];
-            let (places, mut all) = (work.places(), List::new(&mut places, &[]));
+            let (places, mut all) = (work.places(), KernelList::new(&mut places, &[]));
             let mut list = all.part(places);
             prop_assert_eq!((list.left(), all.left()), (places, places));
             while work.pages.bytes() > 0 {

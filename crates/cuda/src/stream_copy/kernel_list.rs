@@ -8,7 +8,7 @@ use crate::links::Direction;
 
 /// What is left of a list that stream copies in flight share.
 #[derive(Debug)]
-pub struct List<'a> {
+pub struct KernelList<'a> {
     free: &'a mut [Piece],
     /// Addresses, in order, where an allocation or a registration begins: the driver refuses a copy
     /// across one.
@@ -39,10 +39,10 @@ impl Listed<'_> {
     }
 }
 
-impl<'a> List<'a> {
+impl<'a> KernelList<'a> {
     /// A list of these places, for pieces between which these seams may be.
-    pub fn new(free: &'a mut [Piece], seams: &'a [Address]) -> List<'a> {
-        List { free, seams, runs: Vec::new() }
+    pub fn new(free: &'a mut [Piece], seams: &'a [Address]) -> KernelList<'a> {
+        KernelList { free, seams, runs: Vec::new() }
     }
 
     pub fn left(&self) -> usize {
@@ -50,11 +50,11 @@ impl<'a> List<'a> {
     }
 
     /// The first places, or all if there are not so many, as a list of their own.
-    pub fn part(&mut self, places: usize) -> List<'a> {
+    pub fn part(&mut self, places: usize) -> KernelList<'a> {
         let free = std::mem::take(&mut self.free);
         let (part, free) = free.split_at_mut(places.min(free.len()));
         self.free = free;
-        List::new(part, self.seams)
+        KernelList::new(part, self.seams)
     }
 
     /// Keeps the first places as they are: a kernel reads them from now on.
@@ -131,7 +131,7 @@ mod tests {
         let pieces =
             [(1000, 9000), (1100, 5000), (1200, 5100)].map(|(from, to)| Piece { from, to, bytes: 100 });
         let mut places = [NONE; 8];
-        let mut list = List::new(&mut places, &[]);
+        let mut list = KernelList::new(&mut places, &[]);
         let mut pages = Pages::new(&pieces, 300);
         let listed = list.through_slot(Direction::HostToDevice, &mut pages, SLOT, 250);
         assert_eq!(listed.runs, [Piece { from: 1000, to: SLOT, bytes: 250 }]);
@@ -151,7 +151,7 @@ mod tests {
         for (seam, runs, pages) in [(1100, 2, 1), (9100, 1, 2), (1150, 1, 1)] {
             let mut places = [NONE; 8];
             let seams = [500, seam, 20_000];
-            let mut list = List::new(&mut places, &seams);
+            let mut list = KernelList::new(&mut places, &seams);
             let listed = list.through_slot(Direction::HostToDevice, &mut Pages::new(&pieces, 300), SLOT, 300);
             assert_eq!((listed.runs.len(), listed.pages.len()), (runs, pages), "{seam}");
             let listed = list.straight(&mut Pages::new(&pieces, 300), 300);
@@ -177,7 +177,7 @@ mod tests {
             let mut places = vec![NONE; places];
             let mut moved = Vec::new();
             while pages.bytes() > 0 {
-                let mut list = List::new(&mut places, &[]);
+                let mut list = KernelList::new(&mut places, &[]);
                 let listed = list.through_slot(Direction::DeviceToHost, &mut pages, SLOT, most);
                 prop_assert!(listed.bytes <= most && listed.bytes > 0);
                 let into: Vec<_> = bytes(listed.pages).collect();

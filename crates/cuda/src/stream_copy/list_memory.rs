@@ -1,7 +1,7 @@
 //! The pinned memory of lists, which stream copies in flight share: each has its places until the
 //! GPU has read them.
 
-use super::list::List;
+use super::kernel_list::KernelList;
 use super::ring::Ring;
 use crate::device::{Device, Event, HostMemory};
 use crate::driver::CudaError;
@@ -20,7 +20,7 @@ const COPIES_MAX: usize = 64;
 
 /// Lists of one path set.
 #[derive(Debug)]
-pub struct Lists {
+pub struct ListMemory {
     memory: HostMemory,
     ring: Ring,
     /// Passed when a stream copy's places have been read, in the order of the ring.
@@ -28,12 +28,13 @@ pub struct Lists {
     spare: Vec<Event>,
 }
 
-impl Lists {
+impl ListMemory {
     /// Lists that a device reads.
-    pub fn new(device: &Arc<Device>) -> Result<Lists, CudaError> {
+    pub fn new(device: &Arc<Device>) -> Result<ListMemory, CudaError> {
         let memory = HostMemory::new(device, PIECES_MAX * size_of::<Piece>())?;
         let spare = (0..COPIES_MAX).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
-        Ok(Lists { memory, ring: Ring::new(PIECES_MAX), read: VecDeque::with_capacity(COPIES_MAX), spare })
+        let (ring, read) = (Ring::new(PIECES_MAX), VecDeque::with_capacity(COPIES_MAX));
+        Ok(ListMemory { memory, ring, read, spare })
     }
 
     /// Places for a stream copy of so many pieces, or `None` until stream copies that are under way
@@ -46,19 +47,19 @@ impl Lists {
         self.ring.room(2 * pieces + CUTS_MAX).filter(|_| !self.spare.is_empty())
     }
 
-    /// A list of places that [`room_for`](Lists::room_for) has just given.
-    pub fn open<'a>(&'a mut self, places: &Range<usize>, seams: &'a [Address]) -> List<'a> {
+    /// A list of places that [`room_for`](ListMemory::room_for) has just given.
+    pub fn open<'a>(&'a mut self, places: &Range<usize>, seams: &'a [Address]) -> KernelList<'a> {
         // SAFETY: the ring's places are those of the allocation, and no kernel that is under way
         // reads the free ones.
         let free = unsafe {
             let start = self.memory.start().cast::<Piece>().add(places.start);
             std::slice::from_raw_parts_mut(start, places.len())
         };
-        List::new(free, seams)
+        KernelList::new(free, seams)
     }
 
     /// The first of these places are read until the stream has come to here. After an error nobody
-    /// knows until when: none may be given to others before [`clear`](Lists::clear).
+    /// knows until when: none may be given to others before [`clear`](ListMemory::clear).
     pub fn close(&mut self, places: Range<usize>, stream: StreamHandle) -> Result<(), CudaError> {
         if places.is_empty() {
             return Ok(());
