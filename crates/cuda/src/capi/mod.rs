@@ -12,7 +12,7 @@ use crate::driver::{Driver, Relaxed};
 use crate::kernels::Piece;
 use crate::links::Direction;
 use crate::rates::Rates;
-use crate::stream_copy::{Declined, is_candidate};
+use crate::stream_copy::{DeclineReason, is_candidate};
 use libc::{c_int, c_uint, c_void};
 use lines::Lines;
 use started::{Started, forget, start_behind, started};
@@ -103,7 +103,7 @@ unsafe extern "C" fn copy(
     result: *mut c_int,
 ) -> i32 {
     if pairs.is_null() || count == 0 {
-        return Declined::Small as i32;
+        return DeclineReason::Small as i32;
     }
     // SAFETY: the caller gives `count` pairs.
     let pieces = unsafe { std::slice::from_raw_parts(pairs, count as usize) };
@@ -115,7 +115,7 @@ unsafe extern "C" fn copy(
     }));
     // A panic leaves, as an error does, right copies in the stream, behind which the driver makes
     // them again.
-    match copied.unwrap_or(Err(Declined::Fault as i32)) {
+    match copied.unwrap_or(Err(DeclineReason::Fault as i32)) {
         Ok(status) => {
             // SAFETY: the caller gives a valid place.
             unsafe { *result = status };
@@ -144,13 +144,13 @@ unsafe fn copy_pieces(
     is_waited_for: bool,
 ) -> Result<Status, i32> {
     if pieces.iter().any(|piece| piece.bytes == 0) {
-        return Err(Declined::DriverJudges as i32);
+        return Err(DeclineReason::DriverJudges as i32);
     }
     let Some(started) = started() else { return Err(STARTING) };
     match &*started {
-        Started::Failed => Err(Declined::Fault as i32),
+        Started::Failed => Err(DeclineReason::Fault as i32),
         Started::Not => {
-            let driver = driver().ok_or(Declined::Fault as i32)?;
+            let driver = driver().ok_or(DeclineReason::Fault as i32)?;
             is_candidate(driver, pieces, asked, stream).map_err(|why| why as i32)?;
             // It waits for nobody who reads.
             drop(started);

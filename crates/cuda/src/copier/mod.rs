@@ -19,7 +19,7 @@ use crate::quarantine::Quarantine;
 use crate::rates::Rates;
 use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
-use crate::stream_copy::{self, Declined, StreamCopies};
+use crate::stream_copy::{self, DeclineReason, StreamCopies};
 use forebay_transfer::{
     Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, PathError, Place, Reason, RegionId, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
@@ -87,7 +87,7 @@ pub enum CopyError {
         "copy {index}, {} bytes from {:#x} to {:#x}, is not between pinned host memory and a GPU: {why}",
         .piece.bytes, .piece.from, .piece.to
     )]
-    NotBetween { index: usize, piece: Piece, why: Declined },
+    NotBetween { index: usize, piece: Piece, why: DeclineReason },
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error(transparent)]
@@ -228,7 +228,7 @@ impl Copier {
         &self,
         pieces: &[Piece],
         stream: StreamHandle,
-    ) -> Result<Option<Declined>, CudaError> {
+    ) -> Result<Option<DeclineReason>, CudaError> {
         // SAFETY: by this function's contract.
         let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream) }) else { return Ok(None) };
         // SAFETY: by this function's contract.
@@ -249,12 +249,12 @@ impl Copier {
         direction: Direction,
         pieces: &[Piece],
         stream: &Stream,
-    ) -> Result<Option<Declined>, CudaError> {
+    ) -> Result<Option<DeclineReason>, CudaError> {
         // SAFETY: by this function's contract.
         let Err(declined) = (unsafe { self.stream_copies.copy(pieces, stream.handle()) }) else {
             return Ok(None);
         };
-        if declined == Declined::Fault {
+        if declined == DeclineReason::Fault {
             let _ = stream.synchronize();
             self.stream_copies.settle_direction(device, direction);
         }

@@ -9,7 +9,7 @@ use super::path_set::{PathSet, how_to_relay};
 use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::How;
 use super::submit_pool::SubmitPool;
-use super::{Declined, GpuDirection, StreamCopies};
+use super::{DeclineReason, GpuDirection, StreamCopies};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -117,7 +117,7 @@ impl StreamCopies {
 
     /// Whether peers reach what is at an address of a GPU: they do not where it was mapped for that
     /// GPU alone.
-    pub fn is_open(&self, address: Address) -> Result<bool, Declined> {
+    pub fn is_open(&self, address: Address) -> Result<bool, DeclineReason> {
         Inspector::new(self.driver).range_of(address).map(|range| range.is_open)
     }
 
@@ -150,7 +150,7 @@ impl StreamCopies {
             // Some caller's stream copy has it, and nobody knows for how long. A queue that is full
             // makes the next call wait.
             drop(path_set);
-            self.counters.tell(Declined::Busy);
+            self.counters.tell(DeclineReason::Busy);
             copy_stream.copy_alone(batch)
         } else if let Some(places) = path_set.room_for(batch.pieces.len()) {
             self.queue_batch(copy_stream, batch, gpu_direction, &mut path_set, places)

@@ -1,7 +1,7 @@
 //! What an address is, asked of the driver: pinned host memory, memory of a GPU, or something that
 //! must be left alone; and so between what a piece is to be copied.
 
-use super::Declined;
+use super::DeclineReason;
 use crate::driver::abi::{self, Address};
 use crate::driver::{Driver, Table};
 use crate::kernels::Piece;
@@ -49,7 +49,7 @@ impl<'a> Inspector<'a> {
     }
 
     /// The range that holds an address.
-    pub fn range_of(&mut self, address: Address) -> Result<Range, Declined> {
+    pub fn range_of(&mut self, address: Address) -> Result<Range, DeclineReason> {
         let behind = self.known.partition_point(|range| range.start <= address);
         if let Some(range) = behind.checked_sub(1).and_then(|index| self.known.get(index))
             && address < range.end
@@ -61,7 +61,7 @@ impl<'a> Inspector<'a> {
         Ok(range)
     }
 
-    fn ask(&self, address: Address) -> Result<Range, Declined> {
+    fn ask(&self, address: Address) -> Result<Range, DeclineReason> {
         let (mut kind, mut managed, mut open, mut ordinal) = (0_u32, 0_u32, 0_u32, 0_i32);
         let (mut start, mut bytes): (Address, abi::Size) = (0, 0);
         let attributes = [
@@ -85,19 +85,21 @@ impl<'a> Inspector<'a> {
         let status =
             unsafe { (self.table.pointer_attributes)(6, attributes.as_ptr(), values.as_ptr(), address) };
         if status != abi::SUCCESS || (kind == 0 && managed == 0) {
-            return Err(Declined::Pageable);
+            return Err(DeclineReason::Pageable);
         }
         if managed != 0 {
-            return Err(Declined::Managed);
+            return Err(DeclineReason::Managed);
         }
         let end = start.saturating_add(bytes as u64);
         if !(start..end).contains(&address) {
-            return Err(Declined::Pageable);
+            return Err(DeclineReason::Pageable);
         }
         let kind = match kind {
             abi::MEMORY_TYPE_HOST => Kind::Host,
-            abi::MEMORY_TYPE_DEVICE => Kind::Device(u16::try_from(ordinal).map_err(|_| Declined::Managed)?),
-            _ => return Err(Declined::Managed),
+            abi::MEMORY_TYPE_DEVICE => {
+                Kind::Device(u16::try_from(ordinal).map_err(|_| DeclineReason::Managed)?)
+            }
+            _ => return Err(DeclineReason::Managed),
         };
         Ok(Range { kind, start, end, is_open: open != 0 })
     }
@@ -169,7 +171,7 @@ pub fn inspect<'p>(
     driver: &Driver,
     pieces: &'p [Piece],
     outline: &Outline,
-) -> Result<Inspected<'p>, Declined> {
+) -> Result<Inspected<'p>, DeclineReason> {
     let mut sides = Sides::new(driver);
     let whole = Piece { from: outline.from.start, to: outline.to.start, bytes: 1 };
     if let Ok((from, to)) = sides.ranges(&whole)
@@ -191,7 +193,7 @@ pub fn inspect<'p>(
             cut.push(part.piece);
         })?;
     }
-    let (device, direction) = ends.filter(|_| !is_mixed).ok_or(Declined::SameKind)?;
+    let (device, direction) = ends.filter(|_| !is_mixed).ok_or(DeclineReason::SameKind)?;
     Ok(Inspected { device, direction, pieces: Cow::Owned(cut), seams: sides.seams(), peers_reach })
 }
 
@@ -213,11 +215,11 @@ struct Part {
 }
 
 /// What a piece is that lies in these two ranges.
-fn between(from: &Range, to: &Range, piece: Piece) -> Result<Part, Declined> {
+fn between(from: &Range, to: &Range, piece: Piece) -> Result<Part, DeclineReason> {
     let (device, direction, is_open) = match (from.kind, to.kind) {
         (Kind::Host, Kind::Device(device)) => (device, Direction::HostToDevice, to.is_open),
         (Kind::Device(device), Kind::Host) => (device, Direction::DeviceToHost, from.is_open),
-        _ => return Err(Declined::SameKind),
+        _ => return Err(DeclineReason::SameKind),
     };
     Ok(Part { device, direction, piece, is_open })
 }
@@ -228,18 +230,18 @@ impl<'a> Sides<'a> {
     }
 
     /// The ranges in which a piece begins.
-    fn ranges(&mut self, piece: &Piece) -> Result<(Range, Range), Declined> {
+    fn ranges(&mut self, piece: &Piece) -> Result<(Range, Range), DeclineReason> {
         Ok((self.from.range_of(piece.from)?, self.to.range_of(piece.to)?))
     }
 
     /// A copy over two registrations, or over two allocations, is the driver's to refuse. Over what
     /// is mapped side by side it may go.
-    fn may_go_over(&mut self, piece: &Piece) -> Result<(), Declined> {
+    fn may_go_over(&mut self, piece: &Piece) -> Result<(), DeclineReason> {
         let (from, to) = self.ranges(piece)?;
         let sides = [(from, piece.from), (to, piece.to)];
         let is_mapped = |range: &Range| matches!(range.kind, Kind::Device(_)) && !range.is_open;
         let fits = |(range, at): &(Range, Address)| range.holds(*at, piece.bytes) || is_mapped(range);
-        if sides.iter().all(fits) { Ok(()) } else { Err(Declined::DriverJudges) }
+        if sides.iter().all(fits) { Ok(()) } else { Err(DeclineReason::DriverJudges) }
     }
 
     /// Where the ranges begin, in order.
@@ -251,7 +253,7 @@ impl<'a> Sides<'a> {
     }
 
     /// The parts of a piece, each given to `each`.
-    fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), Declined> {
+    fn cut(&mut self, piece: &Piece, mut each: impl FnMut(Part)) -> Result<(), DeclineReason> {
         if let Some((from, to, last)) = &self.last
             && piece.bytes > 0
             && from.holds(piece.from, piece.bytes)
@@ -284,7 +286,7 @@ pub struct Group {
 
 /// Finds out where each piece goes; or which one, by its place, does not go between pinned memory
 /// and a GPU, and why.
-pub fn groups(driver: &Driver, pieces: &[Piece]) -> Result<Vec<Group>, (usize, Declined)> {
+pub fn groups(driver: &Driver, pieces: &[Piece]) -> Result<Vec<Group>, (usize, DeclineReason)> {
     let mut sides = Sides::new(driver);
     let mut groups: Vec<Group> = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {

@@ -5,7 +5,7 @@
 //! driver would, it declines.
 
 mod copy_stream;
-mod declined;
+mod decline;
 mod direct;
 mod inspect;
 mod kernel_list;
@@ -26,7 +26,7 @@ use crate::peers::Peers;
 use crate::plan;
 use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
-pub use declined::{Counters, Declined};
+pub use decline::{Counters, DeclineReason};
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;
@@ -217,7 +217,7 @@ impl StreamCopies {
     /// # Safety
     ///
     /// What holds for `cuMemcpyAsync` holds for every piece.
-    pub unsafe fn copy(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), Declined> {
+    pub unsafe fn copy(&self, pieces: &[Piece], stream: StreamHandle) -> Result<(), DeclineReason> {
         // SAFETY: by this function's contract.
         unsafe { self.copy_asked(pieces, None, stream) }
     }
@@ -233,7 +233,7 @@ impl StreamCopies {
         pieces: &[Piece],
         asked: Option<Direction>,
         stream: StreamHandle,
-    ) -> Result<(), Declined> {
+    ) -> Result<(), DeclineReason> {
         // SAFETY: by this function's contract.
         let copied = unsafe { self.queue(pieces, asked, stream) };
         if let Err(why) = copied {
@@ -337,11 +337,11 @@ impl StreamCopies {
         pieces: &[Piece],
         asked: Option<Direction>,
         stream: StreamHandle,
-    ) -> Result<(), Declined> {
+    ) -> Result<(), DeclineReason> {
         let outline = Outline::of(pieces);
         let bytes = outline.bytes;
         if bytes < self.rates.least_bytes() {
-            return Err(Declined::Small);
+            return Err(DeclineReason::Small);
         }
         check_capture(self.driver, stream)?;
         let _relaxed = Relaxed::enter(self.driver);
@@ -349,25 +349,26 @@ impl StreamCopies {
         let Inspected { device: target, direction, pieces, seams, peers_reach } =
             inspect(self.driver, pieces, &outline)?;
         if asked.is_some_and(|asked| asked != direction) {
-            return Err(Declined::DriverJudges);
+            return Err(DeclineReason::DriverJudges);
         }
         if device.index() != target {
-            return Err(Declined::ForeignContext);
+            return Err(DeclineReason::ForeignContext);
         }
         if bytes < self.rates.of(direction).break_even_bytes {
-            return Err(Declined::Small);
+            return Err(DeclineReason::Small);
         }
-        let gpu_direction = self.gpu_directions.get(&(target, direction)).ok_or(Declined::NoRelay)?;
+        let gpu_direction = self.gpu_directions.get(&(target, direction)).ok_or(DeclineReason::NoRelay)?;
         self.note(gpu_direction);
-        let _current = device.enter().map_err(|_| Declined::Fault)?;
-        let holder = device.id_of(stream).map_err(|_| Declined::Fault)?;
+        let _current = device.enter().map_err(|_| DeclineReason::Fault)?;
+        let holder = device.id_of(stream).map_err(|_| DeclineReason::Fault)?;
         let mut path_set = gpu_direction.path_set.lock();
         if path_set.is_lost() {
             drop(path_set);
             self.settle_if_quiet(gpu_direction);
             path_set = gpu_direction.path_set.lock();
         }
-        let idle = path_set.take(stream, holder).map_err(|_| Declined::Fault)?.ok_or(Declined::Busy)?;
+        let idle =
+            path_set.take(stream, holder).map_err(|_| DeclineReason::Fault)?.ok_or(DeclineReason::Busy)?;
         let pages_are_small = is_small(pieces.len(), bytes);
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines
         // would need a call for each.
@@ -381,17 +382,17 @@ impl StreamCopies {
         // not a call for each.
         if pipelines.is_empty() && !pages_are_small {
             return Err(match gpu_direction.relays.is_empty() {
-                true if gpu_direction.has_untrusted => Declined::Untrusted,
-                true => Declined::NoRelay,
-                false => Declined::Busy,
+                true if gpu_direction.has_untrusted => DeclineReason::Untrusted,
+                true => DeclineReason::NoRelay,
+                false => DeclineReason::Busy,
             });
         }
         let segments = shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0)
             / PIPELINE_SLOT_BYTES;
         if !idle && segments > QUEUED_SEGMENTS_MAX {
-            return Err(Declined::Busy);
+            return Err(DeclineReason::Busy);
         }
-        let places = path_set.room_for(pieces.len()).ok_or(Declined::Busy)?;
+        let places = path_set.room_for(pieces.len()).ok_or(DeclineReason::Busy)?;
         let direct_bytes = shares[0];
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
@@ -415,7 +416,7 @@ impl StreamCopies {
         let queued = unsafe { path_set.queue(stream_copy, &mut pipelines) };
         // After an error some of it is in the stream and does no harm: the driver copies the same
         // bytes again, behind it.
-        queued.map_err(|_| Declined::Fault)?;
+        queued.map_err(|_| DeclineReason::Fault)?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
         Ok(())
     }
@@ -440,7 +441,7 @@ impl StreamCopies {
         pieces: &[Piece],
         asked: Option<Direction>,
         stream: StreamHandle,
-    ) -> Result<abi::Status, Declined> {
+    ) -> Result<abi::Status, DeclineReason> {
         let before = self.losses();
         // SAFETY: by this function's contract.
         unsafe { self.copy_asked(pieces, asked, stream)? };
@@ -524,7 +525,7 @@ impl StreamCopies {
     }
 
     /// The GPU whose primary context a stream belongs to.
-    fn device_of(&self, stream: StreamHandle) -> Result<Arc<Device>, Declined> {
+    fn device_of(&self, stream: StreamHandle) -> Result<Arc<Device>, DeclineReason> {
         let mut context = std::ptr::null_mut();
         let table = self.driver.table();
         let is_default = stream as usize <= abi::PER_THREAD_STREAM as usize;
@@ -537,7 +538,7 @@ impl StreamCopies {
             }
         };
         let device = self.devices.iter().find(|device| device.context() == context);
-        device.filter(|_| status == abi::SUCCESS).cloned().ok_or(Declined::ForeignContext)
+        device.filter(|_| status == abi::SUCCESS).cloned().ok_or(DeclineReason::ForeignContext)
     }
 }
 
@@ -548,21 +549,21 @@ pub(crate) fn is_candidate(
     pieces: &[Piece],
     asked: Option<Direction>,
     stream: StreamHandle,
-) -> Result<(), Declined> {
+) -> Result<(), DeclineReason> {
     let outline = Outline::of(pieces);
     if outline.bytes < Rates::default().least_bytes() {
-        return Err(Declined::Small);
+        return Err(DeclineReason::Small);
     }
     check_capture(driver, stream)?;
     let _relaxed = Relaxed::enter(driver);
     let direction = inspect(driver, pieces, &outline)?.direction;
-    if asked.is_some_and(|asked| asked != direction) { Err(Declined::DriverJudges) } else { Ok(()) }
+    if asked.is_some_and(|asked| asked != direction) { Err(DeclineReason::DriverJudges) } else { Ok(()) }
 }
 
-fn check_capture(driver: &Driver, stream: StreamHandle) -> Result<(), Declined> {
+fn check_capture(driver: &Driver, stream: StreamHandle) -> Result<(), DeclineReason> {
     let mut status = abi::CAPTURE_NONE;
     // SAFETY: the status is written to a valid place; the stream is the caller's. The legacy stream
     // answers with an error while another stream is captured.
     let asked = unsafe { (driver.table().stream_is_capturing)(stream, &mut status) };
-    if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(Declined::Capturing) }
+    if asked == abi::SUCCESS && status == abi::CAPTURE_NONE { Ok(()) } else { Err(DeclineReason::Capturing) }
 }

@@ -8,7 +8,7 @@ use forebay_cuda::CopierOptions;
 use forebay_cuda::device::Stream;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
-use forebay_cuda::stream_copy::Declined;
+use forebay_cuda::stream_copy::DeclineReason;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ fn goes_on(world: &World, way: Direction, page: u64, refused: &str) -> bool {
     // What was left behind of the refused stream copy ends by itself.
     let is_taken = (0..500).any(|_| {
         let again = copy().unwrap();
-        assert!(again.is_none() || again == Some(Declined::Busy), "{refused}: {again:?}");
+        assert!(again.is_none() || again == Some(DeclineReason::Busy), "{refused}: {again:?}");
         if again.is_some() {
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -15,7 +15,7 @@ use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
-use forebay_cuda::stream_copy::Declined;
+use forebay_cuda::stream_copy::DeclineReason;
 use forebay_cuda::{CopierOptions, CopyError, Relay};
 use forebay_transfer::{Class, End, Reason, Span, SpanPair, Transfer};
 use proptest::prelude::*;
@@ -174,12 +174,12 @@ fn what_is_not_understood_is_declined_and_left_alone() {
             unsafe { world.copier.stream_copies().copy(&[Piece { from, to, bytes }], stream.handle()) }
         };
         let (there, pageable) = (memory.address(), pageable.as_ptr() as u64);
-        assert_eq!(copy(host.address(), there, 4096), Err(Declined::Small));
-        assert_eq!(copy(pageable, there, bytes), Err(Declined::Pageable));
-        assert_eq!(copy(there, there + bytes / 2, bytes / 2), Err(Declined::SameKind));
-        assert_eq!(copy(host.address(), there, bytes + 1), Err(Declined::DriverJudges));
+        assert_eq!(copy(host.address(), there, 4096), Err(DeclineReason::Small));
+        assert_eq!(copy(pageable, there, bytes), Err(DeclineReason::Pageable));
+        assert_eq!(copy(there, there + bytes / 2, bytes / 2), Err(DeclineReason::SameKind));
+        assert_eq!(copy(host.address(), there, bytes + 1), Err(DeclineReason::DriverJudges));
         world.fake.capture(stream.handle(), || {
-            assert_eq!(copy(host.address(), there, bytes), Err(Declined::Capturing));
+            assert_eq!(copy(host.address(), there, bytes), Err(DeclineReason::Capturing));
         });
         assert_eq!(copy(host.address(), there, bytes), Ok(()));
         stream.synchronize().unwrap();
@@ -204,7 +204,10 @@ fn a_copy_of_another_stream_does_not_wait_for_one_that_cannot_go_on() {
         unsafe {
             stream_copies.copy(&[piece(host.address(), memory.address())], stuck.handle()).unwrap();
             let second = piece(host.address(), memory.address() + bytes);
-            assert_eq!(world.copier.copy_in_stream(&[second], free.handle()).unwrap(), Some(Declined::Busy));
+            assert_eq!(
+                world.copier.copy_in_stream(&[second], free.handle()).unwrap(),
+                Some(DeclineReason::Busy)
+            );
         }
         free.synchronize().unwrap();
         held.release();
@@ -354,8 +357,9 @@ fn gpus_that_copy_at_once_leave_each_others_links_alone() {
 fn a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet() {
     alone("a_copy_that_was_given_up_does_not_return_before_its_memory_is_quiet", &[], |fake| {
         // From the first byte on copies that are waited for are the mover's.
-        let rates =
-            Direction::BOTH.into_iter().fold(Rates::default(), |rates, way| rates.with(way, |own| own.mover_bytes = 0));
+        let rates = Direction::BOTH
+            .into_iter()
+            .fold(Rates::default(), |rates, way| rates.with(way, |own| own.mover_bytes = 0));
         let world = fake.world(CopierOptions { rates: Some(rates), ..CopierOptions::default() });
         let bytes = 24 * MIB;
         let (memory, target) = (world.memory(0, bytes), world.host(bytes));

@@ -8,7 +8,7 @@ use forebay_cuda::device::{DeviceMemory, Event, Stream};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
-use forebay_cuda::stream_copy::Declined;
+use forebay_cuda::stream_copy::DeclineReason;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn two_in_a_stream(world: &World, refused: &str) -> bool {
     // SAFETY: as above.
     unsafe { stream.copy(second.memory.address(), before.address(), 2 * bytes).unwrap() };
     let behind = load(&second).unwrap();
-    assert!(behind.is_none() || (was_met && behind == Some(Declined::Busy)), "{refused}: {behind:?}");
+    assert!(behind.is_none() || (was_met && behind == Some(DeclineReason::Busy)), "{refused}: {behind:?}");
     held.release();
     stream.synchronize().unwrap();
     world.copier.stream_copies().settle_direction(0, Direction::HostToDevice);
@@ -206,7 +206,7 @@ fn with_late_kernels(world: &World, way: Direction, nth: u64) -> bool {
     stream.synchronize().unwrap();
     world.copier.stream_copies().settle_direction(0, way);
     assert!(first.is_ok() || was_met, "{way:?} {nth}: {first:?}");
-    let is_safe = !launched || !is_over || second == Some(Declined::Busy);
+    let is_safe = !launched || !is_over || second == Some(DeclineReason::Busy);
     assert!(is_safe, "{way:?} {nth}: the stream went on before a kernel that reads its list later");
     was_met
 }

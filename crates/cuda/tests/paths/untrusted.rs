@@ -7,7 +7,7 @@ use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::peers::{Distrust, Means};
 use forebay_cuda::rates::Rates;
-use forebay_cuda::stream_copy::Declined;
+use forebay_cuda::stream_copy::DeclineReason;
 use forebay_cuda::{Copier, CopierOptions, LeftOut, Relay, StartError};
 
 const MIB: u64 = 1 << 20;
@@ -98,8 +98,8 @@ fn a_copy_without_a_relay_that_is_trusted_is_counted_by_that_reason() {
             // SAFETY: all memory outlives the stream's work.
             let declined = unsafe { world.copier.copy_in_stream(&whole, stream.handle()).unwrap() };
             stream.synchronize().unwrap();
-            assert_eq!(declined, Some(Declined::Untrusted));
-            assert_eq!(world.copier.stream_copies().counters().declined(Declined::Untrusted), 1);
+            assert_eq!(declined, Some(DeclineReason::Untrusted));
+            assert_eq!(world.copier.stream_copies().counters().declined(DeclineReason::Untrusted), 1);
             drop(current);
             drop((stream, memory));
             world.end();

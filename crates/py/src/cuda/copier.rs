@@ -7,7 +7,7 @@ use crate::process::Own;
 use crate::rows;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::remote::{NodeRelays, RelaysAt, Status};
-use forebay_cuda::stream_copy::Declined;
+use forebay_cuda::stream_copy::DeclineReason;
 use forebay_cuda::{CopierOptions, CopyError, StartError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -60,7 +60,7 @@ impl Copier {
         let links = py.detach(|| copier.telemetry()).map_err(failed)?.links;
         let counters = copier.stream_copies().counters();
         let (declined, by_link) = (PyDict::new(py), PyDict::new(py));
-        for why in Declined::ALL.into_iter().filter(|why| counters.declined(*why) > 0) {
+        for why in DeclineReason::ALL.into_iter().filter(|why| counters.declined(*why) > 0) {
             declined.set_item(why.to_string(), counters.declined(why))?;
         }
         for link in links {

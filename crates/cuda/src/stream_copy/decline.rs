@@ -7,7 +7,7 @@ use thiserror::Error;
 /// Why a copy was left to the driver. Nothing was done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 #[repr(u8)]
-pub enum Declined {
+pub enum DeclineReason {
     /// So small that the direct path is the fastest.
     #[error("small")]
     Small = 1,
@@ -51,26 +51,26 @@ pub struct Counters {
     pub direct_bytes: AtomicU64,
     /// Bytes that went over relays.
     pub relayed_bytes: AtomicU64,
-    declined: [AtomicU64; Declined::CODES],
-    lines: [LogGate; Declined::CODES],
+    declined: [AtomicU64; DeclineReason::CODES],
+    lines: [LogGate; DeclineReason::CODES],
 }
 
-impl Declined {
-    pub const ALL: [Declined; 11] = [
-        Declined::Small,
-        Declined::Capturing,
-        Declined::Pageable,
-        Declined::Managed,
-        Declined::NoRelay,
-        Declined::Busy,
-        Declined::SameKind,
-        Declined::ForeignContext,
-        Declined::Fault,
-        Declined::Untrusted,
-        Declined::DriverJudges,
+impl DeclineReason {
+    pub const ALL: [DeclineReason; 11] = [
+        DeclineReason::Small,
+        DeclineReason::Capturing,
+        DeclineReason::Pageable,
+        DeclineReason::Managed,
+        DeclineReason::NoRelay,
+        DeclineReason::Busy,
+        DeclineReason::SameKind,
+        DeclineReason::ForeignContext,
+        DeclineReason::Fault,
+        DeclineReason::Untrusted,
+        DeclineReason::DriverJudges,
     ];
     /// The largest of their numbers, some of which are others' (see `forebay_copy.h`).
-    const CODES: usize = Declined::DriverJudges as usize;
+    const CODES: usize = DeclineReason::DriverJudges as usize;
 }
 
 impl Counters {
@@ -82,22 +82,22 @@ impl Counters {
 
     /// Counts a copy that was left to the driver, and tells of it unless it is a small one: these
     /// are direct as a rule.
-    pub(super) fn decline(&self, why: Declined) {
+    pub(super) fn decline(&self, why: DeclineReason) {
         self.declined[why as usize - 1].fetch_add(1, Ordering::Relaxed);
-        if why != Declined::Small {
+        if why != DeclineReason::Small {
             self.tell(why);
         }
     }
 
     /// Tells of a copy that goes over its GPU's own link, once a minute at most.
-    pub(super) fn tell(&self, why: Declined) {
+    pub(super) fn tell(&self, why: DeclineReason) {
         if let Some(repeated) = self.lines[why as usize - 1].pass() {
             tracing::info!(repeated, reason = %why, "copy is left to the driver");
         }
     }
 
     /// How many copies were left to the driver for a reason.
-    pub fn declined(&self, why: Declined) -> u64 {
+    pub fn declined(&self, why: DeclineReason) -> u64 {
         self.declined[why as usize - 1].load(Ordering::Relaxed)
     }
 }
