@@ -3,8 +3,8 @@
 //! the background, when the first copy comes that could go over several links, and copies are
 //! declined until then.
 
-mod lines;
-mod started;
+mod log;
+mod startup;
 
 use crate::access;
 use crate::driver::abi::{self, ContextHandle, Dlsym, Status, StreamHandle};
@@ -14,8 +14,8 @@ use crate::links::Direction;
 use crate::rates::Rates;
 use crate::stream_copy::{DeclineReason, is_candidate};
 use libc::{c_int, c_uint, c_void};
-use lines::Lines;
-use started::{Started, forget, start_behind, started};
+use log::WarningLog;
+use startup::{Startup, forget, start_in_background, startup};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn forebay_copy_open(
 ) -> *const CopyApi {
     let Some(real_dlsym) = real_dlsym.filter(|_| !libcuda.is_null()) else { return std::ptr::null() };
     let open = || {
-        Lines::go_to(lines);
+        WarningLog::go_to(lines);
         // SAFETY: by this function's contract.
         let driver = unsafe { Driver::from_library(real_dlsym, libcuda) };
         let driver =
@@ -146,18 +146,18 @@ unsafe fn copy_pieces(
     if pieces.iter().any(|piece| piece.bytes == 0) {
         return Err(DeclineReason::DriverJudges as i32);
     }
-    let Some(started) = started() else { return Err(STARTING) };
-    match &*started {
-        Started::Failed => Err(DeclineReason::Fault as i32),
-        Started::Not => {
+    let Some(startup) = startup() else { return Err(STARTING) };
+    match &*startup {
+        Startup::Failed => Err(DeclineReason::Fault as i32),
+        Startup::Not => {
             let driver = driver().ok_or(DeclineReason::Fault as i32)?;
             is_candidate(driver, pieces, asked, stream).map_err(|why| why as i32)?;
             // It waits for nobody who reads.
-            drop(started);
-            start_behind(driver, ready);
+            drop(startup);
+            start_in_background(driver, ready);
             Err(STARTING)
         }
-        Started::With(stream_copies) => {
+        Startup::With(stream_copies) => {
             // SAFETY: by this function's contract.
             let copied = unsafe {
                 match is_waited_for {

@@ -8,15 +8,15 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Writes warnings and errors, each as one line.
-pub struct Lines {
+pub struct WarningLog {
     file: libc::c_int,
 }
 
-impl Lines {
+impl WarningLog {
     /// Has warnings of this library go to a descriptor, once and for good.
     pub fn go_to(file: libc::c_int) {
         // It fails where somebody has set another one, who writes them then.
-        let _ = tracing::subscriber::set_global_default(Lines { file });
+        let _ = tracing::subscriber::set_global_default(WarningLog { file });
     }
 }
 
@@ -39,7 +39,7 @@ impl Visit for Text {
     }
 }
 
-impl Subscriber for Lines {
+impl Subscriber for WarningLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN
     }

@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// What copies are made with.
 #[derive(Debug)]
-pub enum Started {
+pub enum Startup {
     Not,
     /// These. Never dropped at the end of the process: the driver may be gone by then.
     With(Box<StreamCopies>),
@@ -24,39 +24,39 @@ pub enum Started {
     Failed,
 }
 
-static STARTED: RwLock<Started> = RwLock::new(Started::Not);
+static STARTUP: RwLock<Startup> = RwLock::new(Startup::Not);
 /// A thread is at it.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
 /// What there is; `None` while it changes.
-pub fn started() -> Option<RwLockReadGuard<'static, Started>> {
+pub fn startup() -> Option<RwLockReadGuard<'static, Startup>> {
     if STARTING.load(Ordering::Acquire) {
         return None;
     }
-    STARTED.try_read()
+    STARTUP.try_read()
 }
 
-fn set(started: Started) {
-    *STARTED.write() = started;
+fn set(startup: Startup) {
+    *STARTUP.write() = startup;
 }
 
 /// Starts on a thread of its own, unless one is at it. `ready` is told the rates.
-pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
+pub fn start_in_background(driver: &'static Driver, ready: fn(&Rates)) {
     if STARTING.swap(true, Ordering::AcqRel) {
         return;
     }
     let start = move || {
         let stream_copies = catch_unwind(AssertUnwindSafe(|| start_stream_copies(driver, None)));
-        let started = match stream_copies {
+        let startup = match stream_copies {
             Ok(Ok(stream_copies)) => {
                 ready(stream_copies.rates());
-                Started::With(Box::new(stream_copies))
+                Startup::With(Box::new(stream_copies))
             }
             Ok(Err(error)) => failed(&error),
             // The panic's message is on stderr.
-            Err(_) => Started::Failed,
+            Err(_) => Startup::Failed,
         };
-        set(started);
+        set(startup);
         STARTING.store(false, Ordering::Release);
     };
     let thread = std::thread::Builder::new().name("forebay-start".into());
@@ -66,9 +66,9 @@ pub fn start_behind(driver: &'static Driver, ready: fn(&Rates)) {
     }
 }
 
-fn failed(error: &StartError) -> Started {
+fn failed(error: &StartError) -> Startup {
     tracing::warn!(reason = %error, "copies are left to the driver");
-    Started::Failed
+    Startup::Failed
 }
 
 /// The context of a GPU is about to be reset: nothing that it has is used or given back any more.
@@ -78,11 +78,11 @@ pub fn forget(device: DeviceId) {
     while STARTING.load(Ordering::Acquire) {
         std::thread::sleep(LOOK);
     }
-    let mut started = STARTED.write();
-    let Started::With(stream_copies) = &*started else { return };
+    let mut startup = STARTUP.write();
+    let Startup::With(stream_copies) = &*startup else { return };
     let Some(gone) = stream_copies.devices().iter().find(|known| known.id == device) else { return };
     gone.is_reset();
-    let left = std::mem::replace(&mut *started, Started::Not);
+    let left = std::mem::replace(&mut *startup, Startup::Not);
     let thread = std::thread::Builder::new().name("forebay-end".into());
     // Without a thread it is given back here.
     let _ = thread.spawn(move || drop(left));
