@@ -11,7 +11,7 @@ use crate::driver::abi::{Address, StreamHandle};
 use crate::driver::{CudaError, Driver, LoadError, Relaxed};
 use crate::kernels::{Kernels, Piece};
 use crate::links::{Direction, HOST};
-use crate::opened::{self, LeftOut};
+use crate::open::{self, LeftOut};
 use crate::peers::Peers;
 use crate::poller::Poller;
 use crate::profile::Profile;
@@ -511,5 +511,5 @@ fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Kerne
     if wanted.is_empty() {
         return Err(StartError::NoDevices);
     }
-    Ok(opened::open(driver, wanted)?)
+    Ok(open::open(driver, wanted)?)
 }

@@ -9,7 +9,7 @@ use super::wire::{Hex, Uuid};
 use crate::device::Device;
 use crate::driver::{CudaError, Driver};
 use crate::gpu::Gpu;
-use crate::opened::{LeftOut, open_one, those_that_open};
+use crate::open::{LeftOut, open_one, those_that_open};
 use crate::pinned::Registered;
 use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Admission, Room};
