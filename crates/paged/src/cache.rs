@@ -37,26 +37,33 @@ pub struct CacheShape {
     chunk_tokens: u32,
 }
 
-/// What cannot be.
+/// A number that cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum BadShape {
-    /// A number is out of bounds.
-    #[error("{what} is {value}; allowed: {allowed}")]
-    Value { what: String, value: u64, allowed: String },
+#[error("{what} is {value}; allowed: {allowed}")]
+pub struct BadValue {
+    what: String,
+    value: u64,
+    allowed: String,
 }
 
-fn bad(what: impl Into<String>, value: u64, allowed: impl Into<String>) -> BadShape {
-    BadShape::Value { what: what.into(), value, allowed: allowed.into() }
+impl BadValue {
+    pub fn new(what: impl Into<String>, value: impl Into<u64>, allowed: impl Into<String>) -> BadValue {
+        BadValue { what: what.into(), value: value.into(), allowed: allowed.into() }
+    }
 }
 
 impl CacheShape {
     /// A cache of these layers and groups, whose chunks have `chunk_tokens` tokens.
-    pub fn new(layers: Vec<Layer>, groups: Vec<Group>, chunk_tokens: u32) -> Result<CacheShape, BadShape> {
+    pub fn new(layers: Vec<Layer>, groups: Vec<Group>, chunk_tokens: u32) -> Result<CacheShape, BadValue> {
         if !(1..=MAX_LAYERS).contains(&layers.len()) {
-            return Err(bad("the number of layers", layers.len() as u64, format!("1 to {MAX_LAYERS}")));
+            return Err(BadValue::new(
+                "the number of layers",
+                layers.len() as u64,
+                format!("1 to {MAX_LAYERS}"),
+            ));
         }
         if !(1..=MAX_CHUNK_TOKENS).contains(&chunk_tokens) {
-            return Err(bad("chunk_tokens", chunk_tokens.into(), format!("1 to {MAX_CHUNK_TOKENS}")));
+            return Err(BadValue::new("chunk_tokens", chunk_tokens, format!("1 to {MAX_CHUNK_TOKENS}")));
         }
         for (number, group) in groups.iter().enumerate() {
             group.check(number, chunk_tokens)?;
@@ -98,14 +105,14 @@ impl Group {
         tokens.div_ceil(self.page_tokens).into()
     }
 
-    fn check(&self, number: usize, chunk_tokens: u32) -> Result<(), BadShape> {
+    fn check(&self, number: usize, chunk_tokens: u32) -> Result<(), BadValue> {
         let Group { page_tokens, heads } = *self;
         if page_tokens == 0 || !chunk_tokens.is_multiple_of(page_tokens) {
             let allowed = format!("a divisor of chunk_tokens, {chunk_tokens}");
-            return Err(bad(format!("page_tokens of group {number}"), page_tokens.into(), allowed));
+            return Err(BadValue::new(format!("page_tokens of group {number}"), page_tokens, allowed));
         }
         if heads == 0 {
-            return Err(bad(format!("heads of group {number}"), 0, "1 or more"));
+            return Err(BadValue::new(format!("heads of group {number}"), 0_u64, "1 or more"));
         }
         Ok(())
     }
@@ -117,33 +124,37 @@ impl Layer {
         (self.pages - 1) * self.stride_bytes + self.page_bytes
     }
 
-    fn check(&self, number: usize, groups: &[Group], chunk_tokens: u32) -> Result<(), BadShape> {
+    fn check(&self, number: usize, groups: &[Group], chunk_tokens: u32) -> Result<(), BadValue> {
         let what = |name: &str| format!("{name} of layer {number}");
         let Layer { address, pages, stride_bytes, page_bytes, group } = *self;
         let Some(of) = groups.get(group) else {
-            return Err(bad(what("the group"), group as u64, format!("below {}", groups.len())));
+            return Err(BadValue::new(what("the group"), group as u64, format!("below {}", groups.len())));
         };
         let cells = u64::from(of.heads) * u64::from(of.page_tokens);
         if page_bytes == 0 || !page_bytes.is_multiple_of(cells) {
-            return Err(bad(
+            return Err(BadValue::new(
                 what("page_bytes"),
                 page_bytes,
                 format!("a multiple of {cells}, heads by tokens"),
             ));
         }
         if stride_bytes < page_bytes {
-            return Err(bad(what("stride_bytes"), stride_bytes, format!("{page_bytes}, a page, or more")));
+            return Err(BadValue::new(
+                what("stride_bytes"),
+                stride_bytes,
+                format!("{page_bytes}, a page, or more"),
+            ));
         }
         let last = pages.checked_sub(1).and_then(|last| last.checked_mul(stride_bytes));
         let end = last.and_then(|last| last.checked_add(page_bytes)?.checked_add(address));
         if address == 0 || end.is_none_or(|end| end > i64::MAX as u64) {
             let allowed = format!("1 or more that fit behind address {address:#x}, which is not 0");
-            return Err(bad(what("pages"), pages, allowed));
+            return Err(BadValue::new(what("pages"), pages, allowed));
         }
         let chunk_bytes = of.pages_of(chunk_tokens).checked_mul(page_bytes);
         let limit = i64::MAX as u64 / MAX_LAYERS as u64;
         if chunk_bytes.is_none_or(|bytes| bytes > limit) {
-            return Err(bad(
+            return Err(BadValue::new(
                 what("page_bytes"),
                 page_bytes,
                 format!("a layer of a chunk of {limit} bytes at most"),

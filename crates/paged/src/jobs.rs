@@ -1,6 +1,7 @@
 //! Loads and stores under way and ended, by the numbers that the engine gave them, and what loads
 //! have taken. The engine's threads wait here for ends.
 
+use crate::busy_time::BusyTime;
 use crate::cost_model::Tier;
 use crate::load::{LoadEnd, LoadStall, Loaded, TierBytes};
 use parking_lot::{Condvar, Mutex};
@@ -24,39 +25,6 @@ pub struct Measured {
     pub bytes: u64,
     /// How long some of it was coming.
     pub time: Duration,
-}
-
-/// Chunks of one place on their way into the node's memory.
-#[derive(Debug, Clone, Copy, Default)]
-struct Coming {
-    chunks: u32,
-    /// Since when there were always some.
-    since: Option<Instant>,
-    /// How long there were some before.
-    time: Duration,
-}
-
-impl Coming {
-    fn begin(&mut self, now: Instant) {
-        self.chunks += 1;
-        self.since.get_or_insert(now);
-    }
-
-    fn end(&mut self, now: Instant) {
-        self.chunks = self.chunks.saturating_sub(1);
-        if self.chunks == 0 {
-            self.time +=
-                self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        }
-    }
-
-    /// How long there were some, since this was asked last.
-    fn take(&mut self, now: Instant) -> Duration {
-        let going_on =
-            self.since.replace(now).map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.since = self.since.filter(|_| self.chunks > 0);
-        std::mem::take(&mut self.time) + going_on
-    }
 }
 
 /// Stalls that are kept for whoever asks. Nobody has to: of more the oldest ones are forgotten.
@@ -113,7 +81,8 @@ struct State {
     ended_loads: Vec<LoadEnd>,
     ended_stores: Vec<JobStored>,
     busy: Option<Busy>,
-    coming: BTreeMap<Tier, Coming>,
+    /// Chunks of each tier on their way into the node's memory.
+    coming: BTreeMap<Tier, BusyTime>,
     measured: Vec<Measured>,
     stalls: VecDeque<LoadStall>,
 }
@@ -246,22 +215,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_time_of_a_place_is_that_in_which_something_was_on_its_way_from_there() {
-        let start = Instant::now();
-        let at = |second: u64| start + Duration::from_secs(second);
-        let mut coming = Coming::default();
-        assert_eq!(coming.take(at(1)), Duration::ZERO);
-        // Two beside each other, a pause, and one that goes on.
-        [(2, true), (3, true), (4, false), (6, false), (9, true)].into_iter().for_each(|(second, begins)| {
-            if begins { coming.begin(at(second)) } else { coming.end(at(second)) }
-        });
-        assert_eq!(coming.take(at(10)), Duration::from_secs(4 + 1));
-        coming.end(at(12));
-        assert_eq!(coming.take(at(20)), Duration::from_secs(2));
-        assert_eq!(coming.take(at(30)), Duration::ZERO);
-    }
 
     #[test]
     fn stalls_that_nobody_asks_for_are_forgotten_the_oldest_first() {

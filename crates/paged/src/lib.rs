@@ -9,6 +9,7 @@
 extern crate self as forebay_paged;
 
 mod access;
+mod busy_time;
 pub mod cache;
 pub mod copies;
 pub mod cost_model;

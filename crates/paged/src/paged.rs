@@ -1,13 +1,13 @@
 //! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores, and says what has ended.
 
-use crate::cache::CacheShape;
+use crate::cache::{BadValue, CacheShape};
 use crate::copies::{Copies, Direction, NotCopied};
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
 use crate::jobs::{JobStored, Jobs, Measured};
 use crate::limiter::Limiter;
 use crate::load::{InFlight, LoadEnd, LoadRequest, LoadStall};
-use crate::pages::{BadPages, Misfit, PageTables};
+use crate::pages::{BadPages, PageTables};
 use crate::shared::{Log, Shared};
 use crate::stats::{Counters, Stats};
 use crate::store::{NewChunk, Storing};
@@ -81,12 +81,9 @@ pub enum NotBegun {
     /// The pages do not fit the cache or the tokens.
     #[error(transparent)]
     Pages(#[from] BadPages),
-    /// A source does not fit the cache.
+    /// A number of the job's, or of a source that does not fit the cache.
     #[error(transparent)]
-    Source(#[from] Misfit),
-    /// A number of the job's.
-    #[error("{what} is {value}; allowed: {allowed}")]
-    Value { what: &'static str, value: u64, allowed: String },
+    Value(#[from] BadValue),
     /// The engine's stream.
     #[error(transparent)]
     Copies(#[from] NotCopied),
@@ -212,10 +209,7 @@ impl PagedCache {
             return Err(NotBegun::Closed);
         }
         let job = request.job;
-        let known = || {
-            let allowed = "a number of which no load is under way".into();
-            Err(NotBegun::Value { what: "job", value: job, allowed })
-        };
+        let known = || Err(BadValue::new("job", job, "a number of which no load is under way").into());
         let (under_way, is_known) = shared.jobs.loads(job);
         if is_known {
             return known();
@@ -240,7 +234,7 @@ impl PagedCache {
     }
 
     fn check(&self, request: &LoadRequest) -> Result<(), NotBegun> {
-        let refuse = |what, value, allowed| Err(NotBegun::Value { what, value, allowed });
+        let refuse = |what, value: u64, allowed| Err(BadValue::new(what, value, allowed).into());
         let chunks = request.tokens.div_ceil(self.shared.cache.chunk_tokens().into());
         if request.tokens == 0 || chunks > CHUNKS_MAX as u64 {
             return refuse("tokens", request.tokens, format!("1 to those of {CHUNKS_MAX} chunks"));
@@ -269,8 +263,7 @@ impl PagedCache {
         self.here()?;
         let layers = self.shared.cache.layers().len();
         if layer as usize >= layers {
-            let allowed = format!("below {layers}");
-            return Err(NotBegun::Value { what: "layer", value: layer.into(), allowed });
+            return Err(BadValue::new("layer", layer, format!("below {layers}")).into());
         }
         for load in self.under_way().iter().filter(|load| load.is_layerwise()) {
             load.wait_layer(layer, stream)?;
@@ -306,8 +299,7 @@ impl PagedCache {
         }
         let copying = shared.copies.begin(Direction::Store, false, stream)?;
         if !shared.jobs.begin_store(job) {
-            let allowed = "a number of which no store is under way".into();
-            return Err(NotBegun::Value { what: "job", value: job, allowed });
+            return Err(BadValue::new("job", job, "a number of which no store is under way").into());
         }
         Storing::begin(shared, job, chunks, tables, copying);
         Ok(())
@@ -321,11 +313,7 @@ impl PagedCache {
             let is_last = number + 1 == chunks.len();
             if chunk.tokens == 0 || chunk.tokens > whole || (chunk.tokens < whole && !is_last) {
                 let allowed = format!("{whole}, or fewer for the last chunk");
-                return Err(NotBegun::Value {
-                    what: "the tokens of a chunk",
-                    value: chunk.tokens.into(),
-                    allowed,
-                });
+                return Err(BadValue::new("the tokens of a chunk", chunk.tokens, allowed).into());
             }
         }
         Ok(chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum())

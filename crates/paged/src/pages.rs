@@ -14,7 +14,7 @@
 //! keeps keys transposed there, so no part of it is the first tokens. Pieces that are adjacent on
 //! both sides become one.
 
-use crate::cache::{CacheShape, Group, Layer};
+use crate::cache::{BadValue, CacheShape, Group, Layer};
 use crate::copies::Piece;
 use thiserror::Error;
 
@@ -90,8 +90,8 @@ pub enum Misfit {
         fits: String,
     },
     /// A number of the source.
-    #[error("{what} is {value}; allowed: {allowed}")]
-    Value { what: &'static str, value: u64, allowed: String },
+    #[error(transparent)]
+    Value(#[from] BadValue),
 }
 
 impl PageTables {
@@ -147,25 +147,24 @@ impl Source {
     }
 
     /// Looks whether it fits at all.
-    pub fn check(&self, cache: &CacheShape) -> Result<(), Misfit> {
+    pub fn check(&self, cache: &CacheShape) -> Result<(), BadValue> {
         let HeadRange { first_there, first_here, heads } = self.heads;
         let here = cache.groups().iter().map(|group| group.heads).max().unwrap_or(1);
         if heads == 0 || first_here.checked_add(heads).is_none_or(|end| end > here) {
             let allowed = format!("1 to {}", here.saturating_sub(first_here));
-            return Err(Misfit::Value { what: "the number of heads", value: heads.into(), allowed });
+            return Err(BadValue::new("the number of heads", heads, allowed));
         }
         if first_there.checked_add(heads).is_none() {
-            let (what, value) = ("the first head there", first_there.into());
-            return Err(Misfit::Value { what, value, allowed: "what a page may have".into() });
+            return Err(BadValue::new("the first head there", first_there, "what a page may have"));
         }
         let Some(page_tokens) = self.page_tokens else { return Ok(()) };
         if page_tokens == 0 || !cache.chunk_tokens().is_multiple_of(page_tokens) {
             let allowed = format!("a divisor of chunk_tokens, {}", cache.chunk_tokens());
-            return Err(Misfit::Value { what: "source_page_tokens", value: page_tokens.into(), allowed });
+            return Err(BadValue::new("source_page_tokens", page_tokens, allowed));
         }
         if cache.groups().len() > 1 {
-            let allowed = "none for a cache of several groups".into();
-            return Err(Misfit::Value { what: "source_page_tokens", value: page_tokens.into(), allowed });
+            let allowed = "none for a cache of several groups";
+            return Err(BadValue::new("source_page_tokens", page_tokens, allowed));
         }
         Ok(())
     }
@@ -196,7 +195,7 @@ pub fn pieces(
 ) -> Result<(), Misfit> {
     let Some(layer) = cache.layers().get(number as usize) else {
         let allowed = format!("below {}", cache.layers().len());
-        return Err(Misfit::Value { what: "the layer", value: number.into(), allowed });
+        return Err(BadValue::new("the layer", number, allowed).into());
     };
     let mut found = Joined { found, layer: number };
     if source.is_same(cache, layer, at.tokens, bytes) {

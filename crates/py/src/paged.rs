@@ -272,7 +272,7 @@ fn not_opened(error: NotOpened) -> PyErr {
 fn not_begun(error: NotBegun) -> PyErr {
     let why = error.to_string();
     match error {
-        NotBegun::Pages(_) | NotBegun::Source(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
+        NotBegun::Pages(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
         NotBegun::Copies(_) => TransferError::new_err(why),
         NotBegun::Closed => PeerLostError::new_err(why),
         NotBegun::Forked(forked) => of_forked(forked),

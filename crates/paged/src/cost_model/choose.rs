@@ -66,49 +66,22 @@ pub struct Prefix<'a> {
     pub wait_us: f64,
 }
 
-/// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
-    /// Compute everything that the engine does not have.
-    Recompute,
-    /// Load the first chunks, one at least, and compute the rest.
-    Load { chunks: usize },
-}
-
-/// A decision, and what it is expected to save.
+/// What to do, and what it is expected to take.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// What to do.
-    pub decision: Decision,
+    /// How many of the first chunks to load. The rest is computed.
+    pub chunks: usize,
     /// How long it takes until all KV of the prompt is there.
     pub expected_us: f64,
-    /// How long it would take if nothing were loaded.
-    pub recompute_us: f64,
 }
 
 /// The quickest way to the KV of a prompt; among equally quick ones the one that loads least.
-///
-/// ```
-/// use forebay_paged::cost_model::{Decision, Prefix, PrefillCost, Source, StoredChunk, choose};
-///
-/// // 16,384 tokens of Qwen3-Coder-30B-A3B for an H20, on a disk with 3.5 GB/s.
-/// let chunks = [StoredChunk { tokens: 256, bytes: 256 * 98_304, source: 0 }; 64];
-/// let disk = Source { bytes_per_us: 3_500.0, latency_us: 100.0, queued_bytes: 0 };
-/// let prefill = PrefillCost { linear_us_per_token: 61.5, attention_us_per_pair: 0.005_904, floor_us: 7_200.0 };
-/// let prefix =
-///     Prefix { held_tokens: 0, chunks: &chunks, new_tokens: 500, sources: &[disk], prefill, wait_us: 0.0 };
-/// assert_eq!(choose(&prefix).decision, Decision::Load { chunks: 64 });
-///
-/// let busy = Source { queued_bytes: 20_000_000_000, ..disk };
-/// assert_eq!(choose(&Prefix { sources: &[busy], ..prefix }).decision, Decision::Recompute);
-/// ```
 pub fn choose(prefix: &Prefix) -> Choice {
     let held = u64::from(prefix.held_tokens);
     let stored: u64 = prefix.chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum();
     let end = held + stored + u64::from(prefix.new_tokens);
     let time_us = |load_us: f64, there: u64| prefix.wait_us.max(load_us) + prefix.prefill.time_us(there, end);
-    let recompute_us = time_us(0.0, held);
-    let mut choice = Choice { decision: Decision::Recompute, expected_us: recompute_us, recompute_us };
+    let mut choice = Choice { chunks: 0, expected_us: time_us(0.0, held) };
     let mut loading = Loading::new(prefix.sources);
     let mut there = held;
     for (index, chunk) in prefix.chunks.iter().enumerate() {
@@ -116,8 +89,7 @@ pub fn choose(prefix: &Prefix) -> Choice {
         there += u64::from(chunk.tokens);
         let expected_us = time_us(loading.time_us, there);
         if expected_us < choice.expected_us {
-            choice.decision = Decision::Load { chunks: index + 1 };
-            choice.expected_us = expected_us;
+            choice = Choice { chunks: index + 1, expected_us };
         }
     }
     choice
@@ -192,18 +164,18 @@ mod tests {
         // Computing takes 61.5 us for each token and 5.9 ns for each pair; loading at 1 GB/s takes
         // 98.3 us for each token.
         let cases = [
-            ("a fast disk, a short prefix", 3.5, 0, 16, Decision::Load { chunks: 16 }),
-            ("a slow disk, a short prefix: computing is quicker", 1.0, 0, 16, Decision::Recompute),
-            ("a slow disk, a long prefix: attention is dear", 1.0, 0, 128, Decision::Load { chunks: 128 }),
-            ("a fast disk behind a queue of a second", 3.5, 3_500_000_000, 16, Decision::Recompute),
-            ("the same queue before a long prefix", 3.5, 3_500_000_000, 128, Decision::Load { chunks: 128 }),
-            ("a dead disk", 0.0, 0, 128, Decision::Recompute),
-            ("a disk that was never measured", f64::NAN, 0, 128, Decision::Recompute),
-            ("nothing stored", 3.5, 0, 0, Decision::Recompute),
+            ("a fast disk, a short prefix", 3.5, 0, 16, 16),
+            ("a slow disk, a short prefix: computing is quicker", 1.0, 0, 16, 0),
+            ("a slow disk, a long prefix: attention is dear", 1.0, 0, 128, 128),
+            ("a fast disk behind a queue of a second", 3.5, 3_500_000_000, 16, 0),
+            ("the same queue before a long prefix", 3.5, 3_500_000_000, 128, 128),
+            ("a dead disk", 0.0, 0, 128, 0),
+            ("a disk that was never measured", f64::NAN, 0, 128, 0),
+            ("nothing stored", 3.5, 0, 0, 0),
         ];
         for (name, gb_per_s, queued_bytes, count, expected) in cases {
             let (chunks, disk) = (chunks(count, 0), disk(gb_per_s, queued_bytes));
-            assert_eq!(choose(&prefix(&chunks, &[disk])).decision, expected, "{name}");
+            assert_eq!(choose(&prefix(&chunks, &[disk])).chunks, expected, "{name}");
         }
     }
 
@@ -214,7 +186,7 @@ mod tests {
         let bytes: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
         let disk = Source { bytes_per_us: bytes as f64 / 40e6, latency_us: 0.0, queued_bytes: 0 };
         let choice = choose(&prefix(&chunks, &[disk]));
-        assert_eq!(choice.decision, Decision::Recompute);
+        assert_eq!(choice.chunks, 0);
         assert!((choice.expected_us - 1e6).abs() < 0.1e6, "{choice:?}");
     }
 
@@ -222,14 +194,10 @@ mod tests {
     fn a_fast_beginning_is_loaded_and_a_slow_rest_is_computed() {
         let sources = [disk(50.0, 0), disk(0.5, 0)];
         let stored: Vec<StoredChunk> = chunks(20, 0).into_iter().chain(chunks(10, 1)).collect();
-        assert_eq!(choose(&prefix(&stored, &sources)).decision, Decision::Load { chunks: 20 });
+        assert_eq!(choose(&prefix(&stored, &sources)).chunks, 20);
         let striped = [disk(1.0, 0), disk(1.0, 0)];
         let stored: Vec<StoredChunk> = (0..16).flat_map(|at| chunks(1, at % 2)).collect();
-        assert_eq!(
-            choose(&prefix(&stored, &striped)).decision,
-            Decision::Load { chunks: 16 },
-            "two slow disks"
-        );
+        assert_eq!(choose(&prefix(&stored, &striped)).chunks, 16, "two slow disks");
     }
 
     #[test]
@@ -238,7 +206,7 @@ mod tests {
         let (stored, disks) = (chunks(16, 0), [disk(3.5, 0)]);
         let few_new = Prefix { prefill: floor, new_tokens: 1, ..prefix(&stored, &disks) };
         // 50 ms are 600 tokens behind a context of 3,500: two chunks and the new token.
-        assert_eq!(choose(&few_new).decision, Decision::Load { chunks: 14 });
+        assert_eq!(choose(&few_new).chunks, 14);
     }
 
     #[test]
@@ -247,23 +215,23 @@ mod tests {
         let instant = Source { latency_us: 0.0, ..disk(50.0, 0) };
         let under_the_floor = Prefix { new_tokens: 16, ..prefix(&tiny, &[]) };
         let choice = choose(&Prefix { sources: &[instant], ..under_the_floor });
-        assert_eq!((choice.decision, choice.expected_us), (Decision::Recompute, 7_200.0));
+        assert_eq!((choice.chunks, choice.expected_us), (0, 7_200.0));
     }
 
     #[test]
     fn loading_is_free_while_the_gpu_is_busy() {
         let (stored, slow) = (chunks(16, 0), [disk(0.5, 0)]);
         let idle = prefix(&stored, &slow);
-        assert_eq!(choose(&idle).decision, Decision::Recompute);
+        assert_eq!(choose(&idle).chunks, 0);
         let busy = Prefix { wait_us: 2e6, ..idle };
-        assert_eq!(choose(&busy).decision, Decision::Load { chunks: 16 });
+        assert_eq!(choose(&busy).chunks, 16);
     }
 
     #[test]
     fn a_chunk_at_no_source_ends_what_can_be_loaded() {
         let stored: Vec<StoredChunk> =
             chunks(8, 0).into_iter().chain(chunks(1, 7)).chain(chunks(8, 0)).collect();
-        assert_eq!(choose(&prefix(&stored, &[disk(50.0, 0)])).decision, Decision::Load { chunks: 8 });
+        assert_eq!(choose(&prefix(&stored, &[disk(50.0, 0)])).chunks, 8);
     }
 
     prop_compose! {
@@ -275,13 +243,6 @@ mod tests {
     prop_compose! {
         fn any_chunk()(tokens in 1u32..2_000, bytes in 0u64..1 << 28, source in 0usize..3) -> StoredChunk {
             StoredChunk { tokens, bytes, source }
-        }
-    }
-
-    fn loaded(choice: &Choice) -> usize {
-        match choice.decision {
-            Decision::Recompute => 0,
-            Decision::Load { chunks } => chunks,
         }
     }
 
@@ -325,8 +286,7 @@ mod tests {
             let (choice, times) = (choose(&prefix), times(&prefix));
             let best = times.iter().copied().fold(f64::INFINITY, f64::min);
             prop_assert!((choice.expected_us - best).abs() <= best * 1e-9);
-            prop_assert!((times[loaded(&choice)] - best).abs() <= best * 1e-9);
-            prop_assert!((choice.recompute_us - times[0]).abs() <= times[0] * 1e-9);
+            prop_assert!((times[choice.chunks] - best).abs() <= best * 1e-9);
         }
 
         #[test]
@@ -340,7 +300,7 @@ mod tests {
             let stored: Vec<StoredChunk> = stored.into_iter().map(|chunk| StoredChunk { source: 0, ..chunk }).collect();
             let with = |source: Source| {
                 let prefix = Prefix { wait_us, ..prefix(&stored, &[]) };
-                loaded(&choose(&Prefix { sources: &[source], ..prefix }))
+                choose(&Prefix { sources: &[source], ..prefix }).chunks
             };
             let before = with(disk);
             let faster = with(Source { bytes_per_us: disk.bytes_per_us * faster, ..disk });
@@ -371,7 +331,7 @@ mod tests {
                 prefill,
                 wait_us: numbers[5],
             };
-            prop_assert!(loaded(&choose(&prefix)) <= 3);
+            prop_assert!(choose(&prefix).chunks <= 3);
         }
     }
 }

@@ -24,7 +24,7 @@
 
 mod choose;
 
-pub use choose::{Choice, Decision, PrefillCost, Prefix, Source, StoredChunk, choose};
+use choose::{PrefillCost, Prefix, Source, StoredChunk, choose};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -297,10 +297,7 @@ impl CostModel {
             prefill,
             wait_us: question.wait_us as f64,
         };
-        let worth = match choose(&prefix).decision {
-            Decision::Load { chunks } => chunks,
-            Decision::Recompute => 0,
-        };
+        let worth = choose(&prefix).chunks;
         worth + self.tries(chunks.split_at(worth))
     }
 

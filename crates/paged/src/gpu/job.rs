@@ -3,11 +3,11 @@
 //! a layer; then on the GPU. This file knows one job's segments and events.
 
 use super::Gpu;
-use super::segment::{Segment, cut};
+use super::segment::{BatchEnd, cut};
 use super::stalls::Stalls;
-use crate::cache::CacheShape;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::device::Event;
+use forebay_cuda::kernels::Piece;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,16 @@ pub struct Inner {
     stalls: Mutex<Stalls>,
 }
 
+/// A segment of a batch.
+#[derive(Debug)]
+pub struct Segment {
+    pub job: Arc<Inner>,
+    layer: u32,
+    pub pieces: Vec<Piece>,
+    pub bytes: u64,
+    batch_end: Arc<BatchEnd>,
+}
+
 #[derive(Debug)]
 struct State {
     /// Segments may go: the engine's stream has come that far, or they wait for it on the GPU.
@@ -45,7 +55,7 @@ struct State {
 impl GpuJob {
     /// A job that began where `begun` was recorded.
     pub fn new(gpu: &Arc<Gpu>, direction: Direction, is_awaited: bool, begun: Arc<Event>) -> GpuJob {
-        let layers = vec![(0, None); gpu.cache().layers().len()];
+        let layers = vec![(0, None); gpu.cache.layers().len()];
         let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
         let (gpu, posted) = (Arc::clone(gpu), Condvar::new());
         let stalls = Mutex::default();
@@ -56,24 +66,31 @@ impl GpuJob {
 impl Job for GpuJob {
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied) {
         let inner = &self.0;
-        let pinned = match inner.gpu.arenas().of(&batch.arena) {
+        let pinned = match inner.gpu.arenas.of(&batch.arena) {
             Ok(pinned) => pinned,
             Err(why) => return on_copied(Err(why)),
         };
         let ranges: Vec<(u64, u64)> =
             batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes)).collect();
-        let segment_bytes = inner.gpu.segment_bytes(inner.direction);
-        let segments = cut(inner, layer, batch, &pinned, segment_bytes, on_copied);
+        let segment_bytes = Gpu::segment_bytes(inner.direction);
+        let (lists, batch_end) =
+            cut(batch, &inner.gpu.cache, inner.direction, &pinned, segment_bytes, on_copied);
+        let segment = |pieces: Vec<Piece>| {
+            let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+            Segment { job: Arc::clone(inner), layer, pieces, bytes, batch_end: Arc::clone(&batch_end) }
+        };
+        let segments: Vec<Segment> = lists.into_iter().map(segment).collect();
+        drop(batch_end);
         if let Some((unposted, _)) = inner.state.lock().layers.get_mut(layer as usize) {
             *unposted += segments.len();
         }
         let own = Arc::clone(inner);
         let on_pinned = move |pinned: Result<(), String>| match pinned {
             Ok(()) => own.add(segments),
-            Err(why) => segments.into_iter().for_each(|segment| {
-                own.note(segment.layer, None);
-                segment.end(Err(NotCopied(format!("the arena is not pinned: {why}"))));
-            }),
+            Err(why) => {
+                let why = NotCopied(format!("the arena is not pinned: {why}"));
+                segments.into_iter().for_each(|segment| segment.drop_for(why.clone()));
+            }
         };
         pinned.when_pinned(ranges.into_iter(), Box::new(on_pinned));
     }
@@ -101,19 +118,34 @@ impl Job for GpuJob {
     }
 }
 
+impl Segment {
+    /// If the engine computes nothing meanwhile but what waits for this: the bytes of the batch that
+    /// it belongs to.
+    pub fn awaited_bytes(&self) -> Option<u64> {
+        self.job.is_awaited.then(|| self.batch_end.bytes())
+    }
+
+    /// It is on its way, up to an event.
+    pub fn is_posted(&self, event: &Arc<Event>) {
+        self.job.note(self.layer, Some(Arc::clone(event)));
+    }
+
+    /// It is over: its bytes have arrived, or nothing touches them any more.
+    pub fn end(self, outcome: Result<(), NotCopied>) {
+        self.batch_end.end(outcome);
+    }
+
+    /// It ends without having been on its way.
+    pub fn drop_for(self, why: NotCopied) {
+        self.job.note(self.layer, None);
+        self.end(Err(why));
+    }
+}
+
 impl Inner {
     /// Which way it goes.
     pub fn direction(&self) -> Direction {
         self.direction
-    }
-
-    /// Whether the engine computes nothing meanwhile but what waits for this.
-    pub fn is_awaited(&self) -> bool {
-        self.is_awaited
-    }
-
-    pub fn cache(&self) -> &CacheShape {
-        self.gpu.cache()
     }
 
     /// What its segments have to wait for on the GPU, if they still do.
@@ -136,7 +168,7 @@ impl Inner {
     }
 
     /// A segment of a layer is on its way, up to an event; or never will be.
-    pub fn note(&self, layer: u32, event: Option<Arc<Event>>) {
+    fn note(&self, layer: u32, event: Option<Arc<Event>>) {
         let mut state = self.state.lock();
         if let Some((unposted, last)) = state.layers.get_mut(layer as usize) {
             *unposted -= 1;
@@ -175,10 +207,7 @@ impl Inner {
         drop(state);
         match begun {
             Ok(()) => self.gpu.add(self.direction, held),
-            Err(why) => held.into_iter().for_each(|segment| {
-                self.note(segment.layer, None);
-                segment.end(Err(why.clone()));
-            }),
+            Err(why) => held.into_iter().for_each(|segment| segment.drop_for(why.clone())),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! wants to know an end is told by a thread that sleeps until then. This folder vouches for
 //! addresses of the cache and the arena.
 //!
-//! - [`queue`] says how much is on its way, [`segment`] what is copied at a time.
+//! - [`queue`] says how much is on its way, [`segment`] how a batch is cut.
 //! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did,
 //!   [`arenas`] what is pinned.
 
@@ -22,10 +22,9 @@ use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::ends::Ends;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
 use forebay_transfer::RegionId;
-use job::GpuJob;
+use job::{GpuJob, Segment};
 use parking_lot::Mutex;
 use queue::{Queue, QueueLimit};
-use segment::Segment;
 use stalls::{EventPool, Stalls};
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,22 +154,13 @@ impl Copies for CudaCopies {
 }
 
 impl Gpu {
-    /// The cache's shape.
-    pub fn cache(&self) -> &CacheShape {
-        &self.cache
-    }
-
-    pub fn arenas(&self) -> &Arenas {
-        &self.arenas
-    }
-
     /// While it lives, this thread's calls do not break what others capture into graphs.
     pub fn relaxed(&self) -> Relaxed {
         Relaxed::enter(self.device.driver())
     }
 
     /// The most that is carried at a time.
-    pub fn segment_bytes(&self, direction: Direction) -> u64 {
+    fn segment_bytes(direction: Direction) -> u64 {
         match direction {
             Direction::Load => LOAD_SEGMENT_BYTES,
             Direction::Store => STORE_SEGMENT_BYTES,
@@ -278,7 +268,7 @@ impl Gpu {
                 }
             };
         };
-        segment.job.note(segment.layer, Some(Arc::clone(&event)));
+        segment.is_posted(&event);
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the
@@ -303,7 +293,7 @@ impl Gpu {
             Direction::Load => Event::with_time(&self.device)?,
             Direction::Store => Event::to_sleep_for(&self.device)?,
         });
-        let (after, awaited_bytes) = (job.after(), job.is_awaited().then(|| segment.batch_bytes()));
+        let (after, awaited_bytes) = (job.after(), segment.awaited_bytes());
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps
         // the arena mapped and pinned.
@@ -317,8 +307,7 @@ impl Gpu {
         queue.posted();
         queue.ended(bytes);
         drop(queue);
-        segment.job.note(segment.layer, None);
-        segment.end(Err(why));
+        segment.drop_for(why);
     }
 
     /// A segment has ended, and others have room.

@@ -1,7 +1,6 @@
-//! Segments: a batch is cut into what a copy stream carries at a time, with addresses for offsets.
-//! The batch ends with its last segment. This file knows addresses and who is told.
+//! How a batch is cut into segments, which are what a copy stream carries at a time, with addresses
+//! for offsets. The batch ends with its last segment. This file knows addresses and who is told.
 
-use super::job::Inner;
 use crate::cache::CacheShape;
 use crate::copies::{self, Batch, Direction, NotCopied, OnCopied};
 use forebay_client::NodeArena;
@@ -13,18 +12,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A segment of a batch.
-#[derive(Debug)]
-pub struct Segment {
-    pub job: Arc<Inner>,
-    pub layer: u32,
-    pub pieces: Vec<Piece>,
-    pub bytes: u64,
-    batch_end: Arc<BatchEnd>,
-}
-
 /// The batch that segments belong to. Whoever gave it is told when the last of them is dropped.
-struct BatchEnd {
+pub struct BatchEnd {
     bytes: u64,
     /// Segments that have not arrived.
     missing: AtomicUsize,
@@ -35,17 +24,17 @@ struct BatchEnd {
     _pinned: Arc<PinnedBehind>,
 }
 
-impl Segment {
-    /// How many bytes the batch has that it belongs to.
-    pub fn batch_bytes(&self) -> u64 {
-        self.batch_end.bytes
+impl BatchEnd {
+    /// Bytes of all of the batch.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    /// It is over: its bytes have arrived, or nothing touches them any more.
-    pub fn end(self, outcome: Result<(), NotCopied>) {
+    /// A segment is over: its bytes have arrived, or nothing touches them any more.
+    pub fn end(&self, outcome: Result<(), NotCopied>) {
         match outcome {
-            Ok(()) => drop(self.batch_end.missing.fetch_sub(1, Ordering::AcqRel)),
-            Err(why) => drop(self.batch_end.failed.lock().get_or_insert(why)),
+            Ok(()) => drop(self.missing.fetch_sub(1, Ordering::AcqRel)),
+            Err(why) => drop(self.failed.lock().get_or_insert(why)),
         }
     }
 }
@@ -70,38 +59,35 @@ impl std::fmt::Debug for BatchEnd {
     }
 }
 
-/// Cuts a batch into segments of at most `segment_bytes`, or one piece.
+/// Cuts a batch into segments of at most `segment_bytes`, or one piece. None if it has a piece of no
+/// layer; what comes back with them is told their ends.
 pub fn cut(
-    job: &Arc<Inner>,
-    layer: u32,
     batch: Batch,
+    cache: &CacheShape,
+    direction: Direction,
     pinned: &Arc<PinnedBehind>,
     segment_bytes: u64,
     on_copied: OnCopied,
-) -> Vec<Segment> {
-    let layers = job.cache().layers().len();
+) -> (Vec<Vec<Piece>>, Arc<BatchEnd>) {
+    let layers = cache.layers().len();
     let stray = batch.pieces.iter().find(|piece| piece.layer as usize >= layers);
     let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
     let lists = match failed {
         Some(_) => Vec::new(),
         None => {
             let arena = batch.arena.memory().as_ptr() as u64;
-            lists(&batch.pieces, arena, job.cache(), job.direction(), pinned.piece_bytes(), segment_bytes)
+            lists(&batch.pieces, arena, cache, direction, pinned.piece_bytes(), segment_bytes)
         }
     };
-    let whole = Arc::new(BatchEnd {
+    let end = BatchEnd {
         bytes: batch.pieces.iter().map(|piece| piece.bytes).sum(),
         missing: AtomicUsize::new(lists.len()),
         failed: Mutex::new(failed),
         on_copied: Mutex::new(Some(on_copied)),
         _arena: batch.arena,
         _pinned: Arc::clone(pinned),
-    });
-    let segment = |pieces: Vec<Piece>| {
-        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-        Segment { job: Arc::clone(job), layer, pieces, bytes, batch_end: Arc::clone(&whole) }
     };
-    lists.into_iter().map(segment).collect()
+    (lists, Arc::new(end))
 }
 
 /// The pieces by address, all of layers that there are, in lists of at most `segment_bytes`. No

@@ -60,35 +60,22 @@ impl InFlight {
     pub fn begin(shared: &Arc<Shared>, request: LoadRequest, copying: Arc<dyn Job>) -> Arc<InFlight> {
         let chunks = request.sources.first().map_or(0, |(ids, _)| ids.len());
         let layers = shared.cache.layers().len() as u32;
-        let plan = LoadPlan::new(chunks, request.sources.len(), layers, shared.copies.batches_max());
-        let unasked = request.sources.len();
-        let (bytes, leases, lent, stalls) =
-            (TierBytes::default(), Vec::new(), HashMap::new(), StallClock::default());
-        let (begun, begun_us) = (Instant::now(), shared.now_us());
-        let timeout = Timeout::new(Duration::from_micros(request.limit_us), request.layerwise, begun);
+        let begun = Instant::now();
         let state = State {
-            plan,
-            unasked,
-            bytes,
-            leases,
-            lent,
-            stalls,
-            timeout,
+            plan: LoadPlan::new(chunks, request.sources.len(), layers, shared.copies.batches_max()),
+            unasked: request.sources.len(),
+            bytes: TierBytes::default(),
+            leases: Vec::new(),
+            lent: HashMap::new(),
+            stalls: StallClock::default(),
+            timeout: Timeout::new(Duration::from_micros(request.limit_us), request.layerwise, begun),
             fetching: 0,
             ending: false,
             over: false,
         };
-        let (state, shared) = (Mutex::new(state), Arc::clone(shared));
-        Arc::new(InFlight {
-            shared,
-            request,
-            chunks,
-            copying,
-            begun,
-            begun_us,
-            state,
-            changed: Condvar::new(),
-        })
+        let (shared, begun_us) = (Arc::clone(shared), shared.now_us());
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Arc::new(InFlight { shared, request, chunks, copying, begun, begun_us, state, changed })
     }
 
     /// Asks the node, and sees to it that the load ends in time.
@@ -342,7 +329,7 @@ impl InFlight {
         let (waited, counters) = (self.copying.stalls(), &self.shared.counters);
         let mut state = self.state.lock();
         waited.into_iter().for_each(|(layer, time)| state.stalls.waited(layer, time));
-        let stall = state.stalls.stall(self.request.job);
+        let stall = state.stalls.stall(self.request.job, Instant::now());
         drop(state);
         add(&counters.layers_late, stall.layers_late);
         add(&counters.bubble_us, stall.time.as_micros() as u64);

@@ -1,5 +1,6 @@
 //! How long an engine stood still for layers of a load. Sans-IO: it is told moments.
 
+use crate::busy_time::BusyTime;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,9 @@ pub struct LoadStall {
 pub struct StallClock {
     late: BTreeSet<u32>,
     /// Threads that wait.
-    waiting: u32,
-    /// Since when there was always one.
-    since: Option<Instant>,
-    time: Duration,
+    threads: BusyTime,
+    /// How long streams of a GPU have waited.
+    streams: Duration,
     /// Who may still wait, or be about to say how long somebody else has.
     inside: u32,
     /// The load has ended.
@@ -50,28 +50,24 @@ impl StallClock {
     /// Somebody waits for a layer from now on.
     pub fn begin(&mut self, layer: u32, now: Instant) {
         self.late.insert(layer);
-        self.waiting += 1;
-        self.since.get_or_insert(now);
+        self.threads.begin(now);
     }
 
     /// Somebody waits no more.
     pub fn end(&mut self, now: Instant) {
-        self.waiting = self.waiting.saturating_sub(1);
-        if self.waiting == 0 {
-            self.time +=
-                self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        }
+        self.threads.end(now);
     }
 
     /// Somebody else, as a GPU's stream, has waited for a layer for so long.
     pub fn waited(&mut self, layer: u32, time: Duration) {
         self.late.insert(layer);
-        self.time += time;
+        self.streams += time;
     }
 
     /// What was waited, when that is to be told.
-    pub fn stall(&self, job: u64) -> LoadStall {
-        LoadStall { job, time: self.time, layers_late: self.late.len() as u64 }
+    pub fn stall(&mut self, job: u64, now: Instant) -> LoadStall {
+        let time = self.threads.take(now) + self.streams;
+        LoadStall { job, time, layers_late: self.late.len() as u64 }
     }
 
     /// Once.
@@ -104,7 +100,7 @@ mod tests {
         clock.waited(6, Duration::from_secs(1));
         clock.waited(5, Duration::from_secs(2));
         assert_eq!(
-            clock.stall(7),
+            clock.stall(7, at(20)),
             LoadStall { job: 7, time: Duration::from_secs(3 + 4 + 3), layers_late: 4 }
         );
     }
