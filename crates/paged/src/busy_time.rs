@@ -14,13 +14,11 @@ pub struct BusyTime {
 }
 
 impl BusyTime {
-    /// There is one more.
     pub fn begin(&mut self, now: Instant) {
         self.count += 1;
         self.since.get_or_insert(now);
     }
 
-    /// There is one less.
     pub fn end(&mut self, now: Instant) {
         self.count = self.count.saturating_sub(1);
         if self.count == 0 {

@@ -3,15 +3,11 @@
 
 use thiserror::Error;
 
-/// Layers of a cache at most: as many as a chunk may have.
 pub const MAX_LAYERS: usize = forebay_store::MAX_LAYERS;
-/// Tokens of a chunk at most.
 pub const MAX_CHUNK_TOKENS: u32 = forebay_kv::MAX_CHUNK_TOKENS;
 
-/// The pages of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layer {
-    /// Where page 0 starts.
     pub address: u64,
     pub pages: u64,
     /// Bytes from the start of one page to the start of the next.
@@ -37,7 +33,6 @@ pub struct CacheShape {
     chunk_tokens: u32,
 }
 
-/// A number that cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{what} is {value}; allowed: {allowed}")]
 pub struct BadValue {
@@ -74,7 +69,6 @@ impl CacheShape {
         Ok(CacheShape { layers, groups, chunk_tokens })
     }
 
-    /// The layers, in the order that chunks have them in.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
@@ -100,7 +94,6 @@ impl CacheShape {
 }
 
 impl Group {
-    /// Pages that so many tokens take.
     pub fn pages_of(&self, tokens: u32) -> u64 {
         tokens.div_ceil(self.page_tokens).into()
     }

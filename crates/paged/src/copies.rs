@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From the arena into pages. Requests wait for it, so it goes before stores.
@@ -74,7 +73,6 @@ pub trait Copies: Send + Sync + Debug {
     fn close(&self) {}
 }
 
-/// One load or store.
 pub trait Job: Send + Sync + Debug {
     /// Copies a batch of layer `layer`, of a store of all layers (`layer` is 0). Batches of a load
     /// come layer by layer, more than one for a layer if chunks come late. May take a while, to

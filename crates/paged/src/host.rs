@@ -42,14 +42,12 @@ unsafe impl Backing for LayerMemory {
     }
 }
 
-/// Copies in host memory.
 #[derive(Debug)]
 pub struct HostCopies {
     mover: MoverHandle,
     regions: Arc<[RegionId]>,
 }
 
-/// The mover will not do it.
 fn failed(error: impl ToString) -> NotCopied {
     NotCopied(error.to_string())
 }

@@ -67,7 +67,6 @@ impl Busy {
     }
 }
 
-/// All jobs of a cache.
 #[derive(Debug, Default)]
 pub struct Jobs {
     state: Mutex<State>,
@@ -104,7 +103,6 @@ impl Jobs {
         is_new
     }
 
-    /// A chunk is asked for.
     pub fn begin_fetch(&self, tier: Tier) {
         self.state.lock().coming.entry(tier).or_default().begin(Instant::now());
     }

@@ -21,7 +21,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Loads under way at most.
 pub const LOADS_MAX: usize = 1024;
 /// Chunks of one load, of all of its sources, at most.
 pub const CHUNKS_MAX: usize = 65_536;
@@ -36,7 +35,6 @@ pub const CHUNKS_AT_A_TIME: usize = 512;
 pub struct PagedOptions {
     /// Where the node is, and as whom.
     pub client: ClientOptions,
-    /// Threads that copy, and as many that take checksums.
     pub threads: usize,
     /// Bytes of stores on their way at most.
     pub storing_bytes_max: u64,
@@ -49,7 +47,6 @@ pub struct PagedOptions {
 }
 
 impl PagedOptions {
-    /// Two threads, and the default limits.
     pub fn new(client: ClientOptions) -> PagedOptions {
         let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
         let sibling_devices = Vec::new();
@@ -64,13 +61,10 @@ pub enum NotOpened {
     /// is.
     #[error(transparent)]
     Client(#[from] ConnectError),
-    /// The way to the cache's memory.
     #[error(transparent)]
     Copies(#[from] NotCopied),
-    /// A number.
     #[error("threads is {threads}; allowed: 1 to {MAX_COPY_THREADS}")]
     Threads { threads: usize },
-    /// The system gives no thread.
     #[error("threads: {0}")]
     System(#[from] std::io::Error),
 }
@@ -78,19 +72,14 @@ pub enum NotOpened {
 /// Why something was not begun. Nothing of it happened, and nothing of it ends.
 #[derive(Debug, Error)]
 pub enum NotBegun {
-    /// The pages do not fit the cache or the tokens.
     #[error(transparent)]
     Pages(#[from] BadPages),
-    /// A number of the job's, or of a source that does not fit the cache.
     #[error(transparent)]
     Value(#[from] BadValue),
-    /// The engine's stream.
     #[error(transparent)]
     Copies(#[from] NotCopied),
-    /// Nothing is begun any more.
     #[error("the cache is closed")]
     Closed,
-    /// The cache is another process's.
     #[error(transparent)]
     Forked(#[from] Forked),
 }
@@ -347,7 +336,6 @@ impl PagedCache {
         self.shared.jobs.wait_stored(jobs, limit)
     }
 
-    /// Loads that have not ended.
     fn under_way(&self) -> Vec<Arc<InFlight>> {
         self.loads.lock().values().filter(|load| !load.is_over()).cloned().collect()
     }

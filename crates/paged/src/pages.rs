@@ -28,25 +28,10 @@ pub struct PageTables(Vec<Vec<i64>>);
 /// Tables that do not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadPages {
-    /// There is not one table for each group.
     #[error("pages has {given} tables; allowed: {groups}, one for each group")]
-    Groups {
-        /// Tables given.
-        given: usize,
-        /// Groups of the cache.
-        groups: usize,
-    },
-    /// A table is too short.
+    Groups { given: usize, groups: usize },
     #[error("the pages of group {group} are {given}; allowed: {needed} or more, for {tokens} tokens")]
-    Short {
-        group: usize,
-        /// Blocks given.
-        given: usize,
-        /// Blocks needed.
-        needed: u64,
-        tokens: u64,
-    },
-    /// There is no such page.
+    Short { group: usize, given: usize, needed: u64, tokens: u64 },
     #[error("page {page} of block {block} of group {group}; allowed: {allowed}")]
     Page { group: usize, block: usize, page: i64, allowed: String },
 }
@@ -81,15 +66,8 @@ pub struct ChunkAt {
 /// Chunks of a storer that this cache has no use for.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Misfit {
-    /// A layer has another length than chunks of this shape have.
     #[error("layer {layer} of the chunk has {bytes} bytes; {fits}")]
-    Bytes {
-        layer: u32,
-        bytes: u64,
-        /// What it should have.
-        fits: String,
-    },
-    /// A number of the source.
+    Bytes { layer: u32, bytes: u64, fits: String },
     #[error(transparent)]
     Value(#[from] BadValue),
 }

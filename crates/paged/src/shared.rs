@@ -21,7 +21,6 @@ pub struct Shared {
     pub jobs: Jobs,
     /// What is done soon.
     pub tasks: Arc<TaskQueue>,
-    /// Who touches pages.
     pub access: Arc<Access>,
     /// Chunks that the node is asked to bring.
     pub fetches: Arc<Limiter>,
@@ -51,7 +50,6 @@ impl Shared {
         self.client.read().clone()
     }
 
-    /// The clock of deadlines.
     pub fn now_us(&self) -> u64 {
         self.mover.now_us()
     }
@@ -105,7 +103,6 @@ impl Log {
         }
     }
 
-    /// Chunks are not stored.
     pub fn refused(&self, job: u64, chunks: usize, reason: &str) {
         if let Some(repeated) = self.refused.pass() {
             tracing::warn!(job, chunks, reason, repeated, "chunks not stored");

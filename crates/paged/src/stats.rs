@@ -12,14 +12,12 @@ macro_rules! counters {
             $($(#[doc = $doc])* pub $name: AtomicU64,)+
         }
 
-        /// All of them at a time.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct Stats {
             $($(#[doc = $doc])* pub $name: u64,)+
         }
 
         impl Counters {
-            /// What they are now.
             pub fn read(&self) -> Stats {
                 Stats { $($name: self.$name.load(Ordering::Relaxed),)+ }
             }
@@ -34,11 +32,9 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Loads that were begun.
     loads,
     /// Loads that ended with fewer tokens than asked for.
     loads_short,
-    /// Loads that have begun and not ended.
     loads_under_way,
     /// Bytes that were copied into pages.
     bytes_loaded,

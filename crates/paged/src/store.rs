@@ -18,7 +18,6 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A chunk to be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewChunk {
     pub id: ChunkId,
@@ -50,7 +49,6 @@ struct Admitted {
     shape: ChunkShape,
 }
 
-/// A chunk of a store.
 struct Chunk {
     store: Arc<Storing>,
     number: u32,
@@ -146,7 +144,6 @@ impl Storing {
         }
     }
 
-    /// The node does not have a chunk.
     fn miss(&self, number: u32) {
         self.missing.lock().push(number);
     }

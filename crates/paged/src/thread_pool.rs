@@ -10,7 +10,6 @@ use std::time::Instant;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Which tasks go first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
     /// A request waits.
@@ -19,7 +18,6 @@ pub enum Urgency {
     Store,
 }
 
-/// Takes in tasks.
 #[derive(Default)]
 pub struct TaskQueue {
     state: Mutex<State>,
@@ -54,7 +52,6 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// Where to post.
     pub fn tasks(&self) -> Arc<TaskQueue> {
         Arc::clone(&self.tasks)
     }

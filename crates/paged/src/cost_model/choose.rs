@@ -19,9 +19,7 @@
 /// A chunk that could be loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredChunk {
-    /// Tokens that it stands for.
     pub tokens: u32,
-    /// What has to be read.
     pub bytes: u64,
     /// Where it lies: an index of [`Prefix::sources`].
     pub source: usize,
@@ -38,14 +36,12 @@ pub struct Source {
     pub queued_bytes: u64,
 }
 
-/// What it costs to compute.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillCost {
     /// `C_lin`: all that is linear in the tokens.
     pub linear_us_per_token: f64,
     /// `C_att`: attention, for each pair of a query and a key.
     pub attention_us_per_pair: f64,
-    /// The shortest step there is.
     pub floor_us: f64,
 }
 
@@ -58,9 +54,7 @@ pub struct Prefix<'a> {
     pub chunks: &'a [StoredChunk],
     /// Tokens after them, which have to be computed in any case.
     pub new_tokens: u32,
-    /// Where the chunks lie.
     pub sources: &'a [Source],
-    /// What it costs to compute.
     pub prefill: PrefillCost,
     /// How long the GPU is busy with others before it could compute anything.
     pub wait_us: f64,

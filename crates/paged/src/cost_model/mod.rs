@@ -44,18 +44,13 @@ const FIRST_LOADS: u32 = 4;
 /// Of so many answers that nothing of a tier is worth loading, one says to load a little all the
 /// same: what is never loaded is never measured, and slow loads would be believed for ever.
 const TRY_EVERY: u32 = 16;
-/// The profile's version.
 const VERSION: u32 = 1;
 
-/// Where chunks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// The node's memory.
     Memory,
-    /// The node's disk.
     Disk,
-    /// Other nodes.
     Peer,
 }
 
@@ -70,7 +65,6 @@ impl Tier {
     }
 }
 
-/// What is known of a prompt before it is decided about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Question {
     pub prompt_tokens: u64,
@@ -97,15 +91,12 @@ pub struct Question {
 /// Why a profile is none.
 #[derive(Debug, Error)]
 pub enum BadProfile {
-    /// It is not written as one.
     #[error("profile: {0}")]
     Json(#[from] serde_json::Error),
-    /// A number is out of bounds.
     #[error("profile: {what} is {value}; allowed: {allowed}")]
     Value { what: &'static str, value: String, allowed: String },
 }
 
-/// What is known.
 #[derive(Debug, Clone)]
 pub struct CostModel {
     layers: u32,
@@ -404,7 +395,6 @@ impl Bucket {
         (power(self.new_tokens), power(self.prefix_tokens))
     }
 
-    /// Pairs of a query and a key.
     fn pairs(&self) -> f64 {
         self.new_tokens * (self.prefix_tokens + self.new_tokens / 2.0)
     }

@@ -10,11 +10,10 @@ use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// An arena is pinned in so many pieces, so that threads share the work and a first load waits for
-/// its piece only; within limits: few chunks are cut, and huge pages stay batch_end.
+/// its piece only; within limits: few chunks are cut, and huge pages stay whole.
 const PIECES: u64 = 64;
 const PIECE_BYTES_MIN: u64 = 2 << 20;
 const PIECE_BYTES_MAX: u64 = 512 << 20;
-/// Threads that pin.
 const THREADS: usize = 4;
 
 /// The arenas that there are: one, and those before it that are still used.
@@ -32,7 +31,6 @@ struct Known {
 }
 
 impl Arenas {
-    /// None yet, for a GPU.
     pub fn new(device: &Arc<Device>) -> Arenas {
         Arenas { device: Arc::clone(device), known: Arc::default() }
     }

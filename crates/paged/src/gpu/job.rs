@@ -12,7 +12,6 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A job, as the connector has it.
 #[derive(Debug)]
 pub struct GpuJob(Arc<Inner>);
 
@@ -143,7 +142,6 @@ impl Segment {
 }
 
 impl Inner {
-    /// Which way it goes.
     pub fn direction(&self) -> Direction {
         self.direction
     }

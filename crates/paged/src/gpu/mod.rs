@@ -43,7 +43,6 @@ const LOAD_LIMIT: QueueLimit = QueueLimit { segments: 32, bytes: 256 << 20 };
 const STORE_LIMIT: QueueLimit = QueueLimit { segments: 16, bytes: 128 << 20 };
 const YIELDING_LIMIT: QueueLimit = QueueLimit { segments: 1, bytes: 0 };
 
-/// Copies on a GPU.
 #[derive(Debug)]
 pub struct CudaCopies(Arc<Gpu>);
 
@@ -72,7 +71,6 @@ struct Sender {
     queue: Mutex<Queue<Segment>>,
 }
 
-/// The driver will not do it.
 fn failed(error: impl ToString) -> NotCopied {
     NotCopied(error.to_string())
 }

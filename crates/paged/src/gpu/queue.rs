@@ -30,7 +30,6 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds a segment of so many bytes behind the others.
     pub fn push(&mut self, segment: T, bytes: u64) {
         self.waiting.push_back((segment, bytes));
     }
@@ -70,7 +69,6 @@ impl<T> Queue<T> {
         Ok(self.has_ended)
     }
 
-    /// A segment has ended.
     pub fn ended(&mut self, bytes: u64) {
         self.segments -= 1;
         self.bytes -= bytes;

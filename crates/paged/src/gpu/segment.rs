@@ -25,7 +25,6 @@ pub struct BatchEnd {
 }
 
 impl BatchEnd {
-    /// Bytes of all of the batch.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -85,7 +85,6 @@ impl LayerCopy {
         (copy, None)
     }
 
-    /// Whether there is nothing to copy.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }

@@ -20,7 +20,6 @@ pub struct Loaded {
     pub all: bool,
 }
 
-/// Bytes, by where they were.
 #[derive(Debug, Clone, Default)]
 pub struct TierBytes(BTreeMap<Tier, u64>);
 

@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 /// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load
 /// takes.
 const LEASE_US: u64 = 10_000_000;
-/// Why a load of a closed cache ends.
 const CLOSED: &str = "the cache is closed";
 
 /// A load under way. It ends once, and only when no copy of it touches a page any more.
@@ -42,13 +41,11 @@ struct State {
     plan: LoadPlan,
     /// Sources of which the node has not said yet what it has.
     unasked: usize,
-    /// What has come.
     bytes: TierBytes,
     leases: Vec<Arc<Lease>>,
     lent: HashMap<Part, InArena>,
     stalls: StallClock,
     timeout: Timeout,
-    /// Chunks that the node was asked for.
     fetching: usize,
     ending: bool,
     /// It has ended, and whoever asks what ended is told.

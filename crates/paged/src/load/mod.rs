@@ -26,7 +26,6 @@ pub use stall::LoadStall;
 use crate::pages::{PageTables, Source};
 use forebay_kv::ChunkId;
 
-/// What is to be loaded.
 #[derive(Debug)]
 pub struct LoadRequest {
     /// The engine's number for it.

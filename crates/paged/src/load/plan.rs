@@ -24,14 +24,11 @@ pub struct Part {
 /// [`LoadPlan::settled`] when it has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NextBatch {
-    /// Names the wave.
     pub wave: usize,
     pub layer: u32,
-    /// The parts, in order.
     pub parts: Vec<Part>,
 }
 
-/// How a load ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Chunks that may be used, from the first one on.
@@ -82,7 +79,6 @@ impl LoadPlan {
         self.awaited.contains(&part)
     }
 
-    /// A part is in the arena.
     pub fn here(&mut self, part: Part) {
         if self.awaited.remove(&part) && part.chunk < self.good_chunks {
             self.ready.insert(part);

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 /// What an engine waited for a load that a step of it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadStall {
-    /// Which load.
     pub job: u64,
     pub time: Duration,
     pub layers_late: u64,
@@ -17,13 +16,11 @@ pub struct LoadStall {
 #[derive(Debug, Default)]
 pub struct StallClock {
     late: BTreeSet<u32>,
-    /// Threads that wait.
     threads: BusyTime,
     /// How long streams of a GPU have waited.
     streams: Duration,
     /// Who may still wait, or be about to say how long somebody else has.
     inside: u32,
-    /// The load has ended.
     is_over: bool,
     /// It has been said how long it was waited for.
     is_told: bool,

@@ -6,7 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a load may take.
 #[derive(Debug)]
 pub struct Timeout {
     limit: Duration,
