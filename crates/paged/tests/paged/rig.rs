@@ -68,27 +68,16 @@ impl Site {
     pub fn gated_engine(&self, heads: usize, options: PagedOptions) -> (Engine, Arc<Gate>) {
         let gate = Gate::new();
         let own = Arc::clone(&gate);
-        let engine = Engine::open(heads, 0, 16, |shape| {
-            PagedCache::open(shape, options, |mover, cache| {
-                // SAFETY: the memory is dropped after the cache, which closes it.
-                let host = unsafe { HostCopies::new(mover, cache, 1) }?;
-                Ok(Arc::new(Gated { host, gate: own }))
-            })
-        });
-        (engine, gate)
+        let copies = |host| Arc::new(Gated { host, gate: own }) as Arc<dyn Copies>;
+        (Engine::with_copies(heads, 0, 16, options, copies), gate)
     }
 
     /// One whose pages only its copies reach, as a GPU's are.
     pub fn blind_engine(&self, heads: usize, first_head: usize, page_tokens: usize) -> Engine {
         let followed = Arc::default();
         let noted = Arc::clone(&followed);
-        let made = Engine::open(heads, first_head, page_tokens, |shape| {
-            PagedCache::open(shape, self.options(), |mover, cache| {
-                // SAFETY: the memory is dropped after the cache, which closes it.
-                let host = unsafe { HostCopies::new(mover, cache, 1) }?;
-                Ok(Arc::new(Blind { host, followed: noted }))
-            })
-        });
+        let copies = |host| Arc::new(Blind { host, followed: noted }) as Arc<dyn Copies>;
+        let made = Engine::with_copies(heads, first_head, page_tokens, self.options(), copies);
         Engine { followed, ..made }
     }
 }
@@ -242,6 +231,21 @@ impl Engine {
         })
     }
 
+    fn with_copies(
+        heads: usize,
+        first_head: usize,
+        page_tokens: usize,
+        options: PagedOptions,
+        copies: impl FnOnce(HostCopies) -> Arc<dyn Copies>,
+    ) -> Engine {
+        Engine::open(heads, first_head, page_tokens, |shape| {
+            PagedCache::open(shape, options, |mover, cache| {
+                // SAFETY: the memory is dropped after the cache, which closes it.
+                Ok(copies(unsafe { HostCopies::new(mover, cache, 1) }?))
+            })
+        })
+    }
+
     fn open(
         heads: usize,
         first_head: usize,
@@ -349,6 +353,14 @@ impl Engine {
         let job = request.job;
         self.paged.load(request, 0).unwrap();
         self.end_of(job)
+    }
+
+    /// Loads all tokens of a request into these blocks, with every byte right.
+    pub fn load_all(&self, request: LoadRequest, blocks: &[i64]) {
+        let tokens = request.tokens;
+        let end = self.load(request);
+        assert_eq!((end.tokens, end.why), (tokens, None), "{:?}", self.paged.stats());
+        assert!(self.is_true(blocks, 0..tokens as usize));
     }
 
     /// The end of the only load under way: ends of others would be lost.
