@@ -21,7 +21,6 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// Every format, in the order of the documentation.
     pub const ALL: [KvDtype; 5] =
         [Self::Float32, Self::Float16, Self::Bfloat16, Self::Fp8E4m3, Self::Fp8E5m2];
 

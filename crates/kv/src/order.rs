@@ -27,7 +27,6 @@ pub enum AxisOrder {
 }
 
 impl AxisOrder {
-    /// All six orders.
     pub const ALL: [AxisOrder; 6] =
         [Self::Lbhnc, Self::Lbnhc, Self::Lhbnc, Self::Blhnc, Self::Blnhc, Self::Bhlnc];
 

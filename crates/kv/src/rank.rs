@@ -17,16 +17,10 @@ pub struct Rank {
 /// A place that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankError {
-    /// The size is zero or too large.
     #[error("parallel size is {size}; allowed: 1 to {MAX_RANKS}")]
     Size { size: u32 },
-    /// The rank is not below the size.
     #[error("rank is {rank}; allowed: 0 to {last} for a size of {size}", last = size - 1)]
-    Rank {
-        rank: u32,
-        /// The size, which is valid.
-        size: u32,
-    },
+    Rank { rank: u32, size: u32 },
 }
 
 impl Rank {

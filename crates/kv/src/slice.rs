@@ -46,12 +46,10 @@ pub struct HeadMove {
 }
 
 impl HeadMove {
-    /// The heads as the giver counts them.
     pub const fn from_heads(&self) -> Range<u32> {
         self.from_head..self.from_head + self.heads
     }
 
-    /// The heads as the receiver counts them.
     pub const fn to_heads(&self) -> Range<u32> {
         self.to_head..self.to_head + self.heads
     }
@@ -62,33 +60,17 @@ impl HeadMove {
 pub enum SplitError {
     #[error("heads is 0; allowed: 1 or more")]
     NoHeads,
-    /// The size is zero or too large.
     #[error("tensor parallel size is {size}; allowed: 1 to {MAX_RANKS}")]
     Size { size: u32 },
-    /// Neither divides the other.
     #[error(
         "{heads} heads over a tensor parallel size of {size}; allowed: sizes that divide the heads or are a \
          multiple of them"
     )]
-    Uneven {
-        /// Heads to split.
-        heads: u32,
-        size: u32,
-    },
-    /// The two sides have different models.
+    Uneven { heads: u32, size: u32 },
     #[error("one side has {ours} heads and the other {theirs}; allowed: the same number on both")]
-    Different {
-        /// Heads on this side.
-        ours: u32,
-        /// Heads on the other.
-        theirs: u32,
-    },
+    Different { ours: u32, theirs: u32 },
     #[error("rank is {rank}; allowed: 0 to {last} for a tensor parallel size of {size}", last = size - 1)]
-    Rank {
-        rank: u32,
-        /// The size, which is valid.
-        size: u32,
-    },
+    Rank { rank: u32, size: u32 },
 }
 
 impl HeadSplit {

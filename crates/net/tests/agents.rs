@@ -219,7 +219,7 @@ fn two_hundred_random_cancels_leave_no_byte_behind() {
     one.agent.connect("two").unwrap();
     // Made before, so that the memory is used again as soon as the cancel returns.
     let (ours, theirs) = (fill(&one.memory, len, 1), fill(&two.memory, len, 2));
-    let (mut dice, mut cancelled) = (forebay_transfer::sim::SplitMix(9), 0);
+    let (mut dice, mut cancelled) = (forebay_transfer::SplitMix(9), 0);
     for round in 0..200 {
         let request = &requests[round % 2];
         let ended = post(request);

@@ -6,7 +6,7 @@ mod common;
 use common::busy::{self, BLOCK, BLOCKS, BYTES, busy, while_busy};
 use common::*;
 use forebay_net::{AgentConfig, End, Op, PeerError};
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 use testkit::eventually;

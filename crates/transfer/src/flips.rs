@@ -1,8 +1,7 @@
 //! A link that damages what passes through it, for showing that damage is caught. It wraps any link
 //! whose targets are host memory. It knows bits and chances.
 
-use crate::sim::SplitMix;
-use crate::{Completion, Link, LinkOp, Memory, Outcome, SpanPair};
+use crate::{Completion, Link, LinkOp, Memory, Outcome, SpanPair, SplitMix};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;

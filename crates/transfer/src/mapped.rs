@@ -15,25 +15,10 @@ use thiserror::Error;
 /// Why memory cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Absent {
-    /// No process has memory there.
     #[error("memory at {base:#x} of {len} bytes cannot be; allowed: addresses above 0, 1 to 2^63 - 1 bytes")]
-    Unsound {
-        /// Its first address.
-        base: u64,
-        /// Its length.
-        len: u64,
-    },
-    /// A part of it is not there, or not so.
+    Unsound { base: u64, len: u64 },
     #[error("memory at {base:#x} of {len} bytes: {:#x}..{:#x} {why}", part.start, part.end)]
-    Part {
-        /// Its first address.
-        base: u64,
-        /// Its length.
-        len: u64,
-        part: Range<u64>,
-        /// What is wrong with it.
-        why: &'static str,
-    },
+    Part { base: u64, len: u64, part: Range<u64>, why: &'static str },
 }
 
 const NOT_MAPPED: &str = "is not mapped";

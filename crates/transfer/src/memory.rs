@@ -17,11 +17,8 @@ use std::sync::Arc;
 /// memory at the same time only under the rules that it agreed with the callers of the mover: a
 /// span belongs to the mover from submission until its transfer ended.
 pub unsafe trait Backing: Send + Sync {
-    /// The first byte.
     fn as_ptr(&self) -> *mut u8;
-    /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes at all.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

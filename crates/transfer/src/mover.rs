@@ -42,9 +42,7 @@ pub struct Start {
     pub op: OpId,
     /// The link to start it on.
     pub link: LinkId,
-    /// What to copy where.
     pub pairs: Vec<SpanPair>,
-    /// The sum of the pairs' lengths.
     pub bytes: u64,
 }
 
@@ -151,7 +149,6 @@ impl Active {
 }
 
 impl Mover {
-    /// A mover without links or paths.
     pub fn new(limits: Limits) -> Mover {
         Mover {
             limits,
@@ -176,7 +173,6 @@ impl Mover {
         }
     }
 
-    /// Registers `len` bytes at `place`.
     pub fn add_region(&mut self, place: Place, len: u64) -> RegionId {
         self.regions.add(place, len)
     }
@@ -316,7 +312,6 @@ impl Mover {
             && self.slots.are_live_from(path, 0)
     }
 
-    /// Whether there is something to report.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
@@ -336,7 +331,6 @@ impl Mover {
         backoffs.filter(|_| work).chain(expiry).min()
     }
 
-    /// A snapshot of all counters.
     pub fn telemetry(&self) -> Telemetry {
         let links = self.links.iter().zip(&self.link_counters).map(|(state, counters)| LinkTelemetry {
             down: state.down,

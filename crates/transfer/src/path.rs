@@ -12,7 +12,6 @@ pub struct PathId(pub(crate) u32);
 /// One hop of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hop {
-    /// The link that the hop runs on.
     pub link: LinkId,
     /// A guest uses a link that belongs to somebody else's traffic: it yields to every lot that is
     /// not a guest, and has at most [`MAX_LOT_BYTES`](crate::MAX_LOT_BYTES) in flight there.
@@ -34,9 +33,7 @@ pub struct Staging {
 /// A way from one place to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathSpec {
-    /// Where lots are read.
     pub from: Place,
-    /// Where they arrive.
     pub to: Place,
     /// The hops in order; at least one.
     pub hops: Vec<Hop>,
@@ -45,7 +42,6 @@ pub struct PathSpec {
 }
 
 impl PathSpec {
-    /// A path of one hop.
     pub fn direct(from: Place, to: Place, link: LinkId) -> PathSpec {
         PathSpec { from, to, hops: vec![Hop { link, guest: false }], staging: Vec::new() }
     }
@@ -60,34 +56,16 @@ impl PathSpec {
 /// Why a path was not added.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PathError {
-    /// The numbers of hops and stagings do not fit.
     #[error("a path needs at least one hop and one staging fewer than hops: {hops} hops, {staging} stagings")]
     Shape { hops: usize, staging: usize },
-    /// A hop names a link that was never added.
     #[error("link {0:?} does not exist")]
     UnknownLink(LinkId),
-    /// A staging has no slots or slots without bytes.
     #[error("staging needs slots and bytes above 0: {slots} slots of {slot_bytes} bytes")]
-    EmptyStaging {
-        slots: u32,
-        /// Bytes per slot given.
-        slot_bytes: u64,
-    },
-    /// A region holds the slots of other paths already, cut otherwise.
+    EmptyStaging { slots: u32, slot_bytes: u64 },
     #[error(
         "staging {region:?} has {known} slots of {known_bytes} bytes on another path, not {slots} of {slot_bytes}"
     )]
-    CutOtherwise {
-        region: RegionId,
-        /// Slots that it has.
-        known: u32,
-        /// Their size.
-        known_bytes: u64,
-        slots: u32,
-        /// Bytes per slot given.
-        slot_bytes: u64,
-    },
-    /// The slots do not fit into their region.
+    CutOtherwise { region: RegionId, known: u32, known_bytes: u64, slots: u32, slot_bytes: u64 },
     #[error("staging: {0}")]
     Staging(#[from] Refused),
 }

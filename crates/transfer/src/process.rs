@@ -8,9 +8,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("made before fork: by process {made_in}, and this is process {here}; each process makes its own")]
 pub struct Forked {
-    /// The process that made the handle.
     pub made_in: u32,
-    /// The process that has called.
     pub here: u32,
 }
 

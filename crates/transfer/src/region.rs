@@ -30,21 +30,17 @@ pub struct Span {
     pub region: RegionId,
     /// First byte, from the region's start.
     pub offset: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 
 /// A source and a target of equal length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpanPair {
-    /// Where the bytes are read.
     pub from: Span,
-    /// Where they are written.
     pub to: Span,
 }
 
 impl Span {
-    /// The span of `len` bytes at `offset` of `region`.
     pub fn new(region: RegionId, offset: u64, len: u64) -> Span {
         Span { region, offset, len }
     }
@@ -73,7 +69,6 @@ impl SpanPair {
         (self.from.region, self.to.region)
     }
 
-    /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.from.len
     }
@@ -85,7 +80,7 @@ impl SpanPair {
 
     /// Grows this pair by `next` when both sides are adjacent, so that one copy serves both. Says
     /// whether it did.
-    pub(crate) fn merge(&mut self, next: &SpanPair) -> bool {
+    pub fn merge(&mut self, next: &SpanPair) -> bool {
         let adjacent = self.from.continues_into(&next.from) && self.to.continues_into(&next.to);
         if adjacent {
             self.from.len += next.from.len;
@@ -198,48 +193,18 @@ impl RegionId {
 /// Why a wish was not accepted. Nothing was moved and nothing will be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refused {
-    /// No such region, or no longer.
     #[error("region {region:?} is not registered")]
     UnknownRegion { region: RegionId },
-    /// A span reaches outside its region.
     #[error("span {span:?} reaches outside its region of {region_bytes} bytes")]
-    OutOfBounds {
-        span: Span,
-        /// The region's length.
-        region_bytes: u64,
-    },
-    /// Source and target differ in length, or are empty.
+    OutOfBounds { span: Span, region_bytes: u64 },
     #[error("a pair must have equal lengths above 0: from {from_bytes} to {to_bytes} bytes")]
-    Length {
-        /// Source length.
-        from_bytes: u64,
-        /// Target length.
-        to_bytes: u64,
-    },
-    /// No path joins the two places, or all of them are down.
+    Length { from_bytes: u64, to_bytes: u64 },
     #[error("no live path from {from:?} to {to:?}")]
-    NoPath {
-        /// Source place.
-        from: Place,
-        /// Target place.
-        to: Place,
-    },
-    /// Too many transfers wait.
+    NoPath { from: Place, to: Place },
     #[error("{queued} transfers are queued; at most {limit} may be")]
-    TooManyTransfers {
-        /// Transfers that have not ended.
-        queued: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// Too many pairs in one transfer.
+    TooManyTransfers { queued: usize, limit: usize },
     #[error("{pairs} pairs in one transfer; at most {limit} may be")]
-    TooManyPairs {
-        pairs: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The region is used by transfers that have not ended.
+    TooManyPairs { pairs: usize, limit: usize },
     #[error("region {region:?} is used by {users} transfers")]
     RegionInUse {
         region: RegionId,

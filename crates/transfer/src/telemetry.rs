@@ -18,11 +18,9 @@ pub struct Telemetry {
 /// What one link did.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LinkTelemetry {
-    /// The link's name.
     pub name: String,
     /// Whether it was taken out of service.
     pub down: bool,
-    /// Bytes that completed.
     pub bytes: u64,
     /// Of these, bytes of relays for other places.
     pub guest_bytes: u64,
@@ -30,15 +28,11 @@ pub struct LinkTelemetry {
     pub lots: u64,
     /// Operations that completed in part and were continued.
     pub short: u64,
-    /// Operations that reported an error.
     pub failed: u64,
-    /// Operations that reported corrupt bytes.
     pub corrupt: u64,
     /// Operations that did not complete within the link's limit.
     pub timed_out: u64,
-    /// Lots in flight now.
     pub in_flight_lots: u32,
-    /// Bytes in flight now.
     pub in_flight_bytes: u64,
     /// Measured rate, or the hint while nothing has been measured; 0 when neither is known.
     pub rate_bytes_per_s: f64,
@@ -48,11 +42,8 @@ pub struct LinkTelemetry {
 /// means.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ClassTelemetry {
-    /// Transfers that were moved in full.
     pub done: u64,
-    /// Transfers that failed.
     pub failed: u64,
-    /// Transfers that were cancelled.
     pub cancelled: u64,
     /// Transfers that ended after their deadline.
     pub late: u64,

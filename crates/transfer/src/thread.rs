@@ -89,10 +89,8 @@ pub struct SubmitError(#[from] PostError);
 /// Why a mover does nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Closed {
-    /// It has ended.
     #[error("the mover has ended")]
     Ended,
-    /// It is another process's.
     #[error(transparent)]
     Forked(#[from] Forked),
 }
@@ -121,7 +119,6 @@ impl MoverThread {
         Ok(MoverThread { handle, thread: Some(thread) })
     }
 
-    /// A handle to submit with.
     pub fn handle(&self) -> MoverHandle {
         self.handle.clone()
     }
@@ -195,7 +192,6 @@ impl MoverHandle {
         })
     }
 
-    /// A snapshot of all counters.
     pub fn telemetry(&self) -> Result<Telemetry, Closed> {
         self.control(|worker| worker.mover.telemetry())
     }

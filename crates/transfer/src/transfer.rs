@@ -23,7 +23,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All classes, most urgent first.
     pub const ALL: [Class; 4] = [Class::Demand, Class::Prefetch, Class::WriteBack, Class::Scrub];
 
     pub(crate) fn index(self) -> usize {
@@ -36,7 +35,6 @@ impl Class {
 pub struct Transfer {
     /// What goes where. Targets must not overlap each other or any source.
     pub pairs: Vec<SpanPair>,
-    /// How urgent it is.
     pub class: Class,
     /// When the bytes are needed, in the mover's clock. Within a class the earliest deadline goes
     /// first, those without one last. A missed deadline does not end the transfer; it is counted.
@@ -44,7 +42,6 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// A transfer without a deadline.
     pub fn new(pairs: Vec<SpanPair>, class: Class) -> Transfer {
         Transfer { pairs, class, deadline_us: None }
     }
@@ -55,13 +52,9 @@ impl Transfer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// Every span was moved in full; `bytes` is their exact sum.
-    Done {
-        /// Bytes moved.
-        bytes: u64,
-    },
+    Done { bytes: u64 },
     /// Something could not be moved.
     Failed(Failure),
-    /// The caller cancelled it.
     Cancelled {
         /// Bytes that had reached their target by then.
         moved_bytes: u64,
@@ -74,7 +67,6 @@ pub enum End {
 /// Why and where a transfer failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The first reason.
     pub reason: Reason,
     /// What did not reach its target in full, in no particular order. Everything else did.
     pub unmoved: Vec<SpanPair>,
@@ -88,48 +80,21 @@ pub struct Failure {
 /// Why a lot, and with it its transfer, failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Reason {
-    /// The transfer was never accepted.
     #[error("refused: {0}")]
     Refused(Refused),
     /// A link reported an error, after the stated number of attempts on all paths.
     #[error("link {link} failed after {attempts} attempts: {error}")]
-    Link {
-        /// The link's name.
-        link: String,
-        /// What the last attempt reported.
-        error: String,
-        attempts: u32,
-    },
+    Link { link: String, error: String, attempts: u32 },
     /// Whoever owns the other memory will not have it.
     #[error("denied over link {link}: {error}")]
-    Denied {
-        /// The link's name.
-        link: String,
-        /// What was said.
-        error: String,
-    },
-    /// The bytes that left storage or the wire were not the ones that went in.
+    Denied { link: String, error: String },
     #[error("corrupt bytes on link {link}")]
-    Corrupt {
-        /// The link's name.
-        link: String,
-    },
+    Corrupt { link: String },
     /// An operation did not complete within its link's limit. Its spans are quarantined.
     #[error("an operation on link {link} did not complete in {timeout_us} us")]
-    TimedOut {
-        /// The link's name.
-        link: String,
-        /// The limit.
-        timeout_us: u64,
-    },
-    /// Every path between the places is down.
+    TimedOut { link: String, timeout_us: u64 },
     #[error("no live path from {from:?} to {to:?}")]
-    NoPath {
-        /// Where the bytes were.
-        from: Place,
-        /// Where they should have gone.
-        to: Place,
-    },
+    NoPath { from: Place, to: Place },
     /// The mover ended before. What its links had not let go of is quarantined for good.
     #[error("the mover has ended")]
     Closed,

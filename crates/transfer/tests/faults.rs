@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_transfer::sim::{Sim, SimLink};
+mod sim;
+
 use forebay_transfer::{
     Class, End, Event, Hop, Limits, LinkSpec, Mover, OpId, Outcome, PathSpec, Place, Refused, Span, SpanPair,
     Staging, Transfer,
 };
+use sim::{Sim, SimLink};
 use std::time::{Duration, Instant};
 
 const HOST: Place = Place::Host(0);

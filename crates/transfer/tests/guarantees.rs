@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_transfer::sim::{Sim, SimLink};
+mod sim;
+
 use forebay_transfer::{
     Class, End, Limits, LinkSpec, Mover, Outcome, PAGE_BYTES, PathSpec, Place, RegionId, Span, SpanPair,
     Staging, Transfer,
 };
 use proptest::prelude::*;
+use sim::{Sim, SimLink};
 use std::collections::VecDeque;
 
 const HOST: Place = Place::Host(0);

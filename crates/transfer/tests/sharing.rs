@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use forebay_transfer::sim::{Sim, SimLink};
+mod sim;
+
 use forebay_transfer::{
     Class, Hop, LinkSpec, MAX_LOT_BYTES, PathSpec, Place, STARVE_LOTS, Span, SpanPair, Staging, Transfer,
 };
+use sim::{Sim, SimLink};
 
 const HOST: Place = Place::Host(0);
 const DEVICE: Place = Place::Device(0);
@@ -27,6 +29,20 @@ fn rate_over(rates: &[u64], bytes: u64) -> f64 {
     sim.run();
     assert_eq!(sim.bytes(source), sim.bytes(target));
     bytes as f64 / sim.ended[0].at_us as f64
+}
+
+#[test]
+fn a_link_moves_bytes_at_its_rate() {
+    let mut sim = Sim::new(7);
+    let (source, target) = (sim.add_region(HOST, 8 << 20), sim.add_region(DEVICE, 8 << 20));
+    let link = sim.add_link(LinkSpec::new("pcie0", 2, 32 * MIB), SimLink::of_rate(1_000_000_000));
+    sim.mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
+    let whole = SpanPair::new(Span::new(source, 0, 8 * MIB), Span::new(target, 0, 8 * MIB));
+    sim.submit_at(0, Transfer::new(vec![whole], Class::Demand));
+    sim.run();
+    assert_eq!(sim.bytes(source), sim.bytes(target));
+    // 8 MiB at 1 GB/s, each lot rounded up to a microsecond.
+    assert!((8_389..8_400).contains(&sim.ended[0].at_us));
 }
 
 #[test]

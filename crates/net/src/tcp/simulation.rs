@@ -23,7 +23,7 @@ use super::requester::{Operation, Requester};
 use super::responder::Responder;
 use super::runs::runs;
 use super::service::{CallSession, Reply, Service};
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use forebay_transfer::{Backing, HostBuffer, Outcome};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};

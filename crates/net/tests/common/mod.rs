@@ -11,7 +11,7 @@ pub mod tls;
 use forebay_net::ucx::{Fabric, UcxError, UcxRail};
 use forebay_net::*;
 use forebay_transfer::HostBuffer;
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use forebay_net::tcp::*;
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use forebay_transfer::{
     Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, RegionId, Span,
     SpanPair, Transfer,

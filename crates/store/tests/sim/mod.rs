@@ -9,7 +9,7 @@
 use forebay_kv::ChunkId;
 use forebay_store::log::*;
 use forebay_store::{ChunkShape, TenantId};
-use forebay_transfer::sim::SplitMix;
+use forebay_transfer::SplitMix;
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;

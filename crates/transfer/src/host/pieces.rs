@@ -21,13 +21,10 @@ unsafe impl Sync for Piece {}
 /// Why a lot is not copied.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum Unsound {
-    /// A part of a region is not in host memory, reaches outside of it, or is not there any more.
     #[error("{0:?} is not host memory, or is not mapped any more")]
     NotHost(Span),
-    /// A pair's spans differ in length.
     #[error("a pair copies {from_bytes} bytes to {to_bytes}")]
     Length { from_bytes: u64, to_bytes: u64 },
-    /// A target overlaps a source, so what is copied would depend on the order.
     #[error("a target overlaps a source of the same lot")]
     Overlap,
 }

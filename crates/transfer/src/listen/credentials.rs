@@ -10,7 +10,6 @@ use thiserror::Error;
 /// Who a process is, as the kernel says.
 #[derive(Debug)]
 pub struct Credentials {
-    /// Its user.
     pub uid: u32,
     /// Its number in this process's namespace.
     pub pid: i32,
@@ -21,10 +20,8 @@ pub struct Credentials {
 /// Why the process at the other end cannot be watched.
 #[derive(Debug, Error)]
 pub enum NotWatched {
-    /// The kernel has no number for it that means anything in this process's namespace.
     #[error("its number is not known here; is it in another process namespace?")]
     NoNumber,
-    /// The kernel refused something else.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

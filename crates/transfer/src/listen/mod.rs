@@ -4,12 +4,10 @@
 
 mod admission;
 mod credentials;
-mod pending;
 mod room;
 mod socket_file;
 
 pub use admission::{Admission, NotAdmitted};
 pub use credentials::{Credentials, NotWatched, credentials};
-pub use pending::{Entry, GRACE_US, Pending};
 pub use room::{Room, RoomPlace, RoomStat};
 pub use socket_file::{SocketFile, bind_socket};

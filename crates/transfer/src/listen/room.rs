@@ -1,15 +1,21 @@
-//! [`Pending`] for the threads and tasks of a listener: places that are given back when they are
-//! dropped, and what is done to a connection that has lost its place.
+//! The room of a listener for connections that have not authenticated: how many there are, whose,
+//! and which of them gives way to one that comes. Places are given back when they are dropped.
+//!
+//! A full room never keeps a newcomer out for long. The source with the most connections gives up
+//! its oldest one, so that whoever connects a thousand times takes places from itself alone; and
+//! every connection has [`GRACE_US`] undisturbed, in which one that means well has authenticated.
 
-use super::pending::{Entry, Pending};
 use crate::LogGate;
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// A connection keeps its place for so long whoever comes. Newcomers wait meanwhile, in the
+/// system's queue.
+const GRACE_US: u64 = 100_000;
 /// A listener looks this often whether it is to end while it waits for a place.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -17,20 +23,70 @@ type Evict = Box<dyn FnOnce() + Send>;
 
 /// A listener's room for connections that have not authenticated.
 pub struct Room<S> {
-    /// Which listener, for the log.
     name: &'static str,
     places: usize,
     epoch: Instant,
-    state: Mutex<State<S>>,
+    pending: Mutex<Pending<S>>,
     left: Condvar,
     evicted: AtomicU64,
     gate: LogGate,
 }
 
-struct State<S> {
-    pending: Pending<S>,
-    /// What is done to each if it loses its place.
-    evicts: HashMap<u64, Evict>,
+/// The connections in the room, by number. Time is an argument.
+struct Pending<S> {
+    places: usize,
+    next: u64,
+    connections: BTreeMap<u64, Connection<S>>,
+}
+
+struct Connection<S> {
+    source: S,
+    since_us: u64,
+    /// What is done to it if it loses its place.
+    evict: Evict,
+}
+
+impl<S: Eq + Hash> Pending<S> {
+    fn new(places: usize) -> Pending<S> {
+        Pending { places: places.max(1), next: 0, connections: BTreeMap::new() }
+    }
+
+    /// A connection comes. Its number, and the one that gives way to it; or when to ask again, unless
+    /// one of the connections leaves before.
+    fn enter(&mut self, source: S, now_us: u64, evict: Evict) -> Result<(u64, Option<(u64, Evict)>), u64> {
+        let mut evicted = None;
+        if self.connections.len() >= self.places
+            && let Some(number) = self.who_gives_way(&source)
+            && let Some(oldest) = self.connections.get(&number)
+        {
+            let until_us = oldest.since_us.saturating_add(GRACE_US);
+            if now_us < until_us {
+                return Err(until_us);
+            }
+            evicted = self.connections.remove(&number).map(|oldest| (number, oldest.evict));
+        }
+        let number = self.next;
+        self.next += 1;
+        self.connections.insert(number, Connection { source, since_us: now_us, evict });
+        Ok((number, evicted))
+    }
+
+    /// A connection has authenticated, or ended. `None`: it had lost its place before.
+    fn leave(&mut self, number: u64) -> Option<Connection<S>> {
+        self.connections.remove(&number)
+    }
+
+    /// The oldest connection of the source that has the most, the newcomer counted.
+    fn who_gives_way(&self, newcomer: &S) -> Option<u64> {
+        let mut counts: HashMap<&S, usize> = HashMap::from([(newcomer, 1)]);
+        for connection in self.connections.values() {
+            *counts.entry(&connection.source).or_default() += 1;
+        }
+        let count = |connection: &Connection<S>| counts.get(&connection.source).copied().unwrap_or(0);
+        let most = self.connections.values().map(count).max()?;
+        let mut oldest_first = self.connections.iter();
+        oldest_first.find(|(_, connection)| count(connection) == most).map(|(number, _)| *number)
+    }
 }
 
 /// A connection's place. Given back when it is dropped.
@@ -56,7 +112,7 @@ impl<S: Eq + Hash + Clone> Room<S> {
             name,
             places,
             epoch: Instant::now(),
-            state: Mutex::new(State { pending: Pending::new(places), evicts: HashMap::new() }),
+            pending: Mutex::new(Pending::new(places)),
             left: Condvar::new(),
             evicted: AtomicU64::new(0),
             gate: LogGate::new(),
@@ -67,9 +123,8 @@ impl<S: Eq + Hash + Clone> Room<S> {
         self.places
     }
 
-    /// What it shows.
     pub fn stat(&self) -> RoomStat {
-        let pending = self.state.lock().pending.len();
+        let pending = self.pending.lock().connections.len();
         RoomStat { pending, evicted: self.evicted.load(Ordering::Relaxed) }
     }
 
@@ -81,22 +136,17 @@ impl<S: Eq + Hash + Clone> Room<S> {
         source: &S,
         evict: impl FnOnce() + Send + 'static,
     ) -> Result<RoomPlace<S>, Duration> {
-        let now_us = self.epoch.elapsed().as_micros() as u64;
-        let mut state = self.state.lock();
-        let (number, evicted) = match state.pending.enter(source.clone(), now_us) {
-            Entry::Placed { number, evicted } => (number, evicted),
-            Entry::Full { until_us } => return Err(Duration::from_micros(until_us.saturating_sub(now_us))),
-        };
         let lost = Arc::new(AtomicBool::new(false));
         let tell = Arc::clone(&lost);
         let evict = move || {
             tell.store(true, Ordering::Release);
             evict();
         };
-        state.evicts.insert(number, Box::new(evict));
-        let evict = evicted.and_then(|evicted| state.evicts.remove(&evicted));
-        drop(state);
-        if let Some(evict) = evict {
+        let now_us = self.epoch.elapsed().as_micros() as u64;
+        let entered = self.pending.lock().enter(source.clone(), now_us, Box::new(evict));
+        let wait = |until_us: u64| Duration::from_micros(until_us.saturating_sub(now_us));
+        let (number, evicted) = entered.map_err(wait)?;
+        if let Some((_, evict)) = evicted {
             evict();
             self.count_evicted();
         }
@@ -115,9 +165,9 @@ impl<S: Eq + Hash + Clone> Room<S> {
                 Ok(place) => return Some(place),
                 Err(wait) => {
                     let wait = wait.clamp(Duration::from_micros(100), LOOK_EVERY);
-                    let mut state = self.state.lock();
-                    if state.pending.len() >= self.places {
-                        self.left.wait_for(&mut state, wait);
+                    let mut pending = self.pending.lock();
+                    if pending.connections.len() >= self.places {
+                        self.left.wait_for(&mut pending, wait);
                     }
                 }
             }
@@ -127,13 +177,8 @@ impl<S: Eq + Hash + Clone> Room<S> {
 
     /// Everybody loses their place: the listener ends.
     pub fn clear(&self) {
-        let mut state = self.state.lock();
-        let evicts: Vec<(u64, Evict)> = state.evicts.drain().collect();
-        evicts.iter().for_each(|(number, _)| {
-            state.pending.leave(*number);
-        });
-        drop(state);
-        evicts.into_iter().for_each(|(_, evict)| evict());
+        let connections = std::mem::take(&mut self.pending.lock().connections);
+        connections.into_values().for_each(|connection| (connection.evict)());
     }
 
     fn count_evicted(&self) {
@@ -146,7 +191,6 @@ impl<S: Eq + Hash + Clone> Room<S> {
 }
 
 impl<S: Eq + Hash> RoomPlace<S> {
-    /// Whether the place was lost.
     pub fn is_evicted(&self) -> bool {
         self.evicted.load(Ordering::Acquire)
     }
@@ -154,16 +198,11 @@ impl<S: Eq + Hash> RoomPlace<S> {
     /// The connection has authenticated and leaves the room; it cannot lose its place any more.
     /// `false`: it had before.
     pub fn leave(&self) -> bool {
-        let mut state = self.room.state.lock();
-        let here = state.pending.leave(self.number);
-        let evict = state.evicts.remove(&self.number);
-        drop(state);
-        // What it keeps is dropped without the lock.
-        drop(evict);
-        if here {
+        let left = self.room.pending.lock().leave(self.number);
+        if left.is_some() {
             self.room.left.notify_one();
         }
-        here
+        left.is_some()
     }
 }
 
@@ -188,7 +227,16 @@ impl<S: Eq + Hash> std::fmt::Debug for RoomPlace<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use std::sync::mpsc::channel;
+
+    impl<S: Eq + Hash> Pending<S> {
+        /// The number of a connection that comes, and of the one that gives way; or when to ask again.
+        fn comes(&mut self, source: S, now_us: u64) -> Result<(u64, Option<u64>), u64> {
+            let entered = self.enter(source, now_us, Box::new(|| {}));
+            entered.map(|(number, evicted)| (number, evicted.map(|(number, _)| number)))
+        }
+    }
 
     #[test]
     fn a_full_room_lets_a_newcomer_in_soon_and_tells_the_one_that_gives_way() {
@@ -214,5 +262,53 @@ mod tests {
         let room = Room::new("test", 1);
         let _kept = room.enter(&0, || {}, || false);
         assert!(room.enter(&0, || {}, || true).is_none());
+    }
+
+    #[test]
+    fn whoever_connects_most_gives_way_with_its_oldest_connection() {
+        let mut room = Pending::new(4);
+        for (number, source) in ["b", "a", "a", "a"].into_iter().enumerate() {
+            assert_eq!(room.comes(source, 0), Ok((number as u64, None)));
+        }
+        assert_eq!(room.comes("c", GRACE_US), Ok((4, Some(1))));
+        assert_eq!(room.comes("a", GRACE_US), Ok((5, Some(2))), "from itself alone");
+        assert!(room.leave(1).is_none() && room.leave(0).is_some() && room.leave(4).is_some());
+        assert_eq!(room.comes("d", GRACE_US), Ok((6, None)));
+    }
+
+    #[test]
+    fn a_connection_has_its_grace_undisturbed_and_a_newcomer_then_has_its_place() {
+        let mut room = Pending::new(2);
+        room.comes("a", 0).unwrap();
+        room.comes("a", 50).unwrap();
+        assert_eq!(room.comes("a", GRACE_US - 1), Err(GRACE_US));
+        assert_eq!(room.comes("a", GRACE_US), Ok((2, Some(0))));
+        assert_eq!(room.comes("a", GRACE_US), Err(GRACE_US + 50));
+        room.leave(1).unwrap();
+        assert_eq!(room.comes("a", GRACE_US), Ok((3, None)));
+    }
+
+    proptest! {
+        /// Whatever a flood from elsewhere does, one connection of another source is never evicted,
+        /// and no newcomer waits longer than the grace.
+        #[test]
+        fn a_flood_takes_places_from_itself(
+            places in 2usize..6,
+            steps in prop::collection::vec((0u64..60_000, 0u8..3), 1..200),
+        ) {
+            let mut room = Pending::new(places);
+            let (mut now_us, good) = (0, 0);
+            prop_assert_eq!(room.comes(9u8, 0), Ok((good, None)));
+            for (later_us, source) in steps {
+                now_us += later_us;
+                match room.comes(source % 2, now_us) {
+                    Ok((_, evicted)) => prop_assert!(places < 3 || evicted != Some(good)),
+                    Err(until_us) => {
+                        prop_assert!(until_us > now_us && until_us <= now_us + GRACE_US);
+                    }
+                }
+                prop_assert!(room.connections.len() <= places);
+            }
+        }
     }
 }

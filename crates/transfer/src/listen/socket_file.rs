@@ -22,7 +22,6 @@ const TURN_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
     identity: (u64, u64),
 }
 

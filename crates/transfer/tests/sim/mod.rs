@@ -1,27 +1,12 @@
 //! A mover in virtual time: simulated links with rates, latency and faults move real bytes between
 //! simulated regions. It checks what no caller could: that windows hold and that nothing writes to
 //! a span after its transfer ended.
-//!
-//! ```
-//! use forebay_transfer::{Class, LinkSpec, Place, PathSpec, Span, SpanPair, Transfer, sim::{Sim, SimLink}};
-//!
-//! let mut sim = Sim::new(7);
-//! let (host, device) = (sim.add_region(Place::Host(0), 8 << 20), sim.add_region(Place::Device(0), 8 << 20));
-//! let link = sim.add_link(LinkSpec::new("pcie0", 2, 32 << 20), SimLink::of_rate(1_000_000_000));
-//! sim.mover.add_path(PathSpec::direct(Place::Host(0), Place::Device(0), link)).unwrap();
-//! let whole = SpanPair::new(Span::new(host, 0, 8 << 20), Span::new(device, 0, 8 << 20));
-//! sim.submit_at(0, Transfer::new(vec![whole], Class::Demand));
-//! sim.run();
-//! assert_eq!(sim.bytes(host), sim.bytes(device));
-//! assert!((8_389..8_400).contains(&sim.ended[0].at_us)); // 8 MiB at 1 GB/s, each lot rounded up to a microsecond
-//! ```
+#![allow(dead_code, reason = "each test binary uses a part")]
 
-use crate::driver::Outcome;
-use crate::link::{LinkId, LinkSpec};
-use crate::mover::{Event, Limits, Mover, Start};
-use crate::region::Refused;
-use crate::region::{Place, RegionId, Span, SpanPair};
-use crate::transfer::{End, Transfer, TransferId};
+use forebay_transfer::{
+    End, Event, Limits, LinkId, LinkSpec, Mover, Outcome, Place, Refused, RegionId, Span, SpanPair, SplitMix,
+    Start, Transfer, TransferId,
+};
 use std::collections::{BTreeMap, HashMap};
 
 /// How a simulated link behaves. Probabilities are per operation.
@@ -93,6 +78,8 @@ pub struct Sim {
     agenda: BTreeMap<(u64, u64), Happening>,
     next_happening: u64,
     submitted: HashMap<TransferId, Transfer>,
+    /// Accepted, in order.
+    accepted: Vec<TransferId>,
     random: SplitMix,
 }
 
@@ -134,6 +121,7 @@ impl Sim {
             agenda: BTreeMap::new(),
             next_happening: 0,
             submitted: HashMap::new(),
+            accepted: Vec::new(),
             random: SplitMix(seed),
         }
     }
@@ -209,10 +197,17 @@ impl Sim {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Submit(transfer) => match self.mover.submit(self.now_us, transfer.clone()) {
-                Ok(id) => drop(self.submitted.insert(id, transfer)),
+                Ok(id) => {
+                    self.submitted.insert(id, transfer);
+                    self.accepted.push(id);
+                }
                 Err(refused) => self.refused.push(refused),
             },
-            Happening::CancelNth(nth) => self.mover.cancel(self.now_us, TransferId(nth as u64)),
+            Happening::CancelNth(nth) => {
+                if let Some(id) = self.accepted.get(nth) {
+                    self.mover.cancel(self.now_us, *id);
+                }
+            }
             Happening::Completes { start, started_us, outcome } => self.complete(start, started_us, outcome),
             Happening::LinkDies(link) => self.mover.link_down(self.now_us, link),
             Happening::Wake => {}
@@ -308,32 +303,4 @@ impl Sim {
 
 fn overlap(a: &Span, b: &Span) -> bool {
     a.region == b.region && a.offset < b.offset + b.len && b.offset < a.offset + a.len
-}
-
-/// S. Vigna's splitmix64: small, seeded, and good enough to choose faults with.
-#[derive(Debug)]
-pub struct SplitMix(pub u64);
-
-impl SplitMix {
-    /// The next 64 bits.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// The next number from 0 up to and without 1.
-    pub fn draw_unit(&mut self) -> f64 {
-        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.draw() % bound.max(1)
-    }
-
-    fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && self.draw_unit() <= probability
-    }
 }
