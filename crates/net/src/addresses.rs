@@ -43,25 +43,21 @@ impl<T> Addresses<T> {
         }
     }
 
-    /// Takes a range in.
     pub fn insert(&mut self, base: u64, len: u64, what: T) -> Result<(), BadRange> {
         self.check(base, len)?;
         self.by_base.insert(base, (len, what));
         Ok(())
     }
 
-    /// Forgets the range that starts here.
     pub fn remove(&mut self, base: u64) -> Option<T> {
         self.by_base.remove(&base).map(|(_, what)| what)
     }
 
-    /// The range in which an address lies.
     pub fn find(&self, address: u64) -> Option<Found<'_, T>> {
         let (base, (len, what)) = self.by_base.range(..=address).next_back()?;
         (address - base < *len).then_some(Found { base: *base, len: *len, what })
     }
 
-    /// All ranges, by address.
     pub fn iter(&self) -> impl Iterator<Item = Found<'_, T>> {
         self.by_base.iter().map(|(base, (len, what))| Found { base: *base, len: *len, what })
     }

@@ -7,7 +7,6 @@ use crate::connect;
 use crate::descriptors::{Descriptors, Select};
 use crate::endpoints::EndpointPool;
 use crate::error::{AgentError, PeerError};
-use crate::leases::LeaseTable;
 use crate::memory::{OwnMemory, Registration};
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
@@ -18,10 +17,10 @@ use crate::request::{Request, Requests};
 use crate::shared::Shared;
 use crate::stat::PeerStat;
 use crate::tcp::{
-    Access, CallError, Exports, FlowOptions, Identity, PeerRegion, PeerRegions, ServerOptions, ServerStats,
-    Service, TcpServer,
+    Access, CallError, Exports, FlowOptions, Identity, LeaseTable, PeerRegion, PeerRegions, ServerOptions,
+    ServerStats, Service, TcpServer,
 };
-use crate::timer::{Timer, TimerThread};
+use crate::timer::TimerThread;
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
@@ -39,12 +38,10 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Blocks in the list.
     pub fn len(&self) -> u64 {
         self.blocks.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -96,8 +93,8 @@ impl Agent {
         me.node = config.node.unwrap_or(me.instance);
         let timer_thread = TimerThread::spawn().map_err(system("the timer's thread"))?;
         let timer = timer_thread.timer();
-        let leases = leases(&timer);
-        let exports = Arc::new(Exports::new(Arc::new(leases.clone())));
+        let leases = LeaseTable::new(timer.clone());
+        let exports = Arc::new(Exports::new(leases.clone()));
         let rails = Arc::new(Rails::new(config.rails.clone()));
         let calls = Arc::new(CallHandler::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
         let server = serve(&config, me, &exports, &calls)?;
@@ -162,7 +159,6 @@ impl Agent {
         self.shared.me
     }
 
-    /// The mover that moves its bytes.
     pub fn mover(&self) -> &MoverHandle {
         &self.shared.mover
     }
@@ -252,7 +248,6 @@ impl Agent {
         Ok(())
     }
 
-    /// The peers that it knows of, by name.
     pub fn peer_names(&self) -> Vec<String> {
         if self.here().is_err() {
             return Vec::new();
@@ -445,7 +440,6 @@ impl Agent {
         self.server.as_ref().map(TcpServer::stats)
     }
 
-    /// What went on with each peer, by name.
     pub fn stats(&self) -> Vec<PeerStat> {
         if self.here().is_err() {
             return Vec::new();
@@ -484,15 +478,6 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// A table of leases that the timer looks at when one is over.
-fn leases(timer: &Timer) -> LeaseTable {
-    let timer = timer.clone();
-    LeaseTable::new(move |table, in_us, at_us| {
-        let table = table.clone();
-        timer.at(timer.now_us().saturating_add(in_us), move || table.look(at_us));
-    })
-}
-
 fn serve(
     config: &AgentConfig,
     me: Identity,
@@ -512,6 +497,6 @@ fn serve(
         ..ServerOptions::default()
     };
     let (exports, service) = (Arc::clone(exports), Arc::clone(calls) as Arc<dyn Service>);
-    let server = TcpServer::serve(listen, me, exports, service, options);
+    let server = TcpServer::listen(listen, me, exports, Some(service), options);
     server.map(Some).map_err(system("listening for peers"))
 }

@@ -1,11 +1,9 @@
 //! What peers say to this agent beside asking for memory: notifications are kept here, words about
 //! rails go to those, everything else to whoever answers calls.
 
-use crate::event::Event;
-use crate::leases::LeaseTable;
 use crate::notifications::{Inbox, Notification};
 use crate::rails::Rails;
-use crate::tcp::{Identity, Reply, Service};
+use crate::tcp::{Event, Identity, LeaseTable, Reply, Service};
 use forebay_transfer::LogGate;
 use parking_lot::Mutex;
 use std::sync::Arc;

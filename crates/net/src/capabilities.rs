@@ -95,10 +95,13 @@ impl Capabilities {
 /// What one agent asks another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Question<'a> {
-    /// Which rails are there?
     Capabilities,
     /// A connection to the peer's rail with this code, the `nth` modulo as many as there are.
-    Offer { code: u8, nth: u8, offer: &'a [u8] },
+    Offer {
+        code: u8,
+        nth: u8,
+        offer: &'a [u8],
+    },
 }
 
 impl<'a> Question<'a> {

@@ -6,7 +6,7 @@ use crate::connection_state::Want;
 use crate::endpoints::{BoundFlow, OnAdvice};
 use crate::error::{NotReached, PeerError};
 use crate::flow_control::Advice;
-use crate::peer::{Arrival, Peer, PeerFlow, Via, WAITING_MAX};
+use crate::peer::{Peer, PeerFlow, Via, WAITING_MAX};
 use crate::shared::Shared;
 use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
 use crate::upgrade;
@@ -69,7 +69,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, peer: &Arc<Peer>) {
     let instance = peer.instance;
     connect(shared, peer, instance, |shared, peer, connected| match connected {
         Ok((flow, found)) => {
-            arrived(shared, peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
+            arrived(shared, peer, flow, Via::Tcp, found.identity.instance);
             upgrade::begin(shared, peer, arrived);
         }
         Err(error) => failed(shared, peer, &error),
@@ -104,8 +104,7 @@ fn connect(
 }
 
 /// A flow came about: it gets a slot, and those who wait may go.
-pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, arrival: Arrival, instance: [u8; 16]) {
-    let Arrival { flow, via } = arrival;
+pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, flow: Flow, via: Via, instance: [u8; 16]) {
     let handle = flow.handle();
     let mut site = peer.site();
     let mut left = None;
@@ -345,7 +344,7 @@ fn grow(shared: &Arc<Shared>, peer: &Arc<Peer>) {
         match connected {
             // It came too late if the others have ended: whoever wants one will ask.
             Ok((flow, _)) if !peer.state().flows.is_empty() => {
-                arrived(shared, peer, Arrival { flow, via: Via::Tcp }, instance);
+                arrived(shared, peer, flow, Via::Tcp, instance);
             }
             Ok(_) => {}
             Err(_) => peer.metrics.flow_refused(),
@@ -378,40 +377,52 @@ mod tests {
     use super::*;
     use crate::{Agent, AgentConfig};
 
+    /// Two instances of one peer, and an agent that is connected to the first or the second.
+    struct Rig {
+        one: Agent,
+        instances: [Agent; 2],
+        peer: Arc<Peer>,
+    }
+
+    impl Rig {
+        fn connected_to(nth: usize) -> Rig {
+            let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
+            let (one, instances) = (agent("one"), [agent("two"), agent("two")]);
+            one.add_address("two", instances[nth].address().unwrap()).unwrap();
+            one.connect("two").unwrap();
+            let peer = one.peer("two").unwrap();
+            Rig { one, instances, peer }
+        }
+
+        /// A flow to this instance comes about.
+        fn arrives(&self, nth: usize) {
+            let (me, regions) = (self.one.shared.me, self.one.shared.regions.clone());
+            let address = self.instances[nth].address().unwrap();
+            let (flow, found) = Flow::connect(address, me, regions, FlowOptions::default()).unwrap();
+            arrived(&self.one.shared, &self.peer, flow, Via::Tcp, found.identity.instance);
+        }
+    }
+
     #[test]
     fn a_further_flow_to_the_instance_before_takes_nothing_from_the_one_that_answers_now() {
-        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
-        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
-        one.add_address("two", new.address().unwrap()).unwrap();
-        one.connect("two").unwrap();
-        let peer = one.peer("two").unwrap();
-        let place = || peer.site().endpoint(&one.shared.pool).place;
+        let rig = Rig::connected_to(1);
+        let place = || rig.peer.site().endpoint(&rig.one.shared.pool).place;
         let before = place();
         // It was asked for when the old one answered, and came about when that had ended.
-        let (me, regions) = (one.shared.me, one.shared.regions.clone());
-        let late = Flow::connect(old.address().unwrap(), me, regions, FlowOptions::default());
-        let (flow, found) = late.unwrap();
-        arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
-        assert_eq!(peer.site().answered, Some(new.identity().instance));
-        assert_eq!((place(), peer.state().flows.len()), (before, 1));
+        rig.arrives(0);
+        assert_eq!(rig.peer.site().answered, Some(rig.instances[1].identity().instance));
+        assert_eq!((place(), rig.peer.state().flows.len()), (before, 1));
     }
 
     #[test]
     fn the_end_of_a_flow_to_the_instance_before_unseats_nobody_of_the_one_that_answers_now() {
-        let agent = |name| Agent::start(AgentConfig::named(name)).unwrap();
-        let (one, old, new) = (agent("one"), agent("two"), agent("two"));
-        one.add_address("two", old.address().unwrap()).unwrap();
-        one.connect("two").unwrap();
-        let peer = one.peer("two").unwrap();
+        let rig = Rig::connected_to(0);
         // The flow has broken, and the new one is there before it has left its slot.
-        let ended = std::mem::take(&mut peer.state().flows);
-        let (me, regions) = (one.shared.me, one.shared.regions.clone());
-        let next = Flow::connect(new.address().unwrap(), me, regions, FlowOptions::default());
-        let (flow, found) = next.unwrap();
-        arrived(&one.shared, &peer, Arrival { flow, via: Via::Tcp }, found.identity.instance);
-        take_down(&one.shared, &peer, &ended);
+        let ended = std::mem::take(&mut rig.peer.state().flows);
+        rig.arrives(1);
+        take_down(&rig.one.shared, &rig.peer, &ended);
         assert_eq!(ended[0].handle.stats().broken, Some(Broken::Ended), "it was left in its slot");
-        let flow = peer.flow().unwrap();
-        assert_eq!((peer.state().flows.len(), flow.stats().broken), (1, None));
+        let flow = rig.peer.flow().unwrap();
+        assert_eq!((rig.peer.state().flows.len(), flow.stats().broken), (1, None));
     }
 }

@@ -31,13 +31,10 @@ enum Phase {
 /// What to do with somebody who wants to use the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// It is up.
     Go,
     /// It is being worked on.
     Wait,
-    /// Connect, and wait.
     Connect,
-    /// It never will be up.
     Never(PeerError),
 }
 
@@ -110,7 +107,6 @@ impl ConnectionState {
         }
     }
 
-    /// Why it is dead, if it is.
     pub fn dead(&self) -> Option<&PeerError> {
         match &self.phase {
             Phase::Dead(why) => Some(why),
@@ -118,7 +114,6 @@ impl ConnectionState {
         }
     }
 
-    /// The phase in a word.
     pub fn word(&self) -> &'static str {
         match self.phase {
             Phase::Idle => "idle",

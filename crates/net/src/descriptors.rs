@@ -8,7 +8,6 @@ use thiserror::Error;
 pub struct Run {
     /// Of the first block.
     pub address: u64,
-    /// Bytes of each block.
     pub len: u64,
     /// Blocks.
     pub count: u64,
@@ -31,24 +30,11 @@ pub const BLOCKS_MAX: u64 = 4 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadRun {
     #[error("a run needs blocks and bytes above 0: {count} blocks of {len} bytes")]
-    Empty {
-        count: u64,
-        /// Bytes per block given.
-        len: u64,
-    },
+    Empty { count: u64, len: u64 },
     #[error("{count} blocks of {len} bytes, {stride} apart, from {address:#x}, end beyond 2^64")]
-    Overflow {
-        address: u64,
-        count: u64,
-        /// Bytes per block given.
-        len: u64,
-        stride: u64,
-    },
+    Overflow { address: u64, count: u64, len: u64, stride: u64 },
     #[error("{blocks} blocks in one list; at most {BLOCKS_MAX} may be")]
-    TooMany {
-        /// Blocks that it would have.
-        blocks: u64,
-    },
+    TooMany { blocks: u64 },
 }
 
 impl Run {
@@ -80,7 +66,6 @@ impl Run {
 }
 
 impl Descriptors {
-    /// An empty list.
     pub fn new() -> Descriptors {
         Descriptors::default()
     }
@@ -99,7 +84,6 @@ impl Descriptors {
         Ok(())
     }
 
-    /// The list of these runs.
     pub fn from_runs(runs: impl IntoIterator<Item = Run>) -> Result<Descriptors, BadRun> {
         let mut list = Descriptors::new();
         runs.into_iter().try_for_each(|run| list.push(run))?;
@@ -111,17 +95,14 @@ impl Descriptors {
         Descriptors::from_runs(blocks.into_iter().map(|(address, len)| Run::block(address, len)))
     }
 
-    /// Blocks in the list.
     pub fn len(&self) -> u64 {
         self.count
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The runs in which the blocks are kept.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
@@ -130,7 +111,6 @@ impl Descriptors {
 /// Which blocks of a list are meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Select {
-    /// All, in their order.
     All,
     /// These, in this order, counted from 0.
     Indices(Vec<u32>),

@@ -200,9 +200,7 @@ impl EndpointPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::{
-        Access, Exports, FlowOptions, Identity, NoLeases, PeerRegions, ServerOptions, TcpServer,
-    };
+    use crate::tcp::{Access, Exports, FlowOptions, Identity, PeerRegions, ServerOptions, TcpServer};
     use forebay_transfer::{Class, End, HostBuffer, Limits, MoverThread, Span, SpanPair, Transfer};
 
     fn identity(node: u8) -> Identity {
@@ -211,10 +209,10 @@ mod tests {
 
     #[test]
     fn what_a_broken_flow_leaves_goes_to_its_stand_in_before_anybody_sees_to_it() {
-        let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+        let exports = Arc::new(Exports::default());
         let offered = exports.offer(0, Arc::new(HostBuffer::new(4096)), Access::OPEN).unwrap();
         let local = ([127, 0, 0, 1], 0).into();
-        let server = TcpServer::listen(local, identity(1), exports, ServerOptions::default()).unwrap();
+        let server = TcpServer::listen(local, identity(1), exports, None, ServerOptions::default()).unwrap();
         let thread = MoverThread::spawn(Limits::default()).unwrap();
         let (mover, here) = (thread.handle(), Place::Host(0));
         let (regions, me, metrics) = (PeerRegions::default(), identity(2), Arc::new(PeerMetrics::new(4)));

@@ -2,11 +2,10 @@
 
 use crate::capabilities::RAILS_MAX;
 use crate::descriptors::BadRun;
-use crate::leases::NoLease;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notifications::NOTIFICATION_BYTES_MAX;
 use crate::prepared::BadBlocks;
-use crate::tcp::{Broken, CallError, ExportError, TOKEN_BYTES_MAX, Unreached};
+use crate::tcp::{Broken, CallError, ExportError, NoLease, TOKEN_BYTES_MAX, Unreached};
 use crate::transports::NoSuchTransport;
 use forebay_transfer::mapped::Absent;
 use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
@@ -26,11 +25,7 @@ pub enum PeerError {
     #[error("peer {peer} was removed")]
     Removed { peer: String },
     #[error("peer {peer} was lost: {why}")]
-    Lost {
-        peer: String,
-        /// How the connection ended.
-        why: Broken,
-    },
+    Lost { peer: String, why: Broken },
     #[error("not done within {limit_us} us")]
     Late { limit_us: u64 },
     #[error("{0}")]
@@ -83,7 +78,6 @@ pub enum AgentError {
     Token { bytes: usize },
     #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]
     Rails { rails: usize },
-    /// A rail's transport that is none.
     #[error(transparent)]
     Transport(#[from] NoSuchTransport),
     #[error("listen: {listen} is no address that peers can connect to; set advertise")]
@@ -91,51 +85,37 @@ pub enum AgentError {
     #[error("{what}: {source}")]
     System { what: &'static str, source: std::io::Error },
     #[error("memory at {given:#x?} overlaps what is registered at {registered:#x?}")]
-    Overlap {
-        /// Addresses given.
-        given: Range<u64>,
-        /// Addresses registered before.
-        registered: Range<u64>,
-    },
+    Overlap { given: Range<u64>, registered: Range<u64> },
     #[error("it cannot be registered: {0}")]
     Absent(#[from] Absent),
-    /// The memory could not be offered.
     #[error(transparent)]
     Export(#[from] ExportError),
     #[error("the memory is in use: {0}")]
     InUse(#[from] Refused),
     #[error("no memory is registered under key {key}")]
     NotRegistered { key: u64 },
-    /// Metadata that are not.
     #[error(transparent)]
     Metadata(#[from] BadMetadata),
     #[error("no peer is called {peer}")]
     NoSuchPeer { peer: String },
-    /// A list of memory that cannot be one.
     #[error(transparent)]
     Run(#[from] BadRun),
-    /// Lists of memory that do not fit to what is registered, or to each other.
     #[error(transparent)]
     Blocks(#[from] BadBlocks),
     #[error("a request needs one list of this end's memory and one of a peer's, in this order")]
     Sides,
-    /// A lease that cannot be granted.
     #[error(transparent)]
     Lease(#[from] NoLease),
     #[error("a notification of {bytes} bytes; allowed: {NOTIFICATION_BYTES_MAX}")]
     TooLong { bytes: usize },
     #[error("the request is under way; it can be posted again after its end")]
     UnderWay,
-    /// The peer cannot be used.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// The agent is another process's.
     #[error(transparent)]
     Forked(#[from] Forked),
-    /// The mover has ended.
     #[error(transparent)]
     Mover(#[from] Closed),
-    /// The mover does not take a route.
     #[error(transparent)]
     Route(#[from] PathError),
 }

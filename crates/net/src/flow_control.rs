@@ -35,7 +35,6 @@ pub(crate) struct FlowControl {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Moved {
     pub bytes: u64,
-    /// Time in which something was under way.
     pub busy_us: u64,
 }
 

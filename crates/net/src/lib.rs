@@ -9,8 +9,7 @@
 //! | `request`, `notify`, `notifications`, `call_handler` | what goes to a peer and comes from one |
 //! | `peer`, `connect`, `connection_state`, `flow_control` | the way to a peer: flows come about, end, and are more or fewer |
 //! | [`transport`], `transports`, `rails`, `capabilities`, `upgrade` | what carries bytes beside TCP, and which of it two ends share |
-//! | `leases` | who may read what until when |
-//! | `endpoints`, `timer`, `event`, `bytes` | places and links of the mover; what is due; an event loop's descriptor; fields of messages |
+//! | `endpoints`, `timer`, `bytes` | places and links of the mover; what is due; fields of messages |
 //! | `stat`, `peer_metrics`, `peer_log`, `error` | what is told: snapshots, counts, log lines, reasons |
 //! | [`tcp`] | a flow: the protocol of `docs/reference/wire.md` on a socket, or on what stands in for one |
 //! | [`ucx`] | transports over libucp |
@@ -54,9 +53,7 @@ mod connection_state;
 mod descriptors;
 mod endpoints;
 mod error;
-mod event;
 mod flow_control;
-mod leases;
 mod memory;
 mod metadata;
 mod notifications;
@@ -77,8 +74,8 @@ pub mod ucx;
 mod upgrade;
 
 pub use crate::tcp::{
-    Access, CallError, Identity, PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError,
-    Unreached,
+    Access, CallError, Identity, LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease,
+    PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError, Unreached,
 };
 pub use agent::{Agent, Prepared};
 pub use capabilities::{RAILS_MAX, WhyIdle};
@@ -86,7 +83,6 @@ pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
 pub use error::{AgentError, NotReached, PeerError};
 pub use forebay_transfer::mapped::Absent;
-pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use memory::Registration;
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};
 pub use notifications::{

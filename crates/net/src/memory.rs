@@ -26,7 +26,6 @@ impl Registration {
         self.base
     }
 
-    /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         self.len
     }
@@ -113,7 +112,6 @@ impl OwnMemory {
         regions
     }
 
-    /// Resolves a list of this memory.
     pub fn resolve(&self, list: &Descriptors) -> Result<Blocks, AgentError> {
         let of = |registration: &Registration| Ok::<_, AgentError>(registration.region);
         Blocks::resolve(list, &self.registered.lock().memory, of)

@@ -14,7 +14,7 @@
 //! All numbers are little endian.
 
 use crate::addresses::{Addresses, BadRange};
-use crate::bytes::Reader;
+use crate::bytes::{Field, Reader, put_bytes};
 use crate::tcp::{Identity, PeerRegion, REGIONS_MAX};
 use crc_fast::{CrcAlgorithm, checksum};
 use std::net::SocketAddr;
@@ -50,10 +50,7 @@ pub enum BadMetadata {
     #[error("the agent's address is not an IP address and a port")]
     Address,
     #[error("{regions} regions; at most {REGIONS_MAX} may be")]
-    TooMany {
-        /// As many as it says.
-        regions: u32,
-    },
+    TooMany { regions: u32 },
     #[error("the region of {len} bytes at {base:#x} is empty, ends beyond 2^64 or overlaps another")]
     Region { base: u64, len: u64 },
 }
@@ -61,27 +58,23 @@ pub enum BadMetadata {
 impl Metadata {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
-        out.extend(VERSION.to_le_bytes());
-        put_text(&self.name, &mut out);
-        out.extend(self.identity.node);
-        out.extend(self.identity.instance);
+        VERSION.put(&mut out);
+        put_bytes(self.name.as_bytes(), u16::MAX, &mut out);
+        self.identity.put(&mut out);
         let address = self.address.map(|address| address.to_string()).unwrap_or_default();
-        put_text(&address, &mut out);
-        out.extend((self.regions.iter().count() as u32).to_le_bytes());
+        put_bytes(address.as_bytes(), u16::MAX, &mut out);
+        (self.regions.iter().count() as u32).put(&mut out);
         for region in self.regions.iter() {
-            for number in [region.base, region.len, region.what.key, region.what.generation] {
-                out.extend(number.to_le_bytes());
-            }
+            (region.base, region.len, region.what.key, region.what.generation).put(&mut out);
         }
-        let crc = checksum(CrcAlgorithm::Crc32Iscsi, &out) as u32;
-        out.extend(crc.to_le_bytes());
+        (checksum(CrcAlgorithm::Crc32Iscsi, &out) as u32).put(&mut out);
         out
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Metadata, BadMetadata> {
         let cut = |field| BadMetadata::Cut { field };
         let mut reader = Reader(bytes.strip_prefix(MAGIC).ok_or(BadMetadata::Magic { bytes: bytes.len() })?);
-        let version = reader.u16().ok_or(cut("version"))?;
+        let version = reader.get().ok_or(cut("version"))?;
         if version != VERSION {
             return Err(BadMetadata::Version { version });
         }
@@ -92,8 +85,7 @@ impl Metadata {
         }
         let name = std::str::from_utf8(reader.bytes().ok_or(cut("name"))?).ok();
         let name = name.filter(|name| is_name(name)).ok_or(BadMetadata::Name)?.to_owned();
-        let node = reader.array().ok_or(cut("node"))?;
-        let identity = Identity { node, instance: reader.array().ok_or(cut("instance"))? };
+        let (node, instance) = (reader.get().ok_or(cut("node"))?, reader.get().ok_or(cut("instance"))?);
         let address = match reader.bytes().ok_or(cut("address"))? {
             [] => None,
             text => {
@@ -105,7 +97,7 @@ impl Metadata {
         if reader.0.len() != crc.len() {
             return Err(cut("end"));
         }
-        Ok(Metadata { name, identity, address, regions })
+        Ok(Metadata { name, identity: Identity { node, instance }, address, regions })
     }
 }
 
@@ -114,21 +106,15 @@ pub(crate) fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
 }
 
-fn put_text(text: &str, out: &mut Vec<u8>) {
-    out.extend((text.len() as u16).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
 fn parse_regions(reader: &mut Reader<'_>) -> Result<Addresses<PeerRegion>, BadMetadata> {
     let cut = BadMetadata::Cut { field: "regions" };
-    let regions = reader.u32().ok_or(cut.clone())?;
+    let regions: u32 = reader.get().ok_or(cut.clone())?;
     if regions as usize > REGIONS_MAX {
         return Err(BadMetadata::TooMany { regions });
     }
     let mut found = Addresses::default();
     for _ in 0..regions {
-        let mut number = || reader.u64().ok_or(cut.clone());
-        let (base, len, key, generation) = (number()?, number()?, number()?, number()?);
+        let (base, len, key, generation) = reader.get().ok_or(cut.clone())?;
         let region = PeerRegion { key, generation, len };
         let unsound = |_: BadRange| BadMetadata::Region { base, len };
         found.insert(base, len, region).map_err(unsound)?;

@@ -10,7 +10,7 @@
 //! A sender whose connection broke before the answer came sends a notification again, under its
 //! number. The receiver knows it by the sender's instance and that number.
 
-use crate::bytes::Reader;
+use crate::bytes::{Field, Reader, put_bytes};
 use crate::metadata::{NAME_BYTES_MAX, is_name};
 use crate::tcp::CALL_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -44,16 +44,14 @@ pub(crate) struct Notification<'a> {
 
 impl<'a> Notification<'a> {
     pub fn put(&self, out: &mut Vec<u8>) {
-        out.extend(self.number.to_le_bytes());
-        out.extend(self.floor.to_le_bytes());
-        out.extend((self.from.len() as u16).to_le_bytes());
-        out.extend(self.from.as_bytes());
+        (self.number, self.floor).put(out);
+        put_bytes(self.from.as_bytes(), u16::MAX, out);
         out.extend(self.text);
     }
 
     pub fn parse(bytes: &'a [u8]) -> Option<Notification<'a>> {
         let mut reader = Reader(bytes);
-        let (number, floor) = (reader.u64()?, reader.u64()?);
+        let (number, floor) = reader.get()?;
         let from = std::str::from_utf8(reader.bytes()?).ok().filter(|name| is_name(name))?;
         (floor <= number).then_some(Notification { number, floor, from, text: reader.0 })
     }

@@ -55,7 +55,6 @@ pub(crate) fn send(
 }
 
 impl Sending {
-    /// Its turn has come.
     fn attempt(self) {
         let Some(shared) = self.shared.upgrade() else { return self.end(Err(PeerError::Ended)) };
         let (peer, until_us) = (Arc::clone(&self.peer), self.until_us);

@@ -16,7 +16,7 @@ use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
 use crate::shared::Shared;
-use crate::tcp::{Broken, Flow, FlowHandle, PeerRegion};
+use crate::tcp::{Broken, FlowHandle, PeerRegion};
 use crate::transport::{Reach, TransportInfo};
 use forebay_transfer::{Backoff, Refused, RegionId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -42,7 +42,6 @@ pub(crate) struct Peer {
     pub metrics: Arc<PeerMetrics>,
     pub log: Arc<PeerLog>,
     state: Mutex<State>,
-    /// A notification was settled.
     room: Condvar,
     site: Mutex<Site>,
 }
@@ -75,12 +74,6 @@ pub(crate) struct PeerFlow {
     pub via: Via,
     /// The mover gives it nothing, since rails carry the bytes.
     pub stands_by: bool,
-}
-
-/// A flow that came about.
-pub(crate) struct Arrival {
-    pub flow: Flow,
-    pub via: Via,
 }
 
 /// Sends a notification, once; it settles itself.
@@ -199,7 +192,6 @@ impl Peer {
         state.turns_are_given = false;
     }
 
-    /// A notification has ended.
     pub fn settle_notification(&self, number: u64) {
         self.state().outbox.settle(number);
         self.room.notify_all();
@@ -210,7 +202,6 @@ impl Peer {
         self.log.notification_lost(why);
     }
 
-    /// A flow that has not ended.
     pub fn flow(&self) -> Option<FlowHandle> {
         self.state().flows.first().map(|flow| flow.handle.clone())
     }
@@ -278,17 +269,14 @@ impl Peer {
 }
 
 impl State {
-    /// Whether rails carry the bytes.
     pub fn is_railed(&self) -> bool {
         self.flows.iter().any(|flow| flow.via.rail().is_some())
     }
 
-    /// The flows that carry bytes.
     pub fn at_work(&self) -> usize {
         self.flows.iter().filter(|flow| !flow.stands_by).count()
     }
 
-    /// The slot of a flow over TCP.
     pub fn slot_over_tcp(&self) -> Option<usize> {
         self.flows.iter().find(|flow| flow.via.rail().is_none()).map(|flow| flow.slot)
     }
@@ -333,7 +321,6 @@ impl State {
 }
 
 impl Site {
-    /// The peer's place.
     pub fn endpoint(&mut self, pool: &EndpointPool) -> &mut Endpoint {
         self.endpoint.get_or_insert_with(|| pool.endpoint())
     }

@@ -64,9 +64,7 @@ pub struct Stages {
 pub struct PathCounts {
     /// Bytes of lots that arrived, both ways.
     pub moved_bytes: u64,
-    /// Lots that are on flows now.
     pub in_flight_lots: u64,
-    /// Bytes that are on flows now.
     pub in_flight_bytes: u64,
     /// Times of lots: until all bytes were in place, their CRCs compared, and acknowledged.
     pub wire: Histogram,
@@ -77,11 +75,8 @@ pub struct PathCounts {
 pub struct Counts {
     /// By what carried the bytes.
     pub paths: BTreeMap<&'static str, PathCounts>,
-    /// Time in which something was under way.
     pub busy_us: u64,
-    /// Requests that ended well.
     pub done: u64,
-    /// Requests that were cancelled.
     pub cancelled: u64,
     /// Everything that failed, by kind.
     pub faults: BTreeMap<&'static str, u64>,
@@ -96,12 +91,10 @@ impl Counts {
         self.paths.values().map(|path| path.moved_bytes).sum()
     }
 
-    /// Lots that are on flows now.
     pub fn in_flight_lots(&self) -> u64 {
         self.paths.values().map(|path| path.in_flight_lots).sum()
     }
 
-    /// Bytes that are on flows now.
     pub fn in_flight_bytes(&self) -> u64 {
         self.paths.values().map(|path| path.in_flight_bytes).sum()
     }

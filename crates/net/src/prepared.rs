@@ -10,45 +10,17 @@ use thiserror::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadBlocks {
     #[error("block {block}, {len} bytes at {address:#x}, does not lie in one registered region")]
-    Outside {
-        /// Which block of its list.
-        block: u64,
-        address: u64,
-        len: u64,
-    },
+    Outside { block: u64, address: u64, len: u64 },
     #[error("index {index} of a list of {blocks} blocks")]
-    Index {
-        index: u32,
-        /// The list's length.
-        blocks: u64,
-    },
+    Index { index: u32, blocks: u64 },
     #[error("{local} local and {remote} remote blocks; both must be as many")]
-    Count {
-        /// Blocks chosen here.
-        local: u64,
-        /// Blocks chosen there.
-        remote: u64,
-    },
+    Count { local: u64, remote: u64 },
     #[error("pair {pair} has {local} bytes here and {remote} there")]
-    Length {
-        pair: u64,
-        /// Bytes here.
-        local: u64,
-        /// Bytes there.
-        remote: u64,
-    },
+    Length { pair: u64, local: u64, remote: u64 },
     #[error("blocks of {len} bytes, {stride} apart, overlap; no target may")]
-    Overlap {
-        /// Bytes of each block.
-        len: u64,
-        /// From one to the next.
-        stride: u64,
-    },
+    Overlap { len: u64, stride: u64 },
     #[error("{blocks} blocks in one request; at most {BLOCKS_MAX} may be")]
-    TooMany {
-        /// Blocks chosen.
-        blocks: u64,
-    },
+    TooMany { blocks: u64 },
 }
 
 /// Blocks of one region, of one length, at equal distances.
@@ -105,7 +77,6 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// Blocks in the list.
     pub fn len(&self) -> u64 {
         self.count
     }
@@ -202,18 +173,10 @@ impl Pairs {
     /// Appends a pair, or lets the last one grow by it.
     fn push(&mut self, pair: SpanPair) {
         self.bytes += pair.from.len;
-        match self.pairs.last_mut() {
-            Some(last) if continues(&last.from, &pair.from) && continues(&last.to, &pair.to) => {
-                last.from.len += pair.from.len;
-                last.to.len += pair.to.len;
-            }
-            _ => self.pairs.push(pair),
+        if !self.pairs.last_mut().is_some_and(|last| last.merge(&pair)) {
+            self.pairs.push(pair);
         }
     }
-}
-
-fn continues(last: &Span, next: &Span) -> bool {
-    last.region == next.region && last.offset + last.len == next.offset
 }
 
 #[cfg(test)]

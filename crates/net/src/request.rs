@@ -20,17 +20,12 @@ use std::sync::{Arc, Weak};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// Every byte is in place, and the notification, if there was one, was taken in.
-    Done {
-        /// Bytes moved.
-        bytes: u64,
-    },
-    /// Something did not come about.
+    Done { bytes: u64 },
     Failed {
         why: PeerError,
         /// Bytes that are in place all the same.
         moved_bytes: u64,
     },
-    /// The caller cancelled it.
     Cancelled {
         /// Bytes that are in place all the same.
         moved_bytes: u64,
@@ -40,15 +35,11 @@ pub enum End {
 /// Where a request is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// It was never posted.
     Ready,
-    /// It waits for a connection.
     Queued,
-    /// The mover has it.
     Posted,
     /// Its bytes are in place; the peer is being notified.
     Notifying,
-    /// It has ended, and can be posted again.
     Ended(End),
 }
 
@@ -208,12 +199,10 @@ impl Request {
         self.run.progress.lock().times
     }
 
-    /// Bytes that a post moves.
     pub fn bytes(&self) -> u64 {
         self.run.bytes
     }
 
-    /// The peer that it goes to.
     pub fn peer(&self) -> &str {
         &self.run.peer.name
     }
@@ -430,7 +419,6 @@ impl Run {
         });
     }
 
-    /// Waits until nothing of it is under way.
     fn wait(&self) {
         let mut progress = self.progress.lock();
         while matches!(progress.phase, Phase::Queued | Phase::Posted(_) | Phase::Notifying) {
@@ -455,7 +443,6 @@ pub(crate) struct Requests(Mutex<UnderWay>);
 struct UnderWay {
     by_number: HashMap<u64, Arc<Run>>,
     next: u64,
-    /// Nothing new is begun.
     closed: bool,
 }
 

@@ -15,7 +15,6 @@ pub struct PeerStat {
     pub state: &'static str,
     /// Why it is not reached, since the last attempt to connect failed.
     pub unreached: Option<NotReached>,
-    /// Connections to it.
     pub flows: Vec<FlowStat>,
     /// Rails of this agent that carry nothing to it although there is a connection.
     pub idle_rails: Vec<IdleRail>,

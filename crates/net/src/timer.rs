@@ -12,12 +12,12 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Names a job that is not done yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Due {
-    at_us: u64,
+    pub at_us: u64,
     number: u64,
 }
 
 /// Takes jobs in, from any thread.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Timer {
     shared: Arc<Shared>,
 }
@@ -35,6 +35,12 @@ struct State {
     closed: bool,
 }
 
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared { state: Mutex::default(), changed: Condvar::new(), epoch: Instant::now() }
+    }
+}
+
 /// The thread. Dropping it drops the jobs that are not due.
 pub(crate) struct TimerThread {
     timer: Timer,
@@ -44,8 +50,7 @@ pub(crate) struct TimerThread {
 
 impl TimerThread {
     pub fn spawn() -> std::io::Result<TimerThread> {
-        let shared = Shared { state: Mutex::default(), changed: Condvar::new(), epoch: Instant::now() };
-        let timer = Timer { shared: Arc::new(shared) };
+        let timer = Timer::default();
         let own = timer.clone();
         let thread = std::thread::Builder::new().name("forebay-timer".into()).spawn(move || own.run())?;
         Ok(TimerThread { timer, thread: Some(thread), process: Process::current() })
@@ -108,6 +113,12 @@ impl Timer {
     pub fn forget(&self, due: Due) {
         let job = self.shared.state.lock().jobs.remove(&due);
         drop(job);
+    }
+
+    /// When jobs are due.
+    #[cfg(test)]
+    pub fn due_us(&self) -> Vec<u64> {
+        self.shared.state.lock().jobs.keys().map(|due| due.at_us).collect()
     }
 
     fn run(self) {

@@ -37,7 +37,6 @@ pub struct TransportInfo {
     pub code: u8,
     /// Bytes go over the transport with the lowest rank of those that work.
     pub rank: u8,
-    /// Whom it reaches.
     pub reach: Reach,
 }
 
@@ -77,7 +76,6 @@ pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError> + 
 /// An endpoint that is joined to a peer's.
 #[derive(Debug)]
 pub struct Connected {
-    /// Carries the bytes.
     pub carrier: Box<dyn Carrier>,
     /// Which hardware carries them, and why no other does, for people.
     pub report: String,

@@ -11,7 +11,6 @@ pub static TRANSPORTS: &[&dyn Transport] = &[&Fabric::Memory, &Fabric::Rdma, &Fa
 /// A rail of an agent: a transport, and where it is opened.
 #[derive(Debug, Clone)]
 pub struct RailOptions {
-    /// What carries the bytes.
     pub transport: &'static dyn Transport,
     /// On which devices, as the transport names them: `mlx5_0:1`, `eth0`. None named: all.
     pub devices: Vec<String>,

@@ -4,9 +4,9 @@
 
 use crate::call_handler;
 use crate::capabilities::{Capabilities, Question, WhyIdle};
-use crate::peer::{Arrival, Peer, Via};
+use crate::peer::{Peer, Via};
 use crate::shared::Shared;
-use crate::tcp::{Broken, FlowHandle, FlowOptions};
+use crate::tcp::{Broken, Flow, FlowHandle, FlowOptions};
 use crate::transport::{self, TransportError, TransportInfo};
 use forebay_transfer::Backoff;
 use std::sync::{Arc, Weak, mpsc};
@@ -18,7 +18,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
 /// Takes in a flow that came about over a rail, to the peer's instance.
-type Arrive = fn(&Arc<Shared>, &Arc<Peer>, Arrival, [u8; 16]);
+type Arrive = fn(&Arc<Shared>, &Arc<Peer>, Flow, Via, [u8; 16]);
 
 /// Tries the rails that both ends have, on a thread of its own. Without rails here nothing is
 /// begun.
@@ -201,8 +201,7 @@ impl Attempt {
         if !self.peer.state().flows.iter().any(|flow| flow.number == self.control) {
             return Err(ended());
         }
-        let arrival = Arrival { flow, via: Via::Rail { nth, info, report } };
-        (self.arrive)(&shared, &self.peer, arrival, self.instance);
+        (self.arrive)(&shared, &self.peer, flow, Via::Rail { nth, info, report }, self.instance);
         Ok(())
     }
 }

@@ -94,11 +94,11 @@ fn peers_that_die_again_and_again_leave_nothing_behind() {
     let mut counts = Vec::new();
     for round in 0..12u64 {
         let other = busy::spawn(BYTES, &[]);
-        one.agent.add_peer(&other.metadata).unwrap();
+        one.agent.add_peer(&other.metadata()).unwrap();
         let request = scattered(
             &one,
             "other",
-            other.base,
+            other.base(),
             if round % 2 == 0 { Op::Write } else { Op::Read },
             BLOCK,
             BLOCKS,

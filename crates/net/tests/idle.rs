@@ -8,11 +8,7 @@ use common::*;
 use forebay_net::{AgentConfig, End, Op};
 use std::time::Duration;
 use testkit::eventually;
-
-fn cpu_time() -> Duration {
-    let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(usage.tv_sec as u64, usage.tv_nsec as u32)
-}
+use testkit::idle::{assert_idle, cpu_of_two_seconds};
 
 #[test]
 fn an_idle_agent_costs_nothing() {
@@ -33,13 +29,6 @@ fn idle(rails: &[&str]) {
         eventually("the rail is taken", taken);
     }
     assert_eq!(run(&request), End::Done { bytes: 1 << 20 });
-    // 0.5 % of a core, for both ends together, while they are connected. One window of a few has to
-    // be quiet: in the first one the work before may still end.
-    let mut used = Vec::new();
-    while used.last().is_none_or(|last| *last > Duration::from_millis(10)) {
-        assert!(used.len() < 5, "CPU time of two seconds: {used:?}");
-        let before = cpu_time();
-        std::thread::sleep(Duration::from_secs(2));
-        used.push(cpu_time() - before);
-    }
+    // 0.5 % of a core, for both ends together, while they are connected.
+    assert_idle("CPU time of two seconds", Duration::from_millis(10), cpu_of_two_seconds);
 }

@@ -118,10 +118,10 @@ fn the_near_end() {
     let net = Net { name };
     let other = Other::spawn_by(net.at("b"), "the_far_end", "go");
     let near = end_with(config("near", 0), BYTES);
-    near.agent.add_peer(&other.metadata).unwrap();
-    assert!(there_and_back(&near, other.base, 1));
+    near.agent.add_peer(&other.metadata()).unwrap();
+    assert!(there_and_back(&near, other.base(), 1));
     for (op, end) in [(Op::Write, "b"), (Op::Read, "a")] {
-        let request = scattered(&near, "far", other.base, op, BLOCK, BLOCKS);
+        let request = scattered(&near, "far", other.base(), op, BLOCK, BLOCKS);
         let (end_of_request, took) = while_busy(&request, || net.plug(end, false));
         assert!(
             matches!(&end_of_request, End::Failed { why: PeerError::Lost { .. }, .. }),
@@ -133,9 +133,9 @@ fn the_near_end() {
         assert!(matches!(&unplugged, End::Failed { .. }), "{unplugged:?}");
         net.plug(end, true);
         eventually("the cable carries again", || run(&request) == End::Done { bytes: BYTES as u64 });
-        assert!(there_and_back(&near, other.base, 3));
+        assert!(there_and_back(&near, other.base(), 3));
     }
-    a_loose_contact(&net, &near, other.base);
+    a_loose_contact(&net, &near, other.base());
 }
 
 /// The cable loses what is on it again and again. Whether that lasts longer than the limit is up to

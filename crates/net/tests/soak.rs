@@ -219,13 +219,13 @@ impl Survivor {
         let metadata = other::to_words(&self.end.agent.metadata());
         let order = format!("{round} {} {} {metadata}", self.end.registration.base(), drop_at.base());
         let other = Other::spawn("a_short_lived_peer", order);
-        assert_eq!(self.end.agent.add_peer(&other.metadata).unwrap(), "other");
+        assert_eq!(self.end.agent.add_peer(&other.metadata()).unwrap(), "other");
         if let Some(before) = before {
             let end = run(before);
             assert!(matches!(end, End::Failed { moved_bytes: 0, .. }), "taken for the one before: {end:?}");
         }
-        let written = other.base + WRITTEN * REGION as u64;
-        let fetch = request(&self.end, Op::Read, FETCHED, ("other", other.base));
+        let written = other.base() + WRITTEN * REGION as u64;
+        let fetch = request(&self.end, Op::Read, FETCHED, ("other", other.base()));
         let write = request(&self.end, Op::Write, OURS, ("other", written));
         let back = request(&self.end, Op::Read, RETURNED, ("other", written));
         let (memory, tally, nothing) = (&self.end.memory, &self.tally, vec![0; REGION]);

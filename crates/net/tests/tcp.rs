@@ -1,19 +1,20 @@
 //! The TCP link with two real ends: blocks large and small, peers that die, freeze or are none.
 #![allow(clippy::unwrap_used)]
 
-mod ends;
+mod common;
 
-use ends::{Asking, Direction, KEY, asking, bytes, fill, identity, scattered, server};
+use common::ends::{
+    self, Asking, Direction, KEY, asking, cancel_again_and_again, identity, owner, scattered, server,
+};
+use common::other::{Other, order, say, wait_for_the_end};
+use common::{BELOW_OPERATIONS, LONG};
 use forebay_net::tcp::*;
-use forebay_transfer::SplitMix;
-use forebay_transfer::{End, Transfer};
-use std::io::{BufRead, BufReader, Read, Write};
+use forebay_transfer::{End, SplitMix, Transfer};
+use rustix::process::Signal;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-
-const PEER: &str = "FOREBAY_TEST_PEER_BYTES";
 
 fn both_ways(count: u64, block: u64, flows: usize) {
     ends::both_ways(count, block, flows, ServerOptions::default(), FlowOptions::default());
@@ -34,75 +35,26 @@ fn a_million_descriptors_are_one_transfer() {
     both_ways(1_000_000, 40, 1);
 }
 
-/// A peer in a process of its own.
-struct Other {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Other {
-    fn spawn(bytes: usize) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-            .env(PEER, bytes.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let port =
-            lines.find_map(|line| line.unwrap().split_once("PORT ").map(|(_, port)| port.parse().unwrap()));
-        Other { child, address: ([127, 0, 0, 1], port.unwrap()).into() }
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Not a test: what [`Other`] runs. Ends with its input.
+/// Not a test: what [`busy_other`] starts.
 #[test]
 #[ignore = "started by other tests"]
 fn the_other_process() {
-    let Ok(bytes) = std::env::var(PEER) else { return };
+    let Some(bytes) = order() else { return };
     let (server, _memory, _exports) = server(bytes.parse().unwrap(), ServerOptions::default());
-    println!("PORT {}", server.address().port());
-    std::io::stdout().flush().unwrap();
-    let _ = std::io::stdin().read(&mut [0]);
+    say(server.address());
+    wait_for_the_end();
 }
 
 const MANY: u64 = 1_024;
 const BLOCK: u64 = 64 << 10;
 
-/// Patience with a busy machine.
-const LONG: Duration = Duration::from_secs(60);
-/// Well below the 30 s that the mover gives an operation: what is over by then was ended by the
-/// flow.
-const BELOW_OPERATIONS: Duration = Duration::from_secs(15);
-
-/// Waits until the first operation is done.
-fn wait_for_bytes(asking: &Asking) {
-    while asking.flows[0].stats().done == 0 {
-        assert_eq!(asking.flows[0].stats().broken, None);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// A peer that is in the middle of a long transfer.
 fn busy_other(direction: Direction, options: FlowOptions) -> (Other, Asking, mpsc::Receiver<End>) {
-    let other = Other::spawn((MANY * BLOCK) as usize);
-    let asking = asking(other.address, 1, options);
+    let other = Other::spawn("the_other_process", MANY * BLOCK);
+    let asking = asking(other.said.parse().unwrap(), 1, options);
     let blocks: Vec<_> = scattered(MANY, 5).into_iter().cycle().take(40 * MANY as usize).collect();
     let end = asking.submit(asking.transfer(direction, &blocks, BLOCK));
-    wait_for_bytes(&asking);
+    asking.wait_for_bytes();
     (other, asking, end)
 }
 
@@ -119,14 +71,14 @@ fn a_killed_peer_is_reported_within_150_ms() {
 fn kill_and_time(direction: Direction) -> Duration {
     let (other, asking, end) = busy_other(direction, FlowOptions::default());
     let killed = Instant::now();
-    other.signal(rustix::process::Signal::KILL);
+    other.signal(Signal::KILL);
     let end = end.recv_timeout(LONG).unwrap();
     let took = killed.elapsed();
     assert!(matches!(&end, End::Failed(_)), "not failed");
     assert_eq!(asking.flows[0].stats().broken, Some(Broken::Closed));
     // And so is every later operation.
     let asked = Instant::now();
-    let end = asking.mover.run(asking.transfer(direction, &[(0, 0)], BLOCK)).unwrap();
+    let end = asking.run(direction, &[(0, 0)], BLOCK);
     assert!(matches!(&end, End::Failed(_)) && asked.elapsed() < BELOW_OPERATIONS, "{end:?}");
     took
 }
@@ -138,7 +90,7 @@ fn a_stopped_peer_is_reported_within_the_limit() {
         let options = FlowOptions { progress_limit_us: limit_us, ..FlowOptions::default() };
         let (other, asking, end) = busy_other(direction, options);
         let stopped = Instant::now();
-        other.signal(rustix::process::Signal::STOP);
+        other.signal(Signal::STOP);
         let end = end.recv_timeout(LONG).unwrap();
         let took = stopped.elapsed();
         assert!(matches!(&end, End::Failed(_)), "{end:?}");
@@ -151,29 +103,9 @@ fn a_stopped_peer_is_reported_within_the_limit() {
 
 #[test]
 fn after_a_cancelled_transfer_has_ended_no_byte_of_it_is_written() {
-    let len = (MANY * BLOCK) as usize;
-    let (server, theirs, _) = server(len, ServerOptions::default());
-    let asking = asking(server.address(), 2, FlowOptions::default());
-    let blocks = scattered(MANY, 5);
-    let mut cancelled = 0;
-    for round in 0..40 {
-        let direction = if round % 2 == 0 { Direction::Write } else { Direction::Read };
-        let (sender, receiver) = mpsc::channel();
-        let transfer = asking.transfer(direction, &blocks, BLOCK);
-        let submitted = asking.mover.submit(transfer, move |end| drop(sender.send(end))).unwrap();
-        std::thread::sleep(Duration::from_micros(round * 250));
-        asking.mover.cancel(submitted);
-        cancelled += u32::from(matches!(receiver.recv().unwrap(), End::Cancelled { .. }));
-        // The source changes and the target is used for something else.
-        let ours_after = fill(&asking.memory, 1 << 20, round);
-        let theirs_after = fill(&theirs, 1 << 20, round + 100);
-        std::thread::sleep(Duration::from_millis(5));
-        assert!(bytes(&asking.memory, 1 << 20) == ours_after);
-        assert!(bytes(&theirs, 1 << 20) == theirs_after);
-    }
-    assert!(cancelled >= 5, "{cancelled} transfers were cancelled before their end");
-    let end = asking.mover.run(asking.transfer(Direction::Read, &blocks, BLOCK)).unwrap();
-    assert_eq!(end, End::Done { bytes: len as u64 }, "the flows are still good");
+    let owner = owner((MANY * BLOCK) as usize, Access::OPEN, ServerOptions::default());
+    let asking = asking(owner.server.address(), 2, FlowOptions::default());
+    cancel_again_and_again(&owner, &asking, MANY, BLOCK, 40, 5);
 }
 
 #[test]
@@ -184,7 +116,7 @@ fn a_cancelled_transfer_takes_no_other_with_it() {
     let blocks = scattered(MANY, 5);
     let long: Vec<_> = blocks.iter().copied().cycle().take(20 * MANY as usize).collect();
     let survivor = asking.submit(asking.transfer(Direction::Read, &long, BLOCK));
-    wait_for_bytes(&asking);
+    asking.wait_for_bytes();
     let mut cancelled = 0;
     for _ in 0..20 {
         let (sender, receiver) = mpsc::channel();
@@ -232,7 +164,7 @@ fn garbage_on_the_port_is_refused_with_a_reason_and_harms_nobody() {
     assert!(String::from_utf8_lossy(&said_to(hasty.address(), b"")).contains("HELLO"));
     assert!(String::from_utf8_lossy(&said_to(hasty.address(), b"\x01")).contains("HELLO"));
     assert_eq!(hasty.stats().refused[&RefusalCode::NotForebay], 2);
-    let end = asking.mover.run(asking.transfer(Direction::Write, &[(0, 1)], 4096)).unwrap();
+    let end = asking.run(Direction::Write, &[(0, 1)], 4096);
     assert_eq!(end, End::Done { bytes: 4096 });
 }
 
@@ -297,7 +229,7 @@ fn silent_connections_keep_no_peer_out_and_take_places_from_each_other() {
     assert!(stats.refused[&RefusalCode::TooManyFlows] >= 8);
     // Those that were let in are not in that room.
     for asking in let_in.iter().chain([&before]) {
-        let end = asking.mover.run(asking.transfer(Direction::Write, &[(0, 0)], 4096)).unwrap();
+        let end = asking.run(Direction::Write, &[(0, 0)], 4096);
         assert_eq!(end, End::Done { bytes: 4096 });
     }
 }
@@ -344,7 +276,7 @@ fn a_server_that_closes_lets_operations_end_and_flows_hear_of_it() {
     let asking = asking(server.address(), 1, FlowOptions::default());
     let blocks: Vec<_> = scattered(MANY, 5).into_iter().cycle().take(40 * MANY as usize).collect();
     let end = asking.submit(asking.transfer(Direction::Write, &blocks, BLOCK));
-    wait_for_bytes(&asking);
+    asking.wait_for_bytes();
     drop(server);
     let end = end.recv_timeout(LONG).unwrap();
     assert!(matches!(end, End::Failed(_)), "{end:?}");
@@ -356,7 +288,7 @@ fn a_withdrawn_region_is_refused_and_the_flow_stays() {
     let asking = asking(server.address(), 1, FlowOptions::default());
     assert!(exports.withdraw(KEY));
     exports.offer(KEY, theirs as _, Access::OPEN).unwrap();
-    let end = asking.mover.run(asking.transfer(Direction::Read, &[(0, 0)], 4096)).unwrap();
+    let end = asking.run(Direction::Read, &[(0, 0)], 4096);
     let End::Failed(failure) = end else { panic!("{end:?}") };
     assert!(failure.reason.to_string().contains("StaleGeneration"), "{}", failure.reason);
     assert_eq!(server.stats().faults[&FaultCode::StaleGeneration], 1);

@@ -2,6 +2,9 @@
 //! owner hears who is gone.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
+use common::ends::{self, identity, loopback};
 use forebay_net::tcp::*;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -9,10 +12,6 @@ use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const LIMIT_US: u64 = 20_000_000;
-
-fn identity(node: u8) -> Identity {
-    Identity::starting([node; 16]).unwrap()
-}
 
 /// Answers from a thread of its own: `echo...` with the same, `keep...` never, all else not at all.
 #[derive(Default)]
@@ -39,9 +38,8 @@ impl Service for Echo {
 
 fn server(options: ServerOptions) -> (TcpServer, Arc<Echo>) {
     let echo = Arc::new(Echo::default());
-    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
-    let address = ([127, 0, 0, 1], 0).into();
-    let server = TcpServer::serve(address, identity(1), exports, Arc::clone(&echo) as _, options).unwrap();
+    let service = Some(Arc::clone(&echo) as _);
+    let server = TcpServer::listen(loopback(), identity(1), Arc::default(), service, options).unwrap();
     (server, echo)
 }
 
@@ -75,9 +73,7 @@ fn calls_are_answered_refused_or_late_and_each_ends_once() {
 
 #[test]
 fn a_node_that_only_offers_memory_refuses_calls() {
-    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
-    let address = ([127, 0, 0, 1], 0).into();
-    let server = TcpServer::listen(address, identity(1), exports, ServerOptions::default()).unwrap();
+    let (server, ..) = ends::server(4096, ServerOptions::default());
     let end = ask(&connect(&server, identity(2)), b"echo", LIMIT_US).recv_timeout(LIMIT).unwrap();
     assert!(matches!(end, Err(CallError::Refused(_))), "{end:?}");
 }

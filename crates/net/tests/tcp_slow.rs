@@ -2,13 +2,13 @@
 //! process of its own, since descriptors are limited for the whole process.
 #![allow(clippy::unwrap_used)]
 
-mod ends;
+mod common;
 
-use ends::{Direction, asking, identity, server};
+use common::ends::{Direction, asking, identity, server};
+use common::relay::Relay;
 use forebay_net::tcp::*;
 use forebay_transfer::End;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -18,30 +18,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Descriptors belong to the process, so its tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
-
-/// Carries what an asker says to the owner, and takes so many bytes of the answers, then none.
-fn carry(owner: std::net::SocketAddr, taken: usize) -> std::net::SocketAddr {
-    let between = std::net::TcpListener::bind(ends::loopback()).unwrap();
-    let address = between.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let (mut asker, _) = between.accept().unwrap();
-        let mut owner = TcpStream::connect(owner).unwrap();
-        let (mut answers, mut back) = (owner.try_clone().unwrap(), asker.try_clone().unwrap());
-        std::thread::spawn(move || {
-            let _ = std::io::copy(&mut Read::by_ref(&mut answers).take(taken as u64), &mut back);
-            // Neither read nor closed any more, until the owner is tired of it.
-            std::thread::sleep(LIMIT);
-        });
-        let mut part = [0; 4096];
-        while let Ok(len @ 1..) = asker.read(&mut part) {
-            if owner.write_all(&part[..len]).is_err() {
-                break;
-            }
-        }
-        std::thread::sleep(LIMIT);
-    });
-    address
-}
 
 #[test]
 fn a_peer_that_stops_taking_answers_is_cut_off_in_time_and_others_do_not_notice() {
@@ -56,7 +32,8 @@ fn a_peer_that_stops_taking_answers_is_cut_off_in_time_and_others_do_not_notice(
     let len = 32 << 20;
     let (server, _theirs, _) = server(len, options);
     let patient = FlowOptions { progress_limit_us: 20_000_000, ..FlowOptions::default() };
-    let slow = asking(carry(server.address(), 200_000), 1, patient);
+    let relay = Relay::taking(server.address(), 200_000);
+    let slow = asking(relay.address, 1, patient);
     let good = asking(server.address(), 1, FlowOptions::default());
     assert_eq!(server.stats().flows, 2);
     let blocks: Vec<_> = (0..(len >> 20) as u64).map(|block| (block, block)).collect();

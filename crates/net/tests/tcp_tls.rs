@@ -2,11 +2,12 @@
 //! plain text is kept out.
 #![allow(clippy::unwrap_used)]
 
-mod ends;
+mod common;
 
-use ends::{asking, both_ways, identity, loopback, server};
+use common::ends::{asking, both_ways, identity, loopback, server};
+use common::tls::Authority;
 use forebay_net::tcp::*;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
+use rcgen::{CertificateParams, KeyPair, SanType, date_time_ymd};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, mpsc};
@@ -14,32 +15,6 @@ use std::time::{Duration, Instant};
 use testkit::eventually;
 
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// An authority that signs what a test needs.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// A node's TLS that trusts this authority and has a certificate of `signer`, changed as the
-    /// test likes.
-    fn node(&self, signer: &Authority, change: impl FnOnce(&mut CertificateParams)) -> Arc<TlsConfig> {
-        let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
-        change(&mut params);
-        let certificate = params.signed_by(&key, &signer.0).unwrap();
-        let pems = (certificate.pem(), key.serialize_pem(), self.0.pem());
-        let config = TlsConfig::from_pem(pems.0.as_bytes(), pems.1.as_bytes(), pems.2.as_bytes());
-        Arc::new(config.unwrap())
-    }
-
-    fn plain_node(&self) -> Arc<TlsConfig> {
-        self.node(self, |_| {})
-    }
-}
 
 fn serving(tls: &Arc<TlsConfig>) -> ServerOptions {
     ServerOptions { tls: Some(Arc::clone(tls)), ..ServerOptions::default() }
@@ -96,8 +71,8 @@ fn calls_of_every_length_are_answered_over_tls() {
         fn gone(&self, _from: Identity) {}
     }
     let tls = Authority::new().plain_node();
-    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
-    let server = TcpServer::serve(loopback(), identity(1), exports, Arc::new(Echo), serving(&tls)).unwrap();
+    let (exports, echo) = (Arc::default(), Some(Arc::new(Echo) as _));
+    let server = TcpServer::listen(loopback(), identity(1), exports, echo, serving(&tls)).unwrap();
     let regions = PeerRegions::default();
     let (flow, _) = Flow::connect(server.address(), identity(2), regions, flowing(&tls)).unwrap();
     for bytes in [0, 1, 16_383, 16_384, 16_385, 300_000, 1 << 20] {
@@ -273,14 +248,11 @@ fn bytes_that_were_changed_on_the_way_end_the_connection() {
 
 #[test]
 fn plain_text_beyond_loopback_needs_to_be_asked_for() {
-    let exports = || Arc::new(Exports::new(Arc::new(NoLeases)));
-    let anywhere = ([0, 0, 0, 0], 0).into();
-    let plain = TcpServer::listen(anywhere, identity(1), exports(), ServerOptions::default());
-    assert_eq!(plain.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-    let options = ServerOptions { plain_beyond_loopback: true, ..ServerOptions::default() };
-    TcpServer::listen(anywhere, identity(1), exports(), options).unwrap();
-    let tls = Authority::new().plain_node();
-    TcpServer::listen(anywhere, identity(1), exports(), serving(&tls)).unwrap();
+    let listen =
+        |options| TcpServer::listen(([0, 0, 0, 0], 0).into(), identity(1), Arc::default(), None, options);
+    assert_eq!(listen(ServerOptions::default()).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    listen(ServerOptions { plain_beyond_loopback: true, ..ServerOptions::default() }).unwrap();
+    listen(serving(&Authority::new().plain_node())).unwrap();
     // Nobody is there, and nobody is asked.
     let beyond = ([192, 0, 2, 1], 9).into();
     let found = Flow::connect(beyond, identity(2), PeerRegions::default(), FlowOptions::default());

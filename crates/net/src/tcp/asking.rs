@@ -2,18 +2,15 @@
 //! begun by the thread that posts it, if nobody else is at it, so that nobody has to be woken up
 //! for it. This file joins inbox, connection and carrier.
 
-use super::broken::Broken;
-use super::carrier::Carrier;
-use super::carrier::Ready;
+use super::carrier::{Carrier, Ready};
 use super::connection::Connection;
-use super::handle::{Caller, Message};
-use super::handle::{FlowHandle, FlowOptions, FlowStats, Peer};
+use super::error::Broken;
+use super::handle::{Caller, FlowHandle, FlowOptions, Message, Peer};
 use super::peer::PeerRegions;
-use super::requester::{Operation, Requester};
+use super::requester::Requester;
 use super::socket::Watch;
 use super::wake::WakeUp;
-use forebay_transfer::Inbox;
-use forebay_transfer::{Completion, LinkOp, Memory, OpId, Outcome};
+use forebay_transfer::{Completion, Inbox, LinkOp, Memory, OpId, Outcome};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -101,7 +98,7 @@ impl AskingEnd {
         if let Some(worker) = worker {
             let handle = worker.handle.clone();
             worker.end(&broken);
-            handle.ending.over(&broken);
+            handle.tell_watchers(&broken);
             self.refuse(&handle, &broken);
         }
     }
@@ -130,7 +127,7 @@ impl AskingEnd {
             for message in messages.drain(..) {
                 match message {
                     Message::Op(_, _, done) => {
-                        end(&handle.stats, Some(done), Outcome::Failed { error: broken.to_string() });
+                        handle.end(Some(done), Outcome::Failed { error: broken.to_string() });
                     }
                     Message::Call(_, _, mut caller) => caller.hear(Err(broken.clone().into())),
                     Message::Cancel | Message::CancelOp(_) | Message::Doubt | Message::Sever => {}
@@ -175,7 +172,6 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Exchanges the greetings.
     fn greet(&mut self, limit_us: u64) -> Result<Peer, Broken> {
         let left_us = limit_us.saturating_sub(self.now_us());
         self.carrier.shake_hands(&self.wake, left_us, &|| false)?;
@@ -254,11 +250,11 @@ impl Worker {
     /// Ends what is under way. First nothing can move any more, then operations end.
     fn end(self, broken: &Broken) {
         let Worker { mut connection, carrier, handle, mut asked, mut called, .. } = self;
-        handle.stats.lock().broken = Some(broken.clone());
+        handle.set_broken(broken);
         carrier.reset();
         connection.role.fail_all(broken);
         for (number, outcome) in connection.role.take_ended() {
-            end(&handle.stats, asked.remove(&number), outcome);
+            handle.end(asked.remove(&number), outcome);
         }
         for (number, call_end) in connection.role.take_ended_calls() {
             called.remove(&number).into_iter().for_each(|mut caller| caller.hear(call_end.clone()));
@@ -292,12 +288,10 @@ impl Worker {
     }
 
     fn begin(&mut self, now_us: u64, op: &LinkOp, memory: &Memory, done: Completion) {
-        match self.regions.translate(op, memory) {
-            Err(error) => end(&self.handle.stats, Some(done), Outcome::Failed { error }),
-            Ok(asking) => {
-                let deadline_us = now_us.saturating_add(self.op_limit_us);
-                let (wish, command, payload) = (asking.wish, asking.command, asking.payload);
-                let operation = Operation { wish, command, payload, deadline_us };
+        let deadline_us = now_us.saturating_add(self.op_limit_us);
+        match self.regions.translate(op, memory, deadline_us) {
+            Err(error) => self.handle.end(Some(done), Outcome::Failed { error }),
+            Ok(operation) => {
                 let number = self.connection.role.submit(now_us, operation);
                 self.asked.insert(number, done);
             }
@@ -306,7 +300,7 @@ impl Worker {
 
     fn deliver_ends(&mut self) {
         for (number, outcome) in self.connection.role.take_ended() {
-            end(&self.handle.stats, self.asked.remove(&number), outcome);
+            self.handle.end(self.asked.remove(&number), outcome);
         }
         let ended_calls: Vec<_> = self.connection.role.take_ended_calls().collect();
         for (number, call_end) in ended_calls {
@@ -320,22 +314,5 @@ impl Worker {
 
     fn now_us(&self) -> u64 {
         self.epoch.elapsed().as_micros() as u64
-    }
-}
-
-/// Counts an outcome and tells whoever waits for it.
-fn end(stats: &Mutex<FlowStats>, done: Option<Completion>, outcome: Outcome) {
-    let mut counted = stats.lock();
-    match &outcome {
-        Outcome::Moved { bytes } => {
-            counted.done += 1;
-            counted.moved_bytes += bytes;
-        }
-        Outcome::Failed { .. } | Outcome::Denied { .. } => counted.failed += 1,
-        Outcome::Corrupt => counted.corrupt += 1,
-    }
-    drop(counted);
-    if let Some(done) = done {
-        done.finish(outcome);
     }
 }

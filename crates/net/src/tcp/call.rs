@@ -5,8 +5,7 @@
 //! has given up stays in the peer's hands until it answers, so it still counts as one of those that
 //! may be unanswered; its answer comes after its end.
 
-use super::bad_frame::BadFrame;
-use super::broken::Broken;
+use super::error::{BadFrame, Broken};
 use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
 use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
@@ -22,10 +21,7 @@ pub enum CallError {
     #[error("no answer: {0}")]
     Broken(#[from] Broken),
     #[error("no answer within {limit_us} us")]
-    Late {
-        /// The caller's limit.
-        limit_us: u64,
-    },
+    Late { limit_us: u64 },
     #[error("a call of {bytes} bytes; allowed: {CALL_BYTES_MAX}")]
     TooLong { bytes: usize },
     #[error("{CALLS_WAITING_MAX} calls of the flow wait to be sent; no more may")]
@@ -72,7 +68,6 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// Takes a call in and names it.
     pub fn submit(&mut self, now_us: u64, body: Vec<u8>, limit_us: u64) -> u64 {
         let number = self.next_number;
         self.next_number += 1;

@@ -1,7 +1,7 @@
 //! What carries the bytes of a connection: a socket, or something that can stand in for one. This
 //! file is the contract.
 
-use super::broken::Broken;
+use super::error::Broken;
 use super::tls::SpeaksFor;
 use super::wake::WakeUp;
 use rustix::fd::OwnedFd;
@@ -70,4 +70,58 @@ pub trait Carrier: Wire + std::fmt::Debug {
 
     /// Says one last thing, if it can be said at once, and ends the connection.
     fn part(self: Box<Self>, farewell: &[u8]);
+}
+
+/// Bytes as sends and receives name them.
+pub(crate) fn slice(start: *mut u8, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: start.cast(), iov_len: len }
+}
+
+/// Slices that are filled from their start.
+#[derive(Default)]
+pub(crate) struct Scatter<'a> {
+    slices: &'a [libc::iovec],
+    /// Bytes of the first slice that are filled.
+    within: usize,
+    /// Bytes of all slices that are filled.
+    pub placed: usize,
+}
+
+impl<'a> Scatter<'a> {
+    /// # Safety
+    ///
+    /// The slices must be writable.
+    pub unsafe fn over(slices: &'a [libc::iovec]) -> Scatter<'a> {
+        Scatter { slices, within: 0, placed: 0 }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.slices.is_empty()
+    }
+
+    /// Fills in as many of the bytes as there is room for, and says how many.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be readable, and lie in none of the slices.
+    pub unsafe fn put(&mut self, start: *const u8, len: usize) -> usize {
+        let mut taken = 0;
+        while let Some((slice, rest)) = self.slices.split_first() {
+            let now = (slice.iov_len - self.within).min(len - taken);
+            // SAFETY: the caller says that the bytes are readable, and whoever named the slices that
+            // they are writable; `now` bytes are left of both.
+            unsafe {
+                let to = slice.iov_base.cast::<u8>().add(self.within);
+                std::ptr::copy_nonoverlapping(start.add(taken), to, now);
+            }
+            taken += now;
+            self.within += now;
+            if self.within < slice.iov_len {
+                break;
+            }
+            (self.slices, self.within) = (rest, 0);
+        }
+        self.placed += taken;
+        taken
+    }
 }

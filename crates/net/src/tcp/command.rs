@@ -14,10 +14,9 @@
 //!    32  runs, 24 bytes each
 //! ```
 
-use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX};
-use super::greeting::TEXT_BYTES_MAX;
+use super::error::{BadFrame, OP_BYTES_MAX, SPANS_MAX};
 use super::runs::{self, RUN_BYTES, Run};
-use crate::bytes::{Reader, put_bytes};
+use crate::bytes::{Field, Reader, codes, fields, parse_text, put_text};
 
 /// Memory that a peer offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,28 +25,17 @@ pub struct PeerRegion {
     pub key: u64,
     /// Which registration under this name is meant. Another one is never served in its place.
     pub generation: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 
-const REGION_BYTES: usize = 24;
+fields!(PeerRegion { key, generation, len });
 
-pub(super) fn put_regions(regions: &[PeerRegion], out: &mut Vec<u8>) {
-    for region in regions {
-        out.extend(region.key.to_le_bytes());
-        out.extend(region.generation.to_le_bytes());
-        out.extend(region.len.to_le_bytes());
-    }
-}
+const REGION_BYTES: usize = 24;
 
 pub(super) fn parse_regions(body: &[u8]) -> Option<Vec<PeerRegion>> {
     let mut reader = Reader(body);
-    let mut one = || Some(PeerRegion { key: reader.u64()?, generation: reader.u64()?, len: reader.u64()? });
-    if body.len().is_multiple_of(REGION_BYTES) {
-        (0..body.len() / REGION_BYTES).map(|_| one()).collect()
-    } else {
-        None
-    }
+    let regions = (0..body.len() / REGION_BYTES).map(|_| reader.get()).collect::<Option<_>>()?;
+    reader.whole(regions)
 }
 
 /// Spans of one region.
@@ -67,15 +55,10 @@ pub(super) struct Command {
 
 impl Command {
     pub fn put(&self, out: &mut Vec<u8>) {
-        out.extend((self.sections.len() as u32).to_le_bytes());
-        out.extend(0u32.to_le_bytes());
-        for section in &self.sections {
-            out.extend(section.key.to_le_bytes());
-            out.extend(section.generation.to_le_bytes());
-            out.extend(section.lease.to_le_bytes());
-            out.extend((section.runs.len() as u32).to_le_bytes());
-            out.extend(0u32.to_le_bytes());
-            runs::encode(&section.runs, out);
+        (self.sections.len() as u32, 0u32).put(out);
+        for Section { key, generation, lease, runs } in &self.sections {
+            (*key, *generation, *lease, runs.len() as u32, 0u32).put(out);
+            runs.iter().for_each(|run| run.put(out));
         }
     }
 
@@ -84,8 +67,7 @@ impl Command {
     pub fn parse(body: &[u8]) -> Result<Command, BadFrame> {
         let mut reader = Reader(body);
         let cut = BadFrame::Body { what: "a list of spans that is cut" };
-        let count = reader.u32().ok_or(cut)?;
-        reader.u32().ok_or(cut)?;
+        let (count, _): (u32, u32) = reader.get().ok_or(cut)?;
         let mut command = Command::default();
         for _ in 0..count {
             command.sections.push(parse_section(&mut reader).ok_or(cut)??);
@@ -118,33 +100,31 @@ impl Command {
 
 /// `None`: cut.
 fn parse_section(reader: &mut Reader<'_>) -> Option<Result<Section, BadFrame>> {
-    let (key, generation, lease) = (reader.u64()?, reader.u64()?, reader.u64()?);
-    let count = reader.u32()?;
-    reader.u32()?;
+    let (key, generation, lease, count, _): (u64, u64, u64, u32, u32) = reader.get()?;
     let bytes = reader.take((count as usize).checked_mul(RUN_BYTES)?)?;
     Some(runs::parse(bytes).map(|runs| Section { key, generation, lease, runs }).map_err(BadFrame::Runs))
 }
 
-/// Why the peer did not carry out an operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum FaultCode {
-    /// No region has this key.
-    UnknownRegion = 1,
-    /// The region was registered anew, or withdrawn, since the requester heard of it.
-    StaleGeneration = 2,
-    /// A span does not lie in its region.
-    OutOfBounds = 3,
-    /// The region is not offered for this.
-    NotAllowed = 4,
-    /// The lease has ended, or there is none where one is needed.
-    NoLease = 5,
-    /// The bytes that arrived are not those that were sent.
-    Corrupt = 6,
-    /// The node is about to end and begins nothing new.
-    Closing = 7,
-    /// A code of a later version.
-    Other = u16::MAX,
+codes! {
+    /// Why the peer did not carry out an operation.
+    pub enum FaultCode: u16 {
+        /// No region has this key.
+        UnknownRegion = 1,
+        /// The region was registered anew, or withdrawn, since the requester heard of it.
+        StaleGeneration = 2,
+        /// A span does not lie in its region.
+        OutOfBounds = 3,
+        /// The region is not offered for this.
+        NotAllowed = 4,
+        /// The lease has ended, or there is none where one is needed.
+        NoLease = 5,
+        /// The bytes that arrived are not those that were sent.
+        Corrupt = 6,
+        /// The node is about to end and begins nothing new.
+        Closing = 7,
+        /// A code of a later version.
+        Other = 0xffff,
+    }
 }
 
 /// An operation that the peer did not carry out.
@@ -156,24 +136,14 @@ pub(super) struct Fault {
 
 impl Fault {
     pub fn put(&self, out: &mut Vec<u8>) {
-        out.extend((self.code as u16).to_le_bytes());
-        put_bytes(self.text.as_bytes(), TEXT_BYTES_MAX, out);
+        (self.code as u16).put(out);
+        put_text(&self.text, out);
     }
 
     pub fn parse(body: &[u8]) -> Option<Fault> {
         let mut reader = Reader(body);
-        let code = match reader.u16()? {
-            1 => FaultCode::UnknownRegion,
-            2 => FaultCode::StaleGeneration,
-            3 => FaultCode::OutOfBounds,
-            4 => FaultCode::NotAllowed,
-            5 => FaultCode::NoLease,
-            6 => FaultCode::Corrupt,
-            7 => FaultCode::Closing,
-            _ => FaultCode::Other,
-        };
-        let text = reader.text()?;
-        reader.0.is_empty().then_some(Fault { code, text })
+        let code = FaultCode::of(reader.get()?).unwrap_or(FaultCode::Other);
+        parse_text(&mut reader).map(|text| Fault { code, text })
     }
 }
 

@@ -5,11 +5,10 @@
 //! Payload is received straight into the spans it is for; only what came together with a header is
 //! copied there.
 
-use super::broken::Broken;
-use super::carrier::Ready;
-use super::carrier::Wire;
+use super::carrier::{Ready, Wire, slice};
+use super::error::Broken;
 use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
-use super::payload::{Chunk, Owners, Void, slice};
+use super::payload::{Chunk, Owners, Void};
 use crc_fast::Digest;
 use std::io;
 
@@ -65,7 +64,6 @@ pub(super) trait Role {
 /// What a pump has left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Pumped {
-    /// Something is to be sent as soon as the wire takes it.
     pub send_blocked: bool,
     /// There may be more to do at once.
     pub more: bool,
@@ -73,7 +71,6 @@ pub(super) struct Pumped {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// There was nothing to send.
     Nothing,
     /// The wire takes no more for now.
     Blocked,

@@ -2,33 +2,11 @@
 //! what an operation names against it.
 
 use super::command::{Fault, FaultCode, PeerRegion, Section};
+use super::leases::LeaseTable;
 use forebay_transfer::Backing;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Says which leases live. Asked on the threads of flows, before each piece of an operation, so it
-/// must be quick.
-pub trait Leases: Send + Sync {
-    /// Whether `lease` gives the right to use the region now.
-    fn is_alive(&self, lease: u64, region: PeerRegion) -> bool;
-
-    /// Whether `lease` gives the right to these bytes of the region. Asked for each span when an
-    /// operation begins.
-    fn permits(&self, lease: u64, region: PeerRegion, _offset: u64, _len: u64) -> bool {
-        self.is_alive(lease, region)
-    }
-}
-
-/// For memory that is offered without leases: none ever lives.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoLeases;
-
-impl Leases for NoLeases {
-    fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
-        false
-    }
-}
 
 /// What peers may do with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +56,8 @@ impl Export {
         let held = self.offered.read();
         (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
     }
-}
 
-impl Export {
+    /// Whether this is the registration that is meant, and it is offered for what is wished.
     pub fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
         let PeerRegion { key, generation, .. } = self.region;
         if section.generation != generation {
@@ -104,7 +81,7 @@ impl Export {
         &self,
         section: &Section,
         wish: Wish,
-        leases: &dyn Leases,
+        leases: &LeaseTable,
         pieces: &mut Vec<Piece>,
     ) -> Result<(), Fault> {
         let PeerRegion { key, len: region_len, .. } = self.region;

@@ -6,8 +6,9 @@
 //! withdrawn.
 
 use super::command::{Command, Fault, FaultCode, PeerRegion};
-use super::export::{Access, Export, Leases, Wish};
+use super::export::{Access, Export, Wish};
 use super::frame::REGIONS_MAX;
+use super::leases::LeaseTable;
 use super::payload::Payload;
 use forebay_transfer::Backing;
 use parking_lot::RwLock;
@@ -29,7 +30,7 @@ pub enum ExportError {
 /// The table of what is offered. Shared by all flows of a node.
 pub struct Exports {
     table: RwLock<Table>,
-    leases: Arc<dyn Leases>,
+    leases: LeaseTable,
 }
 
 struct Table {
@@ -37,9 +38,15 @@ struct Table {
     next_generation: u64,
 }
 
+impl Default for Exports {
+    fn default() -> Exports {
+        Exports::new(LeaseTable::default())
+    }
+}
+
 impl Exports {
-    /// An empty table.
-    pub fn new(leases: Arc<dyn Leases>) -> Exports {
+    /// An empty table. What is offered under leases only is offered under these.
+    pub fn new(leases: LeaseTable) -> Exports {
         // Generations start at random, so that none that an earlier process gave out, and a peer
         // kept, is right by chance.
         let next_generation = RandomState::new().build_hasher().finish() >> 1;
@@ -77,7 +84,6 @@ impl Exports {
         true
     }
 
-    /// Everything that is offered, by key.
     pub fn regions(&self) -> Vec<PeerRegion> {
         let table = self.table.read();
         let mut regions: Vec<_> = table.offered.values().map(|export| export.region).collect();
@@ -101,7 +107,7 @@ impl Exports {
         let mut pieces = Vec::with_capacity(command.spans() as usize);
         let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
         for (section, export) in command.sections.iter().zip(&found) {
-            export.append(section, wish, &*self.leases, &mut pieces)?;
+            export.append(section, wish, &self.leases, &mut pieces)?;
             let lease = (section.lease, export.region);
             if export.access.leased && !leases.contains(&lease) {
                 leases.push(lease);
@@ -143,7 +149,7 @@ pub(super) struct Grant {
 #[cfg(test)]
 mod tests {
     use super::super::command::Section;
-    use super::super::export::NoLeases;
+    use super::super::leases::LeasedSpan;
     use super::super::runs::Run;
     use super::*;
     use forebay_transfer::HostBuffer;
@@ -152,70 +158,59 @@ mod tests {
         Command { sections: vec![section] }
     }
 
-    fn section(generation: u64, offset: u64, len: u32) -> Section {
+    fn section(generation: u64, lease: u64, offset: u64, len: u32) -> Section {
         let run = Run { offset, len, count: 1, stride: 0 };
-        Section { key: 5, generation, lease: 9, runs: vec![run] }
+        Section { key: 5, generation, lease, runs: vec![run] }
     }
 
     fn code(exports: &Exports, section: Section, wish: Wish) -> Option<FaultCode> {
         exports.resolve(&command(section), wish).err().map(|fault| fault.code)
     }
 
-    struct Only(u64);
-
-    impl Leases for Only {
-        fn is_alive(&self, lease: u64, _region: PeerRegion) -> bool {
-            lease == self.0
-        }
+    /// 100 bytes that are offered under leases, and a lease of the first ones.
+    fn leased(len: u64) -> (Exports, u64, u64) {
+        let exports = Exports::default();
+        let region = exports.offer(5, Arc::new(HostBuffer::new(100)), Access::LEASED_READ).unwrap();
+        let spans = vec![LeasedSpan { region, offset: 0, len }];
+        let lease = exports.leases.grant([1; 16], spans, u64::MAX, |_| {}).unwrap();
+        (exports, region.generation, lease)
     }
 
     #[test]
     fn only_what_is_offered_is_served() {
-        let exports = Exports::new(Arc::new(Only(9)));
-        let memory = Arc::new(HostBuffer::new(100));
-        assert_eq!(code(&exports, section(3, 0, 100), Wish::Read), Some(FaultCode::UnknownRegion));
-        let now = exports.offer(5, memory, Access::LEASED_READ).unwrap().generation;
-        assert_eq!(code(&exports, section(now, 0, 100), Wish::Read), None);
-        assert_eq!(code(&exports, section(now, 1, 100), Wish::Read), Some(FaultCode::OutOfBounds));
-        assert_eq!(code(&exports, section(now, u64::MAX - 1, 1), Wish::Read), Some(FaultCode::OutOfBounds));
-        assert_eq!(code(&exports, section(now - 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
-        assert_eq!(code(&exports, section(now + 1, 0, 1), Wish::Read), Some(FaultCode::StaleGeneration));
-        assert_eq!(code(&exports, section(now, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
-        let other = Section { lease: 8, ..section(now, 0, 1) };
-        assert_eq!(code(&exports, other, Wish::Read), Some(FaultCode::NoLease));
-    }
-
-    struct First(u64);
-
-    impl Leases for First {
-        fn is_alive(&self, _lease: u64, _region: PeerRegion) -> bool {
-            true
-        }
-
-        fn permits(&self, _lease: u64, _region: PeerRegion, offset: u64, len: u64) -> bool {
-            offset + len <= self.0
-        }
+        let (exports, now, lease) = leased(100);
+        let unknown = Section { key: 6, ..section(now, lease, 0, 100) };
+        assert_eq!(code(&exports, unknown, Wish::Read), Some(FaultCode::UnknownRegion));
+        let read = |generation, lease, offset, len| {
+            code(&exports, section(generation, lease, offset, len), Wish::Read)
+        };
+        assert_eq!(read(now, lease, 0, 100), None);
+        assert_eq!(read(now, lease, 1, 100), Some(FaultCode::OutOfBounds));
+        assert_eq!(read(now, lease, u64::MAX - 1, 1), Some(FaultCode::OutOfBounds));
+        assert_eq!(read(now - 1, lease, 0, 1), Some(FaultCode::StaleGeneration));
+        assert_eq!(read(now + 1, lease, 0, 1), Some(FaultCode::StaleGeneration));
+        assert_eq!(code(&exports, section(now, lease, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
+        assert_eq!(read(now, lease + 1, 0, 1), Some(FaultCode::NoLease));
     }
 
     #[test]
     fn a_lease_covers_the_spans_that_it_was_granted_for_and_no_others() {
-        let exports = Exports::new(Arc::new(First(50)));
-        let now = exports.offer(5, Arc::new(HostBuffer::new(100)), Access::LEASED_READ).unwrap().generation;
-        assert_eq!(code(&exports, section(now, 10, 40), Wish::Read), None);
-        assert_eq!(code(&exports, section(now, 10, 41), Wish::Read), Some(FaultCode::NoLease));
+        let (exports, now, lease) = leased(50);
+        assert_eq!(code(&exports, section(now, lease, 10, 40), Wish::Read), None);
+        assert_eq!(code(&exports, section(now, lease, 10, 41), Wish::Read), Some(FaultCode::NoLease));
         let runs = vec![Run { offset: 0, len: 10, count: 6, stride: 10 }];
-        let strided = Section { runs, ..section(now, 0, 1) };
+        let strided = Section { runs, ..section(now, lease, 0, 1) };
         assert_eq!(code(&exports, strided, Wish::Read), Some(FaultCode::NoLease), "the last span of a run");
     }
 
     #[test]
     fn a_withdrawn_region_cannot_be_held_and_its_generation_never_comes_back() {
-        let exports = Exports::new(Arc::new(NoLeases));
+        let exports = Exports::default();
         let memory = Arc::new(HostBuffer::new(100));
         let generation = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN).unwrap().generation;
         let again = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN);
         assert_eq!(again, Err(ExportError::InUse { key: 5, generation }));
-        let mut grant = exports.resolve(&command(section(generation, 0, 100)), Wish::Read).unwrap();
+        let mut grant = exports.resolve(&command(section(generation, 0, 0, 100)), Wish::Read).unwrap();
         let chunk = grant.payload.cut(100);
         assert!(chunk.owners().hold().is_some());
         assert!(exports.withdraw(5) && !exports.withdraw(5));

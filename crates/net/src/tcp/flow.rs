@@ -2,12 +2,10 @@
 //! end. This file joins the parts.
 
 use super::asking::AskingEnd;
-use super::bad_frame::VERSION;
-use super::broken::Broken;
 use super::carrier::Carrier;
+use super::error::{Broken, FlowError, VERSION};
 use super::greeting::{Hello, Identity};
-use super::handle::Message;
-use super::handle::{FlowHandle, FlowOptions, Peer};
+use super::handle::{FlowHandle, FlowOptions, Message, Peer};
 use super::peer::PeerRegions;
 use super::requester::Requester;
 use super::session::Session;
@@ -18,20 +16,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use thiserror::Error;
-
-/// Why there is no flow.
-#[derive(Debug, Error)]
-pub enum FlowError {
-    #[error("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback")]
-    Plain { address: SocketAddr },
-    #[error("{address}: {source}")]
-    Connect { address: SocketAddr, source: std::io::Error },
-    #[error("a flow could not be set up: {0}")]
-    System(#[from] std::io::Error),
-    #[error("{address}: {broken}")]
-    Greeting { address: SocketAddr, broken: Broken },
-}
 
 /// A connection to a peer as a link of a mover. The window of its
 /// [`LinkSpec`](forebay_transfer::LinkSpec) should have two lots or more, so that one travels while
@@ -46,10 +30,11 @@ pub enum FlowError {
 /// use std::sync::Arc;
 ///
 /// // One process offers memory.
-/// let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+/// let exports = Arc::new(Exports::default());
 /// exports.offer(7, Arc::new(HostBuffer::new(8192)), Access::OPEN)?;
 /// let me = Identity::starting([1; 16])?;
-/// let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default())?;
+/// let options = ServerOptions::default();
+/// let server = TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, None, options)?;
 ///
 /// // Another one writes to it.
 /// let mover = MoverThread::spawn(Limits::default())?;

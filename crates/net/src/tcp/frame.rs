@@ -12,10 +12,10 @@
 //! 20  crc        u32   CRC-32C of bytes 0..20
 //! ```
 
-use super::bad_frame::{BadFrame, VERSION};
-use super::command::{Command, Fault, PeerRegion, parse_regions, put_regions};
-use super::greeting::{Hello, Refusal, TEXT_BYTES_MAX, Welcome};
-use crate::bytes::{parse_text, put_bytes};
+use super::command::{Command, Fault, PeerRegion, parse_regions};
+use super::error::{BadFrame, VERSION};
+use super::greeting::{Hello, Refusal, Welcome};
+use crate::bytes::{Field, Reader, codes, parse_text, put_text};
 use crc_fast::{CrcAlgorithm, Digest};
 
 pub(super) const HEADER_BYTES: usize = 24;
@@ -36,46 +36,43 @@ const LIST_BYTES_MAX: u32 = 1 << 20;
 /// Bytes of any other body at most.
 const SMALL_BYTES_MAX: u32 = 1 << 10;
 
-/// Kinds of frames, as numbered on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Kind {
-    Hello = 1,
-    Welcome = 2,
-    Refused = 3,
-    Regions = 4,
-    Read = 5,
-    Write = 6,
-    Data = 7,
-    Done = 8,
-    Failed = 9,
-    Cancel = 10,
-    Cancelled = 11,
-    Ping = 12,
-    Pong = 13,
-    Call = 14,
-    Reply = 15,
-    Declined = 16,
+codes! {
+    /// Kinds of frames, as numbered on the wire.
+    pub(super) enum Kind: u8 {
+        Hello = 1,
+        Welcome = 2,
+        Refused = 3,
+        Regions = 4,
+        Read = 5,
+        Write = 6,
+        Data = 7,
+        Done = 8,
+        Failed = 9,
+        Cancel = 10,
+        Cancelled = 11,
+        Ping = 12,
+        Pong = 13,
+        Call = 14,
+        Reply = 15,
+        Declined = 16,
+    }
 }
 
-const KINDS: [Kind; 16] = [
-    Kind::Hello,
-    Kind::Welcome,
-    Kind::Refused,
-    Kind::Regions,
-    Kind::Read,
-    Kind::Write,
-    Kind::Data,
-    Kind::Done,
-    Kind::Failed,
-    Kind::Cancel,
-    Kind::Cancelled,
-    Kind::Ping,
-    Kind::Pong,
-    Kind::Call,
-    Kind::Reply,
-    Kind::Declined,
-];
+impl Kind {
+    /// Bytes of a body at most, the CRC at its end included. 0: frames of the kind have none.
+    fn body_bytes_max(self) -> u32 {
+        match self {
+            Kind::Regions | Kind::Read | Kind::Write => LIST_BYTES_MAX,
+            Kind::Call | Kind::Reply => CALL_BYTES_MAX + CRC_BYTES as u32,
+            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Failed | Kind::Declined => SMALL_BYTES_MAX,
+            Kind::Data | Kind::Done | Kind::Cancel | Kind::Cancelled | Kind::Ping | Kind::Pong => 0,
+        }
+    }
+
+    fn payload_bytes_max(self) -> u32 {
+        if self == Kind::Data { CHUNK_BYTES_MAX } else { 0 }
+    }
+}
 
 /// A frame without its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,49 +119,30 @@ pub(super) struct Header {
 impl Header {
     fn put(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend([self.kind as u8, 0]);
-        out.extend(VERSION.to_le_bytes());
-        out.extend(self.body.to_le_bytes());
-        out.extend(self.operation.to_le_bytes());
-        out.extend(self.payload.to_le_bytes());
-        let crc = crc32c_of(&out[start..]);
-        out.extend(crc.to_le_bytes());
+        (self.kind as u8, 0u8, VERSION, self.body, self.operation, self.payload).put(out);
+        crc32c_of(&out[start..]).put(out);
     }
 
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Header, BadFrame> {
-        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        if crc32c_of(&bytes[..HEADER_BYTES - CRC_BYTES]) != half(20) {
+        let mut reader = Reader(bytes);
+        let (kind, flags, version, body, operation, payload): (u8, u8, u16, _, _, _) =
+            reader.get().ok_or(stranger(bytes))?;
+        if reader.get() != Some(crc32c_of(&bytes[..HEADER_BYTES - CRC_BYTES])) {
             return Err(stranger(bytes));
         }
-        let (kind, flags, version) = (bytes[0], bytes[1], u16::from_le_bytes([bytes[2], bytes[3]]));
         if version != VERSION {
             return Err(BadFrame::Version { version });
         }
-        let known = KINDS.into_iter().find(|known| *known as u8 == kind && flags == 0);
-        let kind = known.ok_or(BadFrame::Kind { kind, flags })?;
-        let header = Header { kind, body: half(4), operation: word(8), payload: half(16) };
-        if header.lengths_fit() {
-            Ok(header)
-        } else {
-            Err(BadFrame::TooLong { kind: kind as u8, body: header.body, payload: header.payload })
-        }
+        let known = Kind::of(kind).filter(|_| flags == 0);
+        let header = Header { kind: known.ok_or(BadFrame::Kind { kind, flags })?, body, operation, payload };
+        if header.lengths_fit() { Ok(header) } else { Err(BadFrame::TooLong { kind, body, payload }) }
     }
 
+    /// Whether there are bytes where frames of the kind have some, and no more than they may have.
     fn lengths_fit(&self) -> bool {
-        let body_fits = match self.kind {
-            Kind::Regions | Kind::Read | Kind::Write => (1..=LIST_BYTES_MAX).contains(&self.body),
-            Kind::Call | Kind::Reply => (1..=CALL_BYTES_MAX + CRC_BYTES as u32).contains(&self.body),
-            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Failed | Kind::Declined => {
-                (1..=SMALL_BYTES_MAX).contains(&self.body)
-            }
-            _ => self.body == 0,
-        };
-        let payload_fits = match self.kind {
-            Kind::Data => (1..=CHUNK_BYTES_MAX).contains(&self.payload),
-            _ => self.payload == 0,
-        };
-        body_fits && payload_fits
+        let (body_max, payload_max) = (self.kind.body_bytes_max(), self.kind.payload_bytes_max());
+        let fits = |bytes: u32, max: u32| (bytes > 0) == (max > 0) && bytes <= max;
+        fits(self.body, body_max) && fits(self.payload, payload_max)
     }
 }
 
@@ -187,7 +165,9 @@ impl Frame {
             Frame::Hello(hello) => (hello.put(&mut body), Kind::Hello).1,
             Frame::Welcome(welcome) => (welcome.put(&mut body), Kind::Welcome).1,
             Frame::Refused(refusal) => (refusal.put(&mut body), Kind::Refused).1,
-            Frame::Regions(regions) => (put_regions(regions, &mut body), Kind::Regions).1,
+            Frame::Regions(regions) => {
+                (regions.iter().for_each(|region| region.put(&mut body)), Kind::Regions).1
+            }
             Frame::Read(command) => (command.put(&mut body), Kind::Read).1,
             Frame::Write(command) => (command.put(&mut body), Kind::Write).1,
             Frame::Failed(fault) => (fault.put(&mut body), Kind::Failed).1,
@@ -199,25 +179,15 @@ impl Frame {
             Frame::Pong => Kind::Pong,
             Frame::Call(call) => (body.extend(call), Kind::Call).1,
             Frame::Reply(reply) => (body.extend(reply), Kind::Reply).1,
-            Frame::Declined(why) => (put_bytes(why.as_bytes(), TEXT_BYTES_MAX, &mut body), Kind::Declined).1,
+            Frame::Declined(why) => (put_text(why, &mut body), Kind::Declined).1,
         };
-        let has_body = self.has_body();
         let payload = if let Frame::Data(bytes) = self { *bytes } else { 0 };
+        let has_body = kind.body_bytes_max() > 0;
         let body_bytes = if has_body { (body.len() + CRC_BYTES) as u32 } else { 0 };
         Header { kind, body: body_bytes, operation, payload }.put(out);
         if has_body {
             out.extend(&body);
-            out.extend(crc32c_of(&body).to_le_bytes());
-        }
-    }
-
-    fn has_body(&self) -> bool {
-        match self {
-            Frame::Hello(_) | Frame::Welcome(_) | Frame::Refused(_) | Frame::Regions(_) => true,
-            Frame::Read(_) | Frame::Write(_) | Frame::Failed(_) => true,
-            Frame::Call(_) | Frame::Reply(_) | Frame::Declined(_) => true,
-            Frame::Data(_) | Frame::Done | Frame::Cancel | Frame::Cancelled => false,
-            Frame::Ping | Frame::Pong => false,
+            crc32c_of(&body).put(out);
         }
     }
 
@@ -245,15 +215,17 @@ impl Frame {
             Kind::Pong => Frame::Pong,
             Kind::Call => Frame::Call(body.to_vec()),
             Kind::Reply => Frame::Reply(body.to_vec()),
-            Kind::Declined => Frame::Declined(parse_text(body).ok_or(bad("a reason that is none"))?),
+            Kind::Declined => {
+                Frame::Declined(parse_text(&mut Reader(body)).ok_or(bad("a reason that is none"))?)
+            }
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::bad_frame::SPANS_MAX;
     use super::super::command::{FaultCode, Section};
+    use super::super::error::SPANS_MAX;
     use super::super::greeting::{Identity, RefusalCode};
     use super::super::runs::runs;
     use super::*;
@@ -332,8 +304,8 @@ mod tests {
 
         /// Hostile bytes come with correct CRCs.
         #[test]
-        fn any_body_is_parsed_or_refused(kind in 0usize..KINDS.len(), body in prop::collection::vec(any::<u8>(), 1..300)) {
-            let header = Header { kind: KINDS[kind], body: 1, operation: 1, payload: 0 };
+        fn any_body_is_parsed_or_refused(kind in 1u8..=16, body in prop::collection::vec(any::<u8>(), 1..300)) {
+            let header = Header { kind: Kind::of(kind).unwrap(), body: 1, operation: 1, payload: 0 };
             let mut whole = body.clone();
             whole.extend(crc32c_of(&body).to_le_bytes());
             let _ = Frame::parse(&header, &whole);

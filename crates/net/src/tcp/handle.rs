@@ -1,12 +1,11 @@
 //! What a flow is told while a mover owns it, how it is used, and what it has done.
 
-use super::broken::Broken;
 use super::call::{CallEnd, CallError};
 use super::command::PeerRegion;
-use super::ending::Ending;
+use super::error::Broken;
 use super::greeting::Identity;
 use super::tls::TlsConfig;
-use forebay_transfer::{Completion, Inbox, LinkOp, Memory, OpId};
+use forebay_transfer::{Completion, Inbox, LinkOp, Memory, OpId, Outcome};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -23,7 +22,6 @@ pub struct FlowOptions {
     /// With something under way and no byte moved for this long, the peer counts as frozen and the
     /// flow ends.
     pub progress_limit_us: u64,
-    /// An operation may take this long.
     pub op_limit_us: u64,
     /// A flow that is in use asks after this much silence whether the peer is alive.
     pub ping_after_us: u64,
@@ -62,15 +60,10 @@ pub struct Peer {
 /// What a flow has done so far.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FlowStats {
-    /// Bytes of operations that succeeded.
     pub moved_bytes: u64,
-    /// Operations that succeeded.
     pub done: u64,
-    /// Operations that failed.
     pub failed: u64,
-    /// Operations whose bytes arrived damaged.
     pub corrupt: u64,
-    /// Why the flow ended, if it has.
     pub broken: Option<Broken>,
 }
 
@@ -114,13 +107,49 @@ impl Drop for Caller {
 #[derive(Clone)]
 pub struct FlowHandle {
     pub(super) inbox: Arc<Inbox<Message>>,
-    pub(super) stats: Arc<Mutex<FlowStats>>,
-    pub(super) ending: Arc<Ending>,
+    state: Arc<Mutex<State>>,
+}
+
+type Watcher = Box<dyn FnOnce(Broken) + Send>;
+
+struct State {
+    stats: FlowStats,
+    /// Who wants to know why the flow has ended. `None`: they were told.
+    watchers: Option<Vec<Watcher>>,
 }
 
 impl FlowHandle {
     pub(super) fn new(inbox: Arc<Inbox<Message>>) -> FlowHandle {
-        FlowHandle { inbox, stats: Arc::default(), ending: Arc::default() }
+        let state = State { stats: FlowStats::default(), watchers: Some(Vec::new()) };
+        FlowHandle { inbox, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Counts an outcome and tells whoever waits for it.
+    pub(super) fn end(&self, done: Option<Completion>, outcome: Outcome) {
+        let mut state = self.state.lock();
+        match &outcome {
+            Outcome::Moved { bytes } => {
+                state.stats.done += 1;
+                state.stats.moved_bytes += bytes;
+            }
+            Outcome::Failed { .. } | Outcome::Denied { .. } => state.stats.failed += 1,
+            Outcome::Corrupt => state.stats.corrupt += 1,
+        }
+        drop(state);
+        if let Some(done) = done {
+            done.finish(outcome);
+        }
+    }
+
+    /// The flow has ended; its operations and calls end now.
+    pub(super) fn set_broken(&self, broken: &Broken) {
+        self.state.lock().stats.broken = Some(broken.clone());
+    }
+
+    /// Its operations and calls have ended.
+    pub(super) fn tell_watchers(&self, broken: &Broken) {
+        let watchers = self.state.lock().watchers.take();
+        watchers.into_iter().flatten().for_each(|watcher| watcher(broken.clone()));
     }
 
     /// Asks for an early end of all operations that are under way. Each fails once it is quiet at
@@ -169,19 +198,24 @@ impl FlowHandle {
     ) {
         let caller = Caller { on_reply: Some(Box::new(on_reply)), on_late: Some(Box::new(on_late)) };
         if let Err(Message::Call(_, _, mut caller)) = self.inbox.post(Message::Call(body, limit_us, caller)) {
-            caller.hear(Err(self.ending.broken().unwrap_or(Broken::Ended).into()));
+            caller.hear(Err(self.stats().broken.unwrap_or(Broken::Ended).into()));
         }
     }
 
     /// Tells `watcher`, once, why the flow has ended: on the flow's thread after all operations and
     /// calls, or at once if that is past.
     pub fn on_broken(&self, watcher: impl FnOnce(Broken) + Send + 'static) {
-        self.ending.watch(Box::new(watcher));
+        let mut state = self.state.lock();
+        if let Some(watchers) = &mut state.watchers {
+            return watchers.push(Box::new(watcher));
+        }
+        let broken = state.stats.broken.clone();
+        drop(state);
+        watcher(broken.unwrap_or(Broken::Ended));
     }
 
-    /// What the flow has done so far.
     pub fn stats(&self) -> FlowStats {
-        self.stats.lock().clone()
+        self.state.lock().stats.clone()
     }
 }
 

@@ -4,30 +4,28 @@
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they
 //! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,
 //! `requester` and `responder` say what the two ends do, with `call` and `service` for what is
-//! asked beside memory. Driver: `socket`, with TLS over it in `tls`, `session` and `secured`. Glue:
+//! asked beside memory. Driver: `socket`, with TLS over it in `tls` and `session`. Glue:
 //! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
 //! Knows the wire and whose memory is meant.
 
 mod asking;
-mod bad_frame;
-mod broken;
 mod call;
 mod carrier;
 mod command;
 mod connection;
-mod ending;
+mod error;
 mod export;
 mod exports;
 mod flow;
 mod frame;
 mod greeting;
 mod handle;
+mod leases;
 mod payload;
 mod peer;
 mod requester;
 mod responder;
 mod runs;
-mod secured;
 mod server;
 mod service;
 mod session;
@@ -35,26 +33,24 @@ mod session;
 mod simulation;
 mod socket;
 mod tls;
-mod unreached;
 mod wake;
 
-pub use bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX, VERSION};
-pub use broken::Broken;
 pub use call::{CALLS_WAITING_MAX, CallError};
-pub use carrier::Carrier;
-pub use carrier::Ready;
-pub use carrier::Wire;
+pub use carrier::{Carrier, Ready, Wire};
+pub(crate) use carrier::{Scatter, slice};
 pub use command::{FaultCode, PeerRegion};
-pub use export::{Access, Leases, NoLeases};
+pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, Unreached, VERSION};
+pub use export::Access;
 pub use exports::{ExportError, Exports};
-pub use flow::{Flow, FlowError};
+pub use flow::Flow;
 pub use frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OPS_MAX, REGIONS_MAX};
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
 pub use handle::{FlowHandle, FlowOptions, FlowStats, Peer};
+pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{Acceptor, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
 pub use tls::{SpeaksFor, TlsConfig, TlsError, is_beyond_loopback};
-pub use unreached::Unreached;
+pub(crate) use wake::Event;
 pub use wake::WakeUp;

@@ -2,8 +2,8 @@
 //! for each DATA. Together with `socket.rs` this is the only file of the TCP link that follows an
 //! address.
 
-use super::export::Piece;
-use super::export::{Export, Held};
+use super::carrier::slice;
+use super::export::{Export, Held, Piece};
 use super::frame::crc32c;
 use crc_fast::Digest;
 use std::sync::Arc;
@@ -127,12 +127,10 @@ impl Chunk {
         self.exports.is_none()
     }
 
-    /// Bytes in all.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes that have not moved.
     pub fn left(&self) -> usize {
         self.left
     }
@@ -213,11 +211,6 @@ impl Chunk {
         }
         sum.finalize() as u32
     }
-}
-
-/// Bytes as the system calls name them.
-pub(super) fn slice(start: *mut u8, len: usize) -> libc::iovec {
-    libc::iovec { iov_base: start.cast(), iov_len: len }
 }
 
 fn append_void(start: *mut u8, mut left: usize, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {

@@ -2,9 +2,9 @@
 //! file joins region ids, keys and addresses.
 
 use super::command::{Command, PeerRegion, Section};
-use super::export::Piece;
-use super::export::Wish;
+use super::export::{Piece, Wish};
 use super::payload::Payload;
+use super::requester::Operation;
 use super::runs::runs;
 use forebay_transfer::{Closed, LinkOp, Memory, MoverHandle, Place, Refused, RegionId, Span};
 use parking_lot::RwLock;
@@ -52,7 +52,12 @@ impl PeerRegions {
     }
 
     /// What an operation of the mover asks of the peer, or why it cannot be asked.
-    pub(super) fn translate(&self, op: &LinkOp, memory: &Memory) -> Result<Asking, String> {
+    pub(super) fn translate(
+        &self,
+        op: &LinkOp,
+        memory: &Memory,
+        deadline_us: u64,
+    ) -> Result<Operation, String> {
         let table = self.table.read();
         let first = op.pairs.first().ok_or("an operation without spans")?;
         let wish = if table.contains_key(&first.from.region) { Wish::Read } else { Wish::Write };
@@ -65,15 +70,8 @@ impl PeerRegions {
         // SAFETY: the mover keeps the regions of an operation registered, and so their memory in
         // place, until the operation has ended, which is after its payload is gone.
         let payload = unsafe { Payload::new(pieces, Arc::new([])) };
-        Ok(Asking { wish, command, payload })
+        Ok(Operation { wish, command, payload, deadline_us })
     }
-}
-
-/// An operation in the words of the wire.
-pub(super) struct Asking {
-    pub wish: Wish,
-    pub command: Command,
-    pub payload: Payload,
 }
 
 /// The spans of peers' regions, one section for each run of spans in the same region.

@@ -5,11 +5,10 @@
 //! byte that was begun has left, a READ not before the peer said that no more will come, a
 //! cancelled one not before the peer said that it stopped.
 
-use super::bad_frame::{BadFrame, VERSION};
-use super::broken::Broken;
 use super::call::{CallEnd, Calls};
 use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::connection::{Arrival, Role};
+use super::error::{BadFrame, Broken, VERSION};
 use super::export::Wish;
 use super::frame::{CHUNK_BYTES_MAX, Frame};
 use super::greeting::{Hello, Welcome};

@@ -4,10 +4,9 @@
 //! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was
 //! answered early is thrown away until the peer has heard.
 
-use super::bad_frame::{BadFrame, OP_BYTES_MAX, SPANS_MAX, VERSION};
-use super::broken::Broken;
 use super::command::{Command, Fault, FaultCode};
 use super::connection::{Arrival, Role};
+use super::error::{BadFrame, Broken, OP_BYTES_MAX, SPANS_MAX, VERSION};
 use super::export::Wish;
 use super::exports::{Exports, Grant};
 use super::frame::{CHUNK_BYTES_MAX, Frame, Header, Kind, OPS_MAX};

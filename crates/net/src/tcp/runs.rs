@@ -9,6 +9,7 @@
 //! 16  stride  u64   from the start of one span to the start of the next; of a run of one span, 0
 //! ```
 
+use crate::bytes::{Reader, fields};
 use thiserror::Error;
 
 pub(super) const RUN_BYTES: usize = 24;
@@ -20,34 +21,23 @@ pub struct Run {
     pub offset: u64,
     /// Bytes of each span.
     pub len: u32,
-    /// Number of spans.
     pub count: u32,
     /// From the start of one span to the start of the next.
     pub stride: u64,
 }
 
+fields!(Run { offset, len, count, stride });
+
 /// Why bytes are not a list of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadRuns {
-    #[error("a list of {bytes} bytes does not hold whole runs of {RUN_BYTES} bytes")]
-    Cut {
-        /// Length of the list.
-        bytes: usize,
-    },
     #[error("run {run} has spans of {len} bytes, {count} of them; both must be at least 1")]
-    Empty {
-        run: usize,
-        /// Its spans' length.
-        len: u32,
-        /// Its spans.
-        count: u32,
-    },
+    Empty { run: usize, len: u32, count: u32 },
     #[error("run {run} ends beyond 2^64")]
     Overflow { run: usize },
 }
 
 impl Run {
-    /// Bytes of all spans.
     pub fn bytes(&self) -> u64 {
         u64::from(self.len) * u64::from(self.count)
     }
@@ -99,35 +89,22 @@ pub fn runs(spans: impl IntoIterator<Item = (u64, u64)>) -> Vec<Run> {
     runs
 }
 
-/// Appends the runs.
-pub(super) fn encode(runs: &[Run], bytes: &mut Vec<u8>) {
-    for run in runs {
-        bytes.extend(run.offset.to_le_bytes());
-        bytes.extend(run.len.to_le_bytes());
-        bytes.extend(run.count.to_le_bytes());
-        bytes.extend(run.stride.to_le_bytes());
-    }
-}
-
-/// The runs that these bytes say. No list makes the reader reserve more memory than the list takes
-/// itself.
+/// The runs that these bytes say, which are whole runs. No list makes the reader reserve more memory
+/// than the list takes itself.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Run>, BadRuns> {
-    let (whole, rest) = bytes.as_chunks::<RUN_BYTES>();
-    if !rest.is_empty() {
-        return Err(BadRuns::Cut { bytes: bytes.len() });
+    let mut runs = Vec::with_capacity(bytes.len() / RUN_BYTES);
+    let mut reader = Reader(bytes);
+    while let Some(run) = reader.get::<Run>() {
+        run.check(runs.len())?;
+        runs.push(run);
     }
-    let parse_one = |(number, bytes): (usize, &[u8; RUN_BYTES])| {
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        let run = Run { offset: word(0), len: half(8), count: half(12), stride: word(16) };
-        run.check(number).map(|()| run)
-    };
-    whole.iter().enumerate().map(parse_one).collect()
+    Ok(runs)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bytes::Field;
     use proptest::prelude::*;
 
     #[test]
@@ -147,7 +124,7 @@ mod tests {
         #[test]
         fn spans_survive_the_wire(spans in prop::collection::vec((0u64..1 << 40, 1u64..1 << 20), 0..200)) {
             let mut bytes = Vec::new();
-            encode(&runs(spans.iter().copied()), &mut bytes);
+            runs(spans.iter().copied()).iter().for_each(|run| run.put(&mut bytes));
             let back: Vec<(u64, u64)> = parse(&bytes).unwrap().iter().flat_map(Run::spans).collect();
             prop_assert_eq!(back, spans);
         }

@@ -1,22 +1,20 @@
 //! The port on which peers reach a node's memory: who is let in, how many, and the thread of each
 //! connection. This file counts and closes.
 
-use super::broken::Broken;
-use super::carrier::Carrier;
-use super::carrier::Ready;
+use super::carrier::{Carrier, Ready};
 use super::command::FaultCode;
 use super::connection::{Connection, Pumped};
+use super::error::Broken;
 use super::exports::Exports;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Authenticator, Responder, farewell};
-use super::service::{CallSession, NoService, Service};
+use super::service::{CallSession, Service};
 use super::session::Session;
 use super::socket::Socket;
 use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
 use super::wake::WakeUp;
-use forebay_transfer::LogGate;
-use forebay_transfer::Process;
 use forebay_transfer::listen::{Room, RoomPlace, RoomStat};
+use forebay_transfer::{LogGate, Process};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
@@ -100,7 +98,7 @@ pub struct TcpServer {
 struct Shared {
     me: Identity,
     exports: Arc<Exports>,
-    service: Arc<dyn Service>,
+    service: Option<Arc<dyn Service>>,
     options: ServerOptions,
     closing: AtomicBool,
     state: Mutex<State>,
@@ -131,23 +129,14 @@ struct State {
 }
 
 impl TcpServer {
-    /// Listens on an address, and refuses calls. Without TLS an address beyond loopback is refused
-    /// unless it is asked for: whoever can reach it sees plain text.
+    /// Listens on an address. `service` answers calls; without one they are refused. Without TLS an
+    /// address beyond loopback is refused unless it is asked for: whoever can reach it sees plain
+    /// text.
     pub fn listen(
         address: SocketAddr,
         me: Identity,
         exports: Arc<Exports>,
-        options: ServerOptions,
-    ) -> io::Result<TcpServer> {
-        TcpServer::serve(address, me, exports, Arc::new(NoService), options)
-    }
-
-    /// Listens on an address as [`listen`](TcpServer::listen) does; `service` answers calls.
-    pub fn serve(
-        address: SocketAddr,
-        me: Identity,
-        exports: Arc<Exports>,
-        service: Arc<dyn Service>,
+        service: Option<Arc<dyn Service>>,
         options: ServerOptions,
     ) -> io::Result<TcpServer> {
         if options.tls.is_none() && !options.plain_beyond_loopback && is_beyond_loopback(address) {
@@ -187,7 +176,6 @@ impl TcpServer {
         Acceptor(Arc::downgrade(&self.shared))
     }
 
-    /// What the server has done so far.
     pub fn stats(&self) -> ServerStats {
         let state = self.shared.state.lock();
         ServerStats { flows: state.wakes.len(), pending: self.shared.room.stat(), ..state.stats.clone() }
@@ -265,7 +253,7 @@ impl Shared {
         if *flows == 0 {
             state.flows_of.remove(&peer);
             drop(state);
-            self.service.gone(peer);
+            self.service.iter().for_each(|service| service.gone(peer));
         }
     }
 
@@ -412,7 +400,7 @@ impl AcceptedConnection {
         self.shake_hands(carrier, wake)?;
         let exports = Arc::clone(&self.shared.exports);
         let waker = wake.clone();
-        let session = CallSession::new(Arc::clone(&self.shared.service), move || waker.wake());
+        let session = CallSession::new(self.shared.service.clone(), move || waker.wake());
         let (authenticator, greet_until_us) =
             (self.authenticator(carrier.speaks_for()), options.greeting_limit_us);
         let responder = Responder::new(self.shared.me, exports, authenticator, session, greet_until_us);

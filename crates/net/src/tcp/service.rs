@@ -1,8 +1,7 @@
 //! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any
 //! thread. This file carries them and bounds them.
 
-use super::bad_frame::BadFrame;
-use super::broken::Broken;
+use super::error::{BadFrame, Broken};
 use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
 use super::greeting::Identity;
 use parking_lot::Mutex;
@@ -21,17 +20,6 @@ pub trait Service: Send + Sync {
     /// The last connection of this instance has ended. No other of the same instance is let in
     /// before this returns, so be quick, and wait for no peer.
     fn gone(&self, from: Identity);
-}
-
-/// For nodes that offer memory and nothing else.
-pub(super) struct NoService;
-
-impl Service for NoService {
-    fn call(&self, _from: Identity, _body: Vec<u8>, reply: Reply) {
-        reply.refuse("this node answers no calls".into());
-    }
-
-    fn gone(&self, _from: Identity) {}
 }
 
 /// The right to answer one call, once. Dropped, it refuses.
@@ -121,7 +109,7 @@ impl Tray {
 
 /// Where the calls of one connection come in and their answers go out.
 pub(super) struct CallSession {
-    service: Arc<dyn Service>,
+    service: Option<Arc<dyn Service>>,
     tray: Arc<Tray>,
     last_number: u64,
     unanswered: u16,
@@ -129,7 +117,7 @@ pub(super) struct CallSession {
 
 impl CallSession {
     /// `wake`: called, from any thread, when there is an answer to be sent.
-    pub fn new(service: Arc<dyn Service>, wake: impl Fn() + Send + Sync + 'static) -> CallSession {
+    pub fn new(service: Option<Arc<dyn Service>>, wake: impl Fn() + Send + Sync + 'static) -> CallSession {
         let tray = Arc::new(Tray { state: Mutex::default(), wake: Box::new(wake) });
         CallSession { service, tray, last_number: 0, unanswered: 0 }
     }
@@ -147,9 +135,10 @@ impl CallSession {
         self.unanswered += 1;
         self.tray.state.lock().awake = true;
         let reply = Reply { number, tray: Some(Arc::clone(&self.tray)) };
-        match closing {
-            true => reply.refuse("the node is about to end".into()),
-            false => self.service.call(from, body, reply),
+        match &self.service {
+            _ if closing => reply.refuse("the node is about to end".into()),
+            Some(service) => service.call(from, body, reply),
+            None => reply.refuse("this node answers no calls".into()),
         }
         Ok(())
     }
@@ -211,7 +200,7 @@ mod tests {
         let wake = move || {
             counter.fetch_add(1, Ordering::Relaxed);
         };
-        let session = CallSession::new(Arc::clone(&keep) as _, wake);
+        let session = CallSession::new(Some(Arc::clone(&keep) as _), wake);
         (session, keep, wakes)
     }
 

@@ -1,13 +1,16 @@
-//! One TLS session over a carrier: the handshake, and bytes that are sealed and opened on their
-//! way. This file knows records and buffers.
+//! One TLS session over a carrier, as a carrier of its own: the handshake within its limit, bytes
+//! that are sealed and opened on their way, and what to say to a peer that speaks no TLS.
 //!
 //! Short slices are gathered into records of 16 KiB, long ones are sealed where they lie, and as
 //! many records as make a DATA are one send. Bytes count as sent when their whole record is.
 
-use super::carrier::Carrier;
-use super::carrier::Wire;
-use super::payload::slice;
+use super::carrier::{Carrier, Ready, Scatter, Wire, slice};
+use super::connection::again;
+use super::error::Broken;
+use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header};
+use super::greeting::{Refusal, RefusalCode};
 use super::tls::{SpeaksFor, TlsConfig};
+use super::wake::WakeUp;
 use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
@@ -15,6 +18,7 @@ use rustls::unbuffered::{ConnectionState, UnbufferedStatus, WriteTraffic};
 use std::collections::VecDeque;
 use std::io;
 use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
 
 /// Bytes of a record before it is sealed, at most.
 const RECORD_BYTES: usize = 16 << 10;
@@ -29,7 +33,7 @@ const RECORD_KINDS: std::ops::RangeInclusive<u8> = 20..=24;
 
 /// A carrier whose bytes are sealed.
 pub(super) struct Session {
-    pub carrier: Box<dyn Carrier>,
+    carrier: Box<dyn Carrier>,
     state: State,
     incoming: Incoming,
     outgoing: Outgoing,
@@ -68,7 +72,7 @@ struct Outgoing {
 
 /// What a handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shaken {
+enum Shaken {
     Done,
     WantsToReceive,
     WantsToSend,
@@ -124,16 +128,16 @@ impl Session {
 
     /// Goes on with the handshake as far as it can without waiting. When it fails, a peer that
     /// speaks TLS was told why.
-    pub fn shake(&mut self) -> io::Result<Shaken> {
+    fn shake(&mut self) -> io::Result<Shaken> {
         loop {
             self.outgoing.flush(&mut *self.carrier)?;
             if self.outgoing.end > 0 {
                 return Ok(Shaken::WantsToSend);
             }
-            let step = self.open(&mut Scatter::over(&[]));
+            let step = self.open(&mut Scatter::default());
             if step.is_err() && self.peer_speaks_tls() {
                 // What is to be said about the error is said if the carrier takes it at once.
-                let _ = self.open(&mut Scatter::over(&[]));
+                let _ = self.open(&mut Scatter::default());
                 let _ = self.outgoing.flush(&mut *self.carrier);
             }
             match step? {
@@ -153,7 +157,7 @@ impl Session {
     }
 
     /// Whether the handshake is still under way.
-    pub fn is_shaking(&self) -> bool {
+    fn is_shaking(&self) -> bool {
         match &self.state {
             State::Asking(connection) => connection.is_handshaking(),
             State::Answering(connection) => connection.is_handshaking(),
@@ -161,26 +165,17 @@ impl Session {
     }
 
     /// Whether what was received begins as a record does.
-    pub fn peer_speaks_tls(&self) -> bool {
+    fn peer_speaks_tls(&self) -> bool {
         self.unopened().first().is_none_or(|first| RECORD_KINDS.contains(first))
     }
 
     /// What was received and is not opened.
-    pub fn unopened(&self) -> &[u8] {
+    fn unopened(&self) -> &[u8] {
         &self.incoming.sealed[self.incoming.start..self.incoming.end]
     }
 
-    /// The nodes that the peer's certificate speaks for.
-    pub fn certified(&self) -> SpeaksFor {
-        let certificates = match &self.state {
-            State::Asking(connection) => connection.peer_certificates(),
-            State::Answering(connection) => connection.peer_certificates(),
-        };
-        certificates.and_then(<[_]>::first).map_or(SpeaksFor::Only(Vec::new()), SpeaksFor::of)
-    }
-
     /// Whether a receive may find something that the carrier does not show.
-    pub fn has_input(&self) -> bool {
+    fn has_input(&self) -> bool {
         !self.incoming.opened.is_empty() || self.incoming.closed || !self.incoming.starved
     }
 
@@ -204,7 +199,7 @@ impl Session {
         loop {
             let Incoming { opened, closed, .. } = &mut self.incoming;
             let mut hands =
-                Hands { into: &mut Scatter::over(&[]), opened, outgoing: &mut self.outgoing, slices };
+                Hands { into: &mut Scatter::default(), opened, outgoing: &mut self.outgoing, slices };
             let (_, step) = match &mut self.state {
                 State::Asking(connection) => hands.act(connection.process_tls_records(&mut [])),
                 State::Answering(connection) => hands.act(connection.process_tls_records(&mut [])),
@@ -238,8 +233,9 @@ impl Wire for Session {
     }
 
     unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
-        let mut into = Scatter::over(slices);
-        let taken = into.put(&self.incoming.opened);
+        // SAFETY: the caller says that the slices are writable.
+        let mut into = unsafe { Scatter::over(slices) };
+        let taken = put(&mut into, &self.incoming.opened);
         self.incoming.opened.drain(..taken);
         while !into.is_full() {
             let step = if self.incoming.closed { Step::Closed } else { self.open(&mut into)? };
@@ -255,6 +251,66 @@ impl Wire for Session {
             }
         }
         Ok(into.placed)
+    }
+}
+
+impl Carrier for Session {
+    fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
+        if !self.has_input() {
+            return self.carrier.wait(waker, sending, timeout);
+        }
+        let ready = self.carrier.wait(waker, sending, Some(Duration::ZERO))?;
+        Ok(Ready { readable: true, ..ready })
+    }
+
+    fn shake_hands(&mut self, waker: &WakeUp, limit_us: u64, stop: &dyn Fn() -> bool) -> Result<(), Broken> {
+        let (began, limit) = (Instant::now(), Duration::from_micros(limit_us));
+        self.carrier.shake_hands(waker, limit_us, stop)?;
+        loop {
+            let sending = match self.shake() {
+                Ok(Shaken::Done) => return Ok(()),
+                Ok(Shaken::WantsToSend) => true,
+                Ok(Shaken::WantsToReceive) => false,
+                Err(_) if !self.peer_speaks_tls() => return Err(stranger(self.unopened())),
+                Err(error) => return Err(broken(error)),
+            };
+            let left = limit.saturating_sub(began.elapsed());
+            if stop() {
+                return Err(Broken::Ended);
+            }
+            if left.is_zero() {
+                return Err(Broken::Frozen { limit_us });
+            }
+            self.carrier.wait(waker, sending, Some(left)).map_err(broken)?;
+        }
+    }
+
+    /// The nodes that the peer's certificate speaks for.
+    fn speaks_for(&self) -> SpeaksFor {
+        let certificates = match &self.state {
+            State::Asking(connection) => connection.peer_certificates(),
+            State::Answering(connection) => connection.peer_certificates(),
+        };
+        certificates.and_then(<[_]>::first).map_or(SpeaksFor::Only(Vec::new()), SpeaksFor::of)
+    }
+
+    fn reset(self: Box<Self>) {
+        self.carrier.reset();
+    }
+
+    /// In plain text to a peer that speaks no TLS, and not at all in the middle of a handshake.
+    fn part(mut self: Box<Self>, farewell: &[u8]) {
+        if !self.is_shaking() {
+            if !farewell.is_empty() {
+                // SAFETY: the farewell is readable. Whoever does not listen is not told.
+                let _ = unsafe { self.send(&[slice(farewell.as_ptr().cast_mut(), farewell.len())]) };
+            }
+            self.carrier.part(&[]);
+        } else if self.peer_speaks_tls() {
+            self.carrier.part(&[]);
+        } else {
+            self.carrier.part(farewell);
+        }
     }
 }
 
@@ -276,7 +332,7 @@ impl Hands<'_, '_> {
                 match traffic.next_record() {
                     Some(Ok(record)) => {
                         discard += record.discard;
-                        let taken = self.into.put(record.payload);
+                        let taken = put(self.into, record.payload);
                         self.opened.extend(&record.payload[taken..]);
                     }
                     Some(Err(error)) => break Err(invalid(error)),
@@ -394,48 +450,35 @@ impl Outgoing {
     }
 }
 
-/// Memory of the caller that is filled from its start.
-struct Scatter<'a> {
-    slices: &'a [libc::iovec],
-    /// Bytes of the first slice that are filled.
-    within: usize,
-    placed: usize,
-}
-
-impl<'a> Scatter<'a> {
-    /// Slices that are writable: `Wire::receive` was promised that.
-    fn over(slices: &'a [libc::iovec]) -> Scatter<'a> {
-        Scatter { slices, within: 0, placed: 0 }
-    }
-
-    fn is_full(&self) -> bool {
-        self.slices.is_empty()
-    }
-
-    /// Fills in as many of the bytes as there is room for, and says how many.
-    fn put(&mut self, bytes: &[u8]) -> usize {
-        let mut taken = 0;
-        while let Some((slice, rest)) = self.slices.split_first() {
-            let now = (slice.iov_len - self.within).min(bytes.len() - taken);
-            // SAFETY: the caller of `Wire::receive` says that the slices are writable; `now` bytes
-            // are left in this one. Nobody's slices lie in what a session has opened.
-            unsafe {
-                let to = slice.iov_base.cast::<u8>().add(self.within);
-                std::ptr::copy_nonoverlapping(bytes[taken..].as_ptr(), to, now);
-            }
-            taken += now;
-            self.within += now;
-            if self.within < slice.iov_len {
-                break;
-            }
-            (self.slices, self.within) = (rest, 0);
-        }
-        self.placed += taken;
-        taken
-    }
+fn put(into: &mut Scatter<'_>, opened: &[u8]) -> usize {
+    // SAFETY: the bytes are borrowed. Nobody's slices lie in what a session has opened.
+    unsafe { into.put(opened.as_ptr(), opened.len()) }
 }
 
 /// An error of the session itself, not of the system.
 fn invalid(error: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+}
+
+fn broken(error: io::Error) -> Broken {
+    again(error).err().unwrap_or(Broken::Closed)
+}
+
+/// What a peer means that speaks no TLS: a refusal in plain text, or that this end is to refuse it.
+fn stranger(bytes: &[u8]) -> Broken {
+    if let Some(refusal) = plain_refusal(bytes) {
+        return Broken::Refused(refusal);
+    }
+    let text = "this node speaks TLS only".into();
+    Broken::Turned(Refusal { code: RefusalCode::NotEncrypted, text })
+}
+
+fn plain_refusal(bytes: &[u8]) -> Option<Refusal> {
+    let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+    let header = Header::parse(header).ok()?;
+    let body = rest.get(..header.body as usize).filter(|body| body.len() >= CRC_BYTES)?;
+    match Frame::parse(&header, body) {
+        Ok(Frame::Refused(refusal)) => Some(refusal),
+        _ => None,
+    }
 }

@@ -6,18 +6,16 @@ mod calls;
 mod hostile;
 mod tests;
 
-use super::bad_frame::{BadFrame, VERSION};
-use super::broken::Broken;
 use super::call::{CallEnd, CallError};
-use super::carrier::Ready;
-use super::carrier::Wire;
-use super::command::{Command, PeerRegion, Section};
+use super::carrier::{Ready, Wire};
+use super::command::{Command, Section};
 use super::connection::{Connection, Role};
-use super::export::Piece;
-use super::export::{Access, Leases, NoLeases, Wish};
+use super::error::{BadFrame, Broken, VERSION};
+use super::export::{Access, Piece, Wish};
 use super::exports::Exports;
 use super::frame::Frame;
 use super::greeting::{Hello, Identity};
+use super::leases::{LeaseTable, LeasedSpan};
 use super::payload::Payload;
 use super::requester::{Operation, Requester};
 use super::responder::Responder;
@@ -30,18 +28,6 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Draws a number below a bound.
-trait Below {
-    fn below(&mut self, bound: u64) -> u64;
-}
-
-impl Below for SplitMix {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.draw() % bound
-    }
-}
 
 const BYTES: usize = 1 << 20;
 const LIMIT_US: u64 = 2_000_000;
@@ -129,15 +115,6 @@ impl Wire for End {
     }
 }
 
-/// A lease that lives until it is ended.
-struct Lease(AtomicBool);
-
-impl Leases for Lease {
-    fn is_alive(&self, lease: u64, _region: PeerRegion) -> bool {
-        lease == 1 && self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Answers a call with its bytes turned round: at once, or when the test says so, or by a refusal.
 #[derive(Default)]
 struct Mirror {
@@ -184,6 +161,8 @@ struct World {
     ended: HashMap<u64, Outcome>,
     replies: HashMap<u64, CallEnd>,
     generation: u64,
+    leases: LeaseTable,
+    lease: u64,
 }
 
 fn identity(node: u8) -> Identity {
@@ -215,24 +194,27 @@ fn asking(hello: Hello) -> Connection<Requester> {
 
 fn owning(exports: &Arc<Exports>, mirror: &Arc<Mirror>) -> Connection<Responder> {
     let authenticator = Box::new(|_: &Hello| Ok(()));
-    let session = CallSession::new(Arc::clone(mirror) as _, || {});
+    let session = CallSession::new(Some(Arc::clone(mirror) as _), || {});
     let responder = Responder::new(identity(2), Arc::clone(exports), authenticator, session, LIMIT_US);
     Connection::new(responder, LIMIT_US, 0)
 }
 
 impl World {
     fn new(seed: u64) -> World {
-        World::over(seed, Arc::new(NoLeases), Access::OPEN, hello())
+        World::with(seed, Access::OPEN, hello())
     }
 
-    fn over(seed: u64, leases: Arc<dyn Leases>, access: Access, hello: Hello) -> World {
+    fn with(seed: u64, access: Access, hello: Hello) -> World {
         let mut dice = SplitMix(seed);
         let room = 1 + dice.below(300_000) as usize;
         let pipe = || Arc::new(Mutex::new(Pipe { room, ..Pipe::default() }));
         let (there, back) = (pipe(), pipe());
-        let exports = Arc::new(Exports::new(leases));
+        let leases = LeaseTable::default();
+        let exports = Arc::new(Exports::new(leases.clone()));
         let theirs = noise(seed + 1);
-        let generation = exports.offer(KEY, Arc::clone(&theirs) as _, access).unwrap().generation;
+        let region = exports.offer(KEY, Arc::clone(&theirs) as _, access).unwrap();
+        let spans = vec![LeasedSpan { region, offset: 0, len: region.len }];
+        let lease = leases.grant([1; 16], spans, u64::MAX, |_| {}).unwrap();
         let mirror = Arc::new(Mirror::default());
         World {
             asking: asking(hello),
@@ -248,13 +230,28 @@ impl World {
             now_us: 0,
             ended: HashMap::new(),
             replies: HashMap::new(),
-            generation,
+            generation: region.generation,
+            leases,
+            lease,
+        }
+    }
+
+    /// A world in which so many operations were asked for, with what they are.
+    fn asked(seed: u64, operations: u64) -> (World, Vec<Plan>) {
+        let (mut world, plans) = (World::new(seed), plans(seed, operations));
+        world.submit_all(&plans);
+        (world, plans)
+    }
+
+    fn submit_all(&mut self, plans: &[Plan]) {
+        for plan in plans {
+            self.submit(plan, u64::MAX);
         }
     }
 
     fn submit(&mut self, plan: &Plan, deadline_us: u64) -> u64 {
         let runs = runs(plan.spans.iter().map(|(_, theirs, len)| (*theirs, *len)));
-        let section = Section { key: KEY, generation: self.generation, lease: 1, runs };
+        let section = Section { key: KEY, generation: self.generation, lease: self.lease, runs };
         let piece = |(ours, _, len): &(u64, u64, u64)| {
             assert!(ours + len <= BYTES as u64);
             // SAFETY: checked above.
@@ -313,17 +310,33 @@ impl World {
         self.step_owning();
     }
 
+    fn steps(&mut self, count: u64) {
+        (0..count).for_each(|_| self.step());
+    }
+
     /// Answers the calls that were kept, the last one first.
     fn answer_kept(&self) {
         let kept = std::mem::take(&mut *self.mirror.kept.lock());
         kept.into_iter().rev().for_each(|(body, reply)| reply.send(mirrored(&body)));
     }
 
-    /// Steps until `count` operations have ended, with time passing quickly when nothing happens
-    /// any more.
-    fn run(&mut self, count: usize) {
+    /// Steps until so many operations have ended.
+    fn run(&mut self, operations: usize) {
+        self.run_until("operations", |world| world.ended.len() >= operations);
+    }
+
+    /// Steps until so many calls have ended. What was kept is answered.
+    fn run_calls(&mut self, calls: usize) {
+        self.run_until("calls", |world| {
+            world.answer_kept();
+            world.replies.len() >= calls
+        });
+    }
+
+    /// Steps until something is over, with time passing quickly when nothing happens any more.
+    fn run_until(&mut self, what: &str, mut is_over: impl FnMut(&World) -> bool) {
         for step in 0..1_000_000 {
-            if self.ended.len() >= count {
+            if is_over(self) {
                 return;
             }
             self.step();
@@ -331,7 +344,7 @@ impl World {
                 self.now_us += 1_000_000;
             }
         }
-        panic!("{} of {count} operations ended", self.ended.len());
+        panic!("{} operations and {} calls ended; more {what} should", self.ended.len(), self.replies.len());
     }
 }
 
@@ -375,17 +388,45 @@ fn judge(world: &World, before: (&[u8], &[u8]), plans: &[Plan]) {
     assert!(theirs == their_old, "bytes of theirs are not those they should be");
 }
 
-/// Runs operations with mischief and returns the world, judged, with every operation ended once.
-fn run(seed: u64, count: u64, mischief: impl FnOnce(&mut World)) -> World {
-    let mut world = World::new(seed);
-    let plans = plans(seed, count);
+const CALL_LIMIT_US: u64 = 60_000_000;
+
+/// Bodies of calls, of many lengths. The first byte says how the peer answers.
+fn bodies(seed: u64, count: u64) -> Vec<Vec<u8>> {
+    let mut dice = SplitMix(seed);
+    let body = |number: u64| {
+        let len = [0, 1, 300, 40_000][dice.below(4) as usize] + dice.below(2);
+        (0..len).map(|at| (number + at) as u8).collect()
+    };
+    (0..count).map(body).collect()
+}
+
+/// Runs operations, and calls between them, with mischief, and returns the world, judged: every
+/// operation and every call has ended once, as it should.
+fn run(seed: u64, operations: u64, calls: u64, mischief: impl FnOnce(&mut World)) -> World {
+    let (mut world, plans) = World::asked(seed, operations);
     let before = (bytes(&world.ours), bytes(&world.theirs));
     mischief(&mut world);
-    for plan in &plans {
-        world.submit(plan, u64::MAX);
+    let mut called = Vec::new();
+    for body in bodies(seed, calls) {
+        // A flow that has ended takes no calls in.
+        if world.asking_broken.is_some() {
+            break;
+        }
+        world.asking.role.call(world.now_us, body.clone(), CALL_LIMIT_US);
+        called.push(body);
+        world.step();
     }
+    world.run_calls(called.len());
     world.run(plans.len());
     judge(&world, (&before.0, &before.1), &plans);
+    for (number, body) in (1..).zip(&called) {
+        match (&world.replies[&number], body.first().map_or(0, |byte| byte % 3)) {
+            (Ok(reply), 0 | 2) => assert!(*reply == mirrored(body), "call {number}"),
+            (Err(CallError::Refused(why)), 1) => assert_eq!(*why, format!("{} bytes", body.len())),
+            (Err(CallError::Broken(broken)), _) => assert_eq!(Some(broken), world.asking_broken.as_ref()),
+            (end, kind) => panic!("call {number}, kind {kind}: {end:?}"),
+        }
+    }
     world
 }
 

@@ -1,10 +1,8 @@
 //! A socket as a carrier: vectored sends and receives that never wait, and the wait for whatever
 //! comes first.
 
-use super::carrier::Carrier;
-use super::carrier::Ready;
-use super::carrier::Wire;
-use super::wake::{WakeUp, poll_for};
+use super::carrier::{Carrier, Ready, Wire};
+use super::wake::WakeUp;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt;
@@ -89,15 +87,10 @@ fn wait(
     timeout: Option<Duration>,
 ) -> io::Result<Ready> {
     let output = if sending { PollFlags::OUT } else { PollFlags::empty() };
-    let mut fds = [
-        PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP | output),
-        PollFd::new(&waker.0, PollFlags::IN),
-    ];
-    poll_for(&mut fds, timeout)?;
-    let (found, woken) = (fds[0].revents(), !fds[1].revents().is_empty());
-    if woken {
-        waker.clear();
-    }
+    let mut fds = Vec::with_capacity(2);
+    fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | PollFlags::RDHUP | output));
+    waker.wait_beside(&mut fds, timeout)?;
+    let found = fds[0].revents();
     let reset = found.intersects(PollFlags::ERR | PollFlags::HUP);
     let readable = reset || found.intersects(PollFlags::IN | PollFlags::RDHUP);
     Ok(Ready { readable, writable: found.intersects(PollFlags::OUT), reset })

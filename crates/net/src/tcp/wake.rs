@@ -1,14 +1,15 @@
-//! Wakes a thread that waits for descriptors, and the wait itself.
+//! Wakes a thread that waits for descriptors, and the wait itself. Programs with an event loop of
+//! their own have an [`Event`].
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Interrupts a wait, from any thread. Kept for the next wait if there is none.
 #[derive(Debug, Clone)]
-pub struct WakeUp(pub(super) Arc<OwnedFd>);
+pub struct WakeUp(Arc<OwnedFd>);
 
 impl WakeUp {
     pub fn new() -> io::Result<WakeUp> {
@@ -24,13 +25,8 @@ impl WakeUp {
     /// Waits for a wake-up, or for `other` to be readable if there is one, or for the end of
     /// `timeout`.
     pub fn wait(&self, other: Option<&dyn AsFd>, timeout: Option<Duration>) -> io::Result<()> {
-        let mut fds = vec![PollFd::new(&self.0, PollFlags::IN)];
-        fds.extend(other.map(|other| PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN)));
-        poll_for(&mut fds, timeout)?;
-        if !fds[0].revents().is_empty() {
-            self.clear();
-        }
-        Ok(())
+        let other = other.map(|other| PollFd::from_borrowed_fd(other.as_fd(), PollFlags::IN));
+        self.wait_beside(&mut other.into_iter().collect(), timeout).map(drop)
     }
 
     /// Waits as [`wait`](WakeUp::wait) does, for whatever is to happen to `others`. Says whether
@@ -49,14 +45,14 @@ impl WakeUp {
         Ok(woken)
     }
 
-    pub(super) fn clear(&self) {
+    fn clear(&self) {
         // It fails only when somebody else has cleared it.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
 
 /// A wait that a signal cuts short has found nothing.
-pub(super) fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
@@ -64,5 +60,35 @@ pub(super) fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io:
     match poll(fds, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// A descriptor that becomes readable when something has happened. It does not exist, and costs
+/// nothing, until somebody asks for it.
+#[derive(Debug, Default)]
+pub(crate) struct Event(OnceLock<WakeUp>);
+
+impl Event {
+    /// The descriptor. Readable at once when it is new, since something may have happened before.
+    pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let wake = match self.0.get() {
+            Some(wake) => wake,
+            None => {
+                let new = WakeUp::new()?;
+                new.wake();
+                self.0.get_or_init(|| new)
+            }
+        };
+        Ok(wake.0.as_fd())
+    }
+
+    /// Something has happened.
+    pub fn set(&self) {
+        self.0.get().into_iter().for_each(WakeUp::wake);
+    }
+
+    /// Everything that happened before is being looked at.
+    pub fn clear(&self) {
+        self.0.get().into_iter().for_each(WakeUp::clear);
     }
 }

@@ -4,12 +4,17 @@
 //! here while such a call is made.
 
 use super::card::Secret;
-use super::free::{Free, SLOT_BYTES};
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
-use crate::bytes::Reader;
+use crate::bytes::{Reader, codes};
+use crate::tcp::CHUNK_BYTES_MAX;
 use libc::{c_void, size_t};
 use std::cell::RefCell;
+
+/// Bytes of a message at most: a DATA of the wire with what surrounds it.
+pub(super) const SLOT_BYTES: usize = CHUNK_BYTES_MAX as usize + (4 << 10);
+/// Messages that wait on their way out, and as many on their way in.
+pub(super) const SLOTS: usize = 8;
 
 /// What precedes the bytes of every message.
 ///
@@ -19,44 +24,32 @@ use std::cell::RefCell;
 /// 24  kind     u64       1: bytes of the stream. 2: no more will come. 3: forget what came and was not used
 /// ```
 pub(super) const HEADER_BYTES: usize = 32;
-const BYTES: u64 = 1;
-const END: u64 = 2;
-const RESET: u64 = 3;
 
-/// What a message is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Bytes,
-    End,
-    Reset,
+codes! {
+    /// What a message is.
+    pub(super) enum Kind: u64 {
+        Bytes = 1,
+        End = 2,
+        Reset = 3,
+    }
 }
 
 pub(super) type Header = [u8; HEADER_BYTES];
 
 pub(super) fn header(secret: &Secret, number: u64, kind: Kind) -> Header {
-    let kind = match kind {
-        Kind::Bytes => BYTES,
-        Kind::End => END,
-        Kind::Reset => RESET,
-    };
     let mut header = [0; HEADER_BYTES];
     header[..16].copy_from_slice(secret);
     header[16..24].copy_from_slice(&number.to_le_bytes());
-    header[24..].copy_from_slice(&kind.to_le_bytes());
+    header[24..].copy_from_slice(&(kind as u64).to_le_bytes());
     header
 }
 
 /// `None`: not for the end with this secret, or of no known kind.
 fn parse(header: &[u8], secret: &Secret) -> Option<(u64, Kind)> {
     let mut reader = Reader(header);
-    let (to, number, kind) = (reader.array::<16>()?, reader.u64()?, reader.u64()?);
-    let kind = match kind {
-        BYTES => Kind::Bytes,
-        END => Kind::End,
-        RESET => Kind::Reset,
-        _ => return None,
-    };
-    (to == *secret && reader.0.is_empty()).then_some((number, kind))
+    let (to, number, kind): (Secret, u64, u64) = reader.get()?;
+    let kind = Kind::of(kind).filter(|_| to == *secret)?;
+    reader.whole((number, kind))
 }
 
 /// A message that is here, or on its way.
@@ -83,10 +76,10 @@ pub(super) struct Callbacks {
 
 pub(super) struct State {
     pub inbound: Window<Message>,
-    /// Slots that a message can be sent from.
-    pub outgoing: Free,
-    /// Slots that a message can be fetched into.
-    pub incoming: Free,
+    /// Free slots that a message can be sent from.
+    pub outgoing: Vec<usize>,
+    /// Free slots that a message can be fetched into.
+    pub incoming: Vec<usize>,
     /// Why nothing goes on.
     pub failed: Option<Status>,
     /// Nothing of what came is to be used any more.
@@ -97,12 +90,17 @@ impl Callbacks {
     pub fn new(secret: Secret) -> Callbacks {
         let state = State {
             inbound: Window::default(),
-            outgoing: Free::all(),
-            incoming: Free::all(),
+            outgoing: (0..SLOTS).collect(),
+            incoming: (0..SLOTS).collect(),
             failed: None,
             reset: false,
         };
         Callbacks { secret, state: RefCell::new(state) }
+    }
+
+    /// Whether no slot is in use.
+    pub fn are_all_free(&self) -> bool {
+        self.with(|state| state.outgoing.len() == SLOTS && state.incoming.len() == SLOTS)
     }
 
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
@@ -121,13 +119,13 @@ impl Callbacks {
             }
             Kind::End => Message::End,
             Kind::Bytes if len == 0 || len > SLOT_BYTES => {
-                self.with(|state| state.failed = state.failed.or(Some(sys::INVALID_PARAM)));
+                self.with(|state| state.note(sys::INVALID_PARAM));
                 return false;
             }
             Kind::Bytes if rndv => Message::Offered { offer: data, len },
             Kind::Bytes if attributes & sys::AM_RECEIVED_DATA != 0 => Message::Held { data, len },
             Kind::Bytes => {
-                self.with(|state| state.failed = state.failed.or(Some(sys::INVALID_PARAM)));
+                self.with(|state| state.note(sys::INVALID_PARAM));
                 return false;
             }
         };
@@ -135,7 +133,7 @@ impl Callbacks {
         self.with(|state| match state.inbound.insert(number, message) {
             Ok(()) => kept,
             Err(_) => {
-                state.failed = state.failed.or(Some(sys::INVALID_PARAM));
+                state.note(sys::INVALID_PARAM);
                 false
             }
         })
@@ -151,7 +149,7 @@ impl State {
             _ => None,
         });
         let (number, offer, len) = offered?;
-        let slot = self.incoming.take()?;
+        let slot = self.incoming.pop()?;
         if let Some(message) = self.inbound.get(number) {
             *message = Message::Coming { len };
         }
@@ -160,7 +158,7 @@ impl State {
 
     /// A message that was sent is the peer's, or will never be.
     pub fn sent(&mut self, slot: usize, status: Status) {
-        self.outgoing.give_back(slot);
+        self.outgoing.push(slot);
         self.note(status);
     }
 
@@ -173,13 +171,14 @@ impl State {
                 self.note(if whole { sys::OK } else { sys::MESSAGE_TRUNCATED });
             }
             _ => {
-                self.incoming.give_back(slot);
+                self.incoming.push(slot);
                 self.note(if status == sys::OK { sys::INVALID_PARAM } else { status });
             }
         }
     }
 
-    fn note(&mut self, status: Status) {
+    /// Nothing goes on if the status is a failure. The first one counts.
+    pub fn note(&mut self, status: Status) {
         if status != sys::OK {
             self.failed = self.failed.or(Some(status));
         }
@@ -244,7 +243,7 @@ pub(super) unsafe extern "C" fn on_fetched(
 /// Called when the endpoint has failed.
 pub(super) unsafe extern "C" fn on_failed(arg: *mut c_void, _endpoint: *mut Endpoint, status: Status) {
     // SAFETY: the argument is the callbacks, which outlives the endpoint.
-    unsafe { &*arg.cast::<Callbacks>() }.with(|state| state.failed = state.failed.or(Some(status)));
+    unsafe { &*arg.cast::<Callbacks>() }.with(|state| state.note(status));
 }
 
 /// Gives a request back.
@@ -309,7 +308,7 @@ mod tests {
         let callbacks = Callbacks::new([1; 16]);
         assert!(message(&callbacks, &header(&[1; 16], 0, Kind::Bytes), 10, RNDV));
         callbacks.with(|state| {
-            let slot = state.incoming.take().unwrap();
+            let slot = state.incoming.pop().unwrap();
             *state.inbound.front().unwrap() = Message::Coming { len: 10 };
             state.fetched(0, slot, sys::OK, 9);
             assert_eq!(state.failed, Some(sys::MESSAGE_TRUNCATED));

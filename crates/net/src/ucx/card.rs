@@ -18,7 +18,8 @@
 
 use super::error::UcxError;
 use super::fabric::Fabric;
-use crate::bytes::Reader;
+use super::process::Process;
+use crate::bytes::{Field, Reader};
 
 const MAGIC: [u8; 8] = *b"FBUCX\0\0\x01";
 const HEAD_BYTES: usize = 48;
@@ -27,13 +28,6 @@ const ADDRESS_BYTES_MAX: usize = 16 << 10;
 
 /// What messages to an end must carry.
 pub(super) type Secret = [u8; 16];
-
-/// A process of this host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Process {
-    pub pid: u64,
-    pub started: u64,
-}
 
 /// What an end says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,13 +42,8 @@ pub(super) struct Card {
 impl Card {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.address.len());
-        out.extend(MAGIC);
-        out.extend(self.release.0.to_le_bytes());
-        out.extend(self.release.1.to_le_bytes());
-        out.extend(self.fabric.code().to_le_bytes());
-        out.extend(self.secret);
-        out.extend(self.process.pid.to_le_bytes());
-        out.extend(self.process.started.to_le_bytes());
+        let Process { pid, started } = self.process;
+        (MAGIC, self.release, self.fabric.code(), self.secret, pid, started).put(&mut out);
         out.extend(&self.address);
         out
     }
@@ -63,12 +52,9 @@ impl Card {
     pub fn parse(bytes: &[u8], own: &Card) -> Result<Card, UcxError> {
         let bad = |why: String| UcxError::BadCard { why };
         let mut reader = Reader(bytes);
-        let mut head = || {
-            let (magic, release) = (reader.array()?, (reader.u16()?, reader.u16()?));
-            let (code, secret) = (reader.u32()?, reader.array()?);
-            Some((magic, release, code, secret, Process { pid: reader.u64()?, started: reader.u64()? }))
-        };
-        let Some((magic, release, code, secret, process)) = head() else {
+        let head = reader.get();
+        let Some((magic, release, code, secret, pid, started)): Option<([u8; 8], _, u32, _, _, _)> = head
+        else {
             return Err(bad(format!("{} bytes; at least {HEAD_BYTES} are needed", bytes.len())));
         };
         let address = reader.0;
@@ -85,6 +71,7 @@ impl Card {
         if code != own.fabric.code() {
             return Err(bad(format!("it is of fabric {code}, this end of {}", own.fabric.code())));
         }
+        let process = Process { pid, started };
         Ok(Card { release, fabric: own.fabric, secret, process, address: address.to_vec() })
     }
 }

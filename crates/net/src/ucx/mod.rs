@@ -1,21 +1,20 @@
 //! Transports over what libucp finds: shared memory, InfiniBand, RoCE and sockets. The library is
-//! loaded at run time; where it is missing, everything else works and [`UcxRail::open`] says why
+//! loaded at run time; where it is missing, everything else works and [`UcxContext::open`] says why
 //! this does not.
 //!
 //! Pure parts: `card` is what two ends tell each other first, `window` puts messages in order,
 //! `report` reads what UCX prints, `timeout` is how long a wait lasts. Driver: `sys` is the
 //! library's interface, `worker` its calls, `callbacks` its callbacks, `slots` all the memory that
-//! it sees, and `pipe` a stream of bytes made of its messages. Glue: `rail`, and `transport`, which is
-//! what [`crate::transport`] asks for.
+//! it sees, and `pipe` a stream of bytes made of its messages. Glue: `context`, and `transport`, which
+//! is what [`crate::transport`] asks for.
 
 mod callbacks;
 mod card;
+mod context;
 mod error;
 mod fabric;
-mod free;
 mod pipe;
 mod process;
-mod rail;
 mod report;
 mod slots;
 mod sys;
@@ -26,8 +25,6 @@ mod transport;
 mod window;
 mod worker;
 
+pub use context::UcxContext;
 pub use error::UcxError;
 pub use fabric::Fabric;
-pub use rail::UcxRail;
-
-const LIBRARY: &std::ffi::CStr = c"libucp.so.0";

@@ -6,19 +6,19 @@
 //! target of an operation, so whatever a peer, its NIC or the library does late can only reach
 //! slots; `docs/decisions/004-ucx-link.md` says why that is worth two copies.
 
-use super::callbacks::{Callbacks, Kind, Message, State, header};
-use super::card::{Card, Process, Secret};
+use super::callbacks::{Callbacks, Kind, Message, SLOT_BYTES, SLOTS, State, header};
+use super::card::{Card, Secret};
+use super::context::UcxContext;
 use super::error::UcxError;
 use super::fabric::Fabric;
-use super::free::SLOT_BYTES;
-use super::process;
-use super::rail::Context;
+use super::process::Process;
 use super::report::Lane;
 use super::slots::Shelf;
 use super::sys;
 use super::timeout::TurnTimeout;
 use super::worker::{Closing, Worker};
-use crate::tcp::{Carrier, Ready, WakeUp, Wire};
+use crate::bytes::random;
+use crate::tcp::{Carrier, Ready, Scatter, WakeUp, Wire, slice};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::io;
@@ -55,8 +55,10 @@ unsafe impl Send for Pipe {}
 
 impl Pipe {
     /// An end that waits for a peer to be named, and what the peer has to know of it.
-    pub fn new(context: &Arc<Context>) -> Result<(Pipe, Card), UcxError> {
-        let secret = process::secret()?;
+    pub fn new(context: &Arc<UcxContext>) -> Result<(Pipe, Card), UcxError> {
+        let drawn = random();
+        let secret: Secret =
+            drawn.map_err(|error| UcxError::System { doing: "drawing a secret", why: error.to_string() })?;
         // Before the worker, so that it is dropped after it.
         let shelf = Shelf::new(Callbacks::new(secret));
         let worker = Worker::new(context)?;
@@ -66,7 +68,7 @@ impl Pipe {
         let (major, minor, _) = context.ucp.release();
         let card = Card {
             release: (major as u16, minor as u16),
-            fabric: context.fabric,
+            fabric: context.fabric(),
             secret,
             process: Process::own()?,
             address: worker.address()?,
@@ -85,7 +87,7 @@ impl Pipe {
 
     /// Names the peer, which has to have been let in.
     pub fn connect(&mut self, card: &Card) -> Result<(), UcxError> {
-        if self.worker.context.fabric == Fabric::Memory {
+        if self.worker.context.fabric() == Fabric::Memory {
             // Shared memory has no errors of its own.
             self.peer_process = Some(card.process.watch()?);
         }
@@ -94,7 +96,6 @@ impl Pipe {
         unsafe { self.worker.connect(card, &self.shelf.callbacks) }
     }
 
-    /// What carries the bytes.
     pub fn lanes(&self) -> Vec<Lane> {
         self.worker.lanes()
     }
@@ -148,9 +149,9 @@ impl Pipe {
         if self.ready().reset || !self.worker.is_connected() {
             return;
         }
-        let Some(slot) = self.with(|state| state.outgoing.take()) else { return };
+        let Some(slot) = self.with(|state| state.outgoing.pop()) else { return };
         self.post(slot, 0, kind);
-        self.progress_for(LAST_WORDS_LIMIT, |pipe| pipe.with(|state| state.outgoing.are_all()));
+        self.progress_for(LAST_WORDS_LIMIT, |pipe| pipe.with(|state| state.outgoing.len() == SLOTS));
     }
 
     /// Lets UCX work until `over`, at most for so long. Says whether it is over.
@@ -184,25 +185,21 @@ impl Pipe {
     }
 
     fn may_send(&self) -> bool {
-        self.with(|state| state.outgoing.any())
+        self.with(|state| !state.outgoing.is_empty())
     }
 
     /// Copies as much of the first message as there is room for. `None`: there is none, or it is
     /// the end.
-    ///
-    /// # Safety
-    ///
-    /// The room must be writable.
-    unsafe fn read(&mut self, room: &mut Room<'_>) -> Option<usize> {
+    fn read(&mut self, room: &mut Scatter<'_>) -> Option<usize> {
         let found = self.with(|state| match state.inbound.front() {
             Some(Message::Held { data, len }) => Some((data.cast::<u8>().cast_const(), *len)),
             Some(Message::Here { slot, len }) => Some((self.shelf.incoming(*slot).cast_const(), *len)),
             _ => None,
         });
         let (start, len) = found?;
-        // SAFETY: a message's bytes stay until it is released; `read` is below its length; the room
-        // is writable.
-        let copied = unsafe { room.fill(start.add(self.read), len - self.read) };
+        // SAFETY: a message's bytes stay until it is released; `read` is below its length; nobody
+        // else has a slice of them.
+        let copied = unsafe { room.put(start.add(self.read), len - self.read) };
         self.read += copied;
         if self.read == len {
             self.read = 0;
@@ -214,7 +211,7 @@ impl Pipe {
 
     fn release(&self, message: Message) {
         match message {
-            Message::Here { slot, .. } => self.with(|state| state.incoming.give_back(slot)),
+            Message::Here { slot, .. } => self.with(|state| state.incoming.push(slot)),
             Message::Held { data, .. } | Message::Offered { offer: data, .. } => {
                 // SAFETY: the data was kept when it came, and is released once.
                 unsafe { self.worker.release(data) };
@@ -226,7 +223,7 @@ impl Pipe {
     /// Closes the endpoint. Says whether the worker can be ended so that nothing reaches the slots
     /// any more.
     fn close(&mut self) -> bool {
-        if self.worker.context.fabric == Fabric::Memory {
+        if self.worker.context.fabric() == Fabric::Memory {
             // Ending the worker closes the endpoint. Peers only ever read slots (`RNDV_SCHEME` of
             // the rail), and one that does so after the end finds that the CRC is wrong.
             self.discard();
@@ -236,7 +233,7 @@ impl Pipe {
         let over = move || closing.as_ref().is_none_or(Closing::is_over);
         self.progress_for(CLOSE_LIMIT, |pipe| {
             pipe.discard();
-            over() && pipe.with(|state| state.outgoing.are_all() && state.incoming.are_all())
+            over() && pipe.shelf.callbacks.are_all_free()
         })
     }
 
@@ -244,39 +241,6 @@ impl Pipe {
     fn discard(&self) {
         let messages: Vec<_> = self.with(|state| state.inbound.drain().collect());
         messages.into_iter().for_each(|message| self.release(message));
-    }
-}
-
-/// Where received bytes go.
-struct Room<'a> {
-    slices: &'a [libc::iovec],
-    /// Bytes of the first slice that are filled.
-    filled: usize,
-}
-
-impl Room<'_> {
-    /// Copies bytes into what is left, and says how many.
-    ///
-    /// # Safety
-    ///
-    /// The bytes must be readable, the slices writable.
-    unsafe fn fill(&mut self, start: *const u8, len: usize) -> usize {
-        let mut copied = 0;
-        while let (true, Some(slice)) = (copied < len, self.slices.first()) {
-            let now = (slice.iov_len - self.filled).min(len - copied);
-            // SAFETY: the caller says so; both lengths have room for `now` bytes.
-            unsafe {
-                let target = slice.iov_base.cast::<u8>().add(self.filled);
-                std::ptr::copy_nonoverlapping(start.add(copied), target, now);
-            }
-            copied += now;
-            self.filled += now;
-            if self.filled == slice.iov_len {
-                self.slices = &self.slices[1..];
-                self.filled = 0;
-            }
-        }
-        copied
     }
 }
 
@@ -288,14 +252,16 @@ impl Wire for Pipe {
         if !self.may_send() {
             self.progress();
         }
-        let Some(slot) = self.with(|state| state.outgoing.take()) else {
+        let Some(slot) = self.with(|state| state.outgoing.pop()) else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let room = [libc::iovec { iov_base: self.shelf.outgoing(slot).cast(), iov_len: SLOT_BYTES }];
-        let mut room = Room { slices: &room, filled: 0 };
+        let room = [slice(self.shelf.outgoing(slot), SLOT_BYTES)];
         // SAFETY: the slot is this end's until it is posted; the caller says that the slices are
         // readable.
-        let len = slices.iter().map(|slice| unsafe { room.fill(slice.iov_base.cast(), slice.iov_len) }).sum();
+        let len = unsafe {
+            let mut room = Scatter::over(&room);
+            slices.iter().map(|slice| room.put(slice.iov_base.cast(), slice.iov_len)).sum()
+        };
         self.post(slot, len, Kind::Bytes);
         Ok(len)
     }
@@ -307,15 +273,11 @@ impl Wire for Pipe {
         if self.with(|state| state.reset) {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        let mut room = Room { slices, filled: 0 };
-        let mut received = 0;
-        while !room.slices.is_empty() {
-            // SAFETY: the caller says that the slices are writable.
-            let Some(copied) = (unsafe { self.read(&mut room) }) else { break };
-            received += copied;
-        }
-        if received > 0 {
-            return Ok(received);
+        // SAFETY: the caller says that the slices are writable.
+        let mut room = unsafe { Scatter::over(slices) };
+        while !room.is_full() && self.read(&mut room).is_some() {}
+        if room.placed > 0 {
+            return Ok(room.placed);
         }
         match self.with(|state| (matches!(state.inbound.front(), Some(Message::End)), state.failed)) {
             (true, _) => Ok(0),
@@ -340,7 +302,7 @@ impl Carrier for Pipe {
             let woken = waker.wait_beside(&mut fds, sleep)?;
             if self.peer_process.is_some() && !fds[1].revents().is_empty() {
                 self.peer_process = None;
-                self.with(|state| state.failed = state.failed.or(Some(sys::CONNECTION_RESET)));
+                self.with(|state| state.note(sys::CONNECTION_RESET));
                 continue;
             }
             if found || woken || left == Some(Duration::ZERO) {
@@ -355,8 +317,7 @@ impl Carrier for Pipe {
 
     fn part(mut self: Box<Self>, farewell: &[u8]) {
         if !farewell.is_empty() && self.worker.is_connected() {
-            let slice =
-                libc::iovec { iov_base: farewell.as_ptr().cast_mut().cast(), iov_len: farewell.len() };
+            let slice = slice(farewell.as_ptr().cast_mut(), farewell.len());
             // SAFETY: the slice is the farewell. Whoever does not listen is not told.
             let _ = unsafe { self.send(&[slice]) };
         }

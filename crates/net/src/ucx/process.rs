@@ -1,9 +1,15 @@
 //! Processes of this host: which one this is, and when another one ends.
 
-use super::card::{Process, Secret};
 use super::error::UcxError;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A process of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process {
+    pub pid: u64,
+    pub started: u64,
+}
 
 impl Process {
     pub fn own() -> Result<Process, UcxError> {
@@ -25,16 +31,6 @@ impl Process {
             Some(started) if started == self.started => Ok(fd),
             _ => Err(system(doing, "the process with its number is not the peer, as seen from here")),
         }
-    }
-}
-
-/// A secret that nobody has.
-pub(super) fn secret() -> Result<Secret, UcxError> {
-    let mut bytes = Secret::default();
-    match rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) {
-        Ok(filled) if filled == bytes.len() => Ok(bytes),
-        Ok(_) => Err(system("drawing a secret", "too few random bytes")),
-        Err(error) => Err(system("drawing a secret", &error.to_string())),
     }
 }
 

@@ -1,8 +1,7 @@
 //! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots
 //! is ever shown to UCX. This file has the memory and counts it.
 
-use super::callbacks::{Callbacks, HEADER_BYTES, Header, Ticket};
-use super::free::{SLOT_BYTES, SLOTS};
+use super::callbacks::{Callbacks, HEADER_BYTES, Header, SLOT_BYTES, SLOTS, Ticket};
 use forebay_transfer::{Backing, HostBuffer};
 use libc::c_void;
 

@@ -10,6 +10,8 @@ use libc::{c_char, c_int, c_uint, c_void, size_t};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
+const LIBRARY: &CStr = c"libucp.so.0";
+
 /// The version of the interface that the structures below are of.
 pub const API: (c_uint, c_uint) = (1, 13);
 
@@ -252,7 +254,7 @@ impl Ucp {
     fn open() -> Result<Ucp, UcxError> {
         // SAFETY: the name ends with a zero; what the library runs at its start is safe on any
         // thread.
-        let handle = unsafe { libc::dlopen(super::LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(UcxError::NoLibrary { why: last_error() });
         }

@@ -4,7 +4,7 @@
 
 use super::card::Card;
 use super::pipe::Pipe;
-use super::{Fabric, UcxError, UcxRail};
+use super::{Fabric, UcxContext, UcxError};
 use crate::tcp::*;
 use crate::transport;
 use forebay_transfer::{
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 1 << 20;
 
-fn rail() -> Option<UcxRail> {
-    match UcxRail::open(Fabric::Memory, &[]) {
+fn rail() -> Option<Arc<UcxContext>> {
+    match UcxContext::open(Fabric::Memory, &[]) {
         Ok(rail) => Some(rail),
         Err(UcxError::NoLibrary { why }) => {
             testkit::skipped(format_args!("libucp.so.0 is not installed ({why})"));
@@ -54,7 +54,7 @@ impl Wire for Damaging {
         };
         let mut bytes: Vec<u8> = slices.iter().flat_map(part).collect();
         bytes[whole / 2] ^= 1;
-        let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: whole };
+        let slice = slice(bytes.as_mut_ptr(), whole);
         // SAFETY: the slice is the vector.
         unsafe { self.pipe.send(&[slice]) }
     }
@@ -88,12 +88,12 @@ impl Carrier for Damaging {
 #[test]
 fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let Some(rail) = rail() else { return };
-    let exports = Arc::new(Exports::new(Arc::new(NoLeases)));
+    let exports = Arc::new(Exports::default());
     exports.offer(7, Arc::new(HostBuffer::new(BYTES)), Access::OPEN).unwrap();
     let me = Identity::starting([1; 16]).unwrap();
-    let server =
-        TcpServer::listen(([127, 0, 0, 1], 0).into(), me, exports, ServerOptions::default()).unwrap();
-    let (mut pipe, own) = Pipe::new(&rail.context).unwrap();
+    let (anywhere, options) = (([127, 0, 0, 1], 0).into(), ServerOptions::default());
+    let server = TcpServer::listen(anywhere, me, exports, None, options).unwrap();
+    let (mut pipe, own) = Pipe::new(&rail).unwrap();
     let answer = transport::accept(&rail, &server.acceptor(), &own.to_bytes()).unwrap();
     pipe.connect(&Card::parse(&answer, &own).unwrap()).unwrap();
     let armed = Arc::new(AtomicBool::new(false));
@@ -125,7 +125,7 @@ fn received(pipe: &mut Pipe) -> io::Result<Vec<u8>> {
     let until = Instant::now() + Duration::from_secs(10);
     let wake = WakeUp::new().unwrap();
     loop {
-        let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let slice = slice(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: the slice is the vector.
         match unsafe { pipe.receive(&[slice]) } {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
@@ -137,7 +137,7 @@ fn received(pipe: &mut Pipe) -> io::Result<Vec<u8>> {
 }
 
 fn send(pipe: &mut Pipe, bytes: &[u8]) {
-    let slice = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let slice = slice(bytes.as_ptr().cast_mut(), bytes.len());
     // SAFETY: the slice is the bytes.
     assert_eq!(unsafe { pipe.send(&[slice]) }.unwrap(), bytes.len());
 }
@@ -145,9 +145,9 @@ fn send(pipe: &mut Pipe, bytes: &[u8]) {
 #[test]
 fn whoever_knows_the_address_but_not_the_secret_is_not_heard() {
     let Some(rail) = rail() else { return };
-    let (mut one, one_card) = Pipe::new(&rail.context).unwrap();
-    let (mut other, other_card) = Pipe::new(&rail.context).unwrap();
-    let (mut stranger, _) = Pipe::new(&rail.context).unwrap();
+    let (mut one, one_card) = Pipe::new(&rail).unwrap();
+    let (mut other, other_card) = Pipe::new(&rail).unwrap();
+    let (mut stranger, _) = Pipe::new(&rail).unwrap();
     one.connect(&other_card).unwrap();
     other.connect(&one_card).unwrap();
     stranger.connect(&Card { secret: [0; 16], ..other_card }).unwrap();

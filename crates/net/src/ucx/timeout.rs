@@ -13,7 +13,6 @@ pub(super) struct TurnTimeout {
 }
 
 impl TurnTimeout {
-    /// A wait that begins now.
     pub fn new(limit: Duration, now: Instant) -> TurnTimeout {
         TurnTimeout { left: limit, looked: now }
     }

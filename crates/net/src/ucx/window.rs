@@ -1,7 +1,7 @@
 //! Messages in the order in which they were sent, though UCX may deliver them in another: one that
 //! goes ahead waits for those before it.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 /// How far a message may be ahead of the next one that is due. A sender has far fewer under way.
 pub(super) const AHEAD_MAX: u64 = 8_192;
@@ -13,66 +13,56 @@ pub(super) struct OutOfWindow;
 /// The messages that have come and are not taken.
 #[derive(Debug)]
 pub(super) struct Window<T> {
-    /// The number of the first one.
+    /// The number of the one that is due.
     first: u64,
-    messages: VecDeque<Option<T>>,
-    held: usize,
+    messages: BTreeMap<u64, T>,
 }
 
 impl<T> Default for Window<T> {
     fn default() -> Window<T> {
-        Window { first: 0, messages: VecDeque::new(), held: 0 }
+        Window { first: 0, messages: BTreeMap::new() }
     }
 }
 
 impl<T> Window<T> {
     pub fn insert(&mut self, number: u64, message: T) -> Result<(), OutOfWindow> {
-        let ahead = number.checked_sub(self.first).filter(|ahead| *ahead < AHEAD_MAX).ok_or(OutOfWindow)?;
-        let at = ahead as usize;
-        while self.messages.len() <= at {
-            self.messages.push_back(None);
-        }
-        if self.messages[at].is_some() {
+        let ahead = number.checked_sub(self.first).ok_or(OutOfWindow)?;
+        if ahead >= AHEAD_MAX || self.messages.contains_key(&number) {
             return Err(OutOfWindow);
         }
-        self.messages[at] = Some(message);
-        self.held += 1;
+        self.messages.insert(number, message);
         Ok(())
     }
 
     /// The message that is due, if it is here.
     pub fn front(&mut self) -> Option<&mut T> {
-        self.messages.front_mut()?.as_mut()
+        self.messages.get_mut(&self.first)
     }
 
     pub fn take_front(&mut self) -> Option<T> {
-        let message = self.messages.front_mut()?.take()?;
-        self.messages.pop_front();
+        let message = self.messages.remove(&self.first)?;
         self.first += 1;
-        self.held -= 1;
         Some(message)
     }
 
     pub fn get(&mut self, number: u64) -> Option<&mut T> {
-        let at = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        self.messages.get_mut(at)?.as_mut()
+        self.messages.get_mut(&number)
     }
 
     /// The messages that are here, in order, with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        let numbered = self.messages.iter().zip(self.first..);
-        numbered.filter_map(|(message, number)| message.as_ref().map(|message| (number, message)))
+        self.messages.iter().map(|(number, message)| (*number, message))
     }
 
     pub fn len(&self) -> usize {
-        self.held
+        self.messages.len()
     }
 
     /// All that are here, whatever is missing.
-    pub fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.held = 0;
-        self.first += self.messages.len() as u64;
-        self.messages.drain(..).flatten()
+    pub fn drain(&mut self) -> impl Iterator<Item = T> + use<T> {
+        let messages = std::mem::take(&mut self.messages);
+        self.first = messages.last_key_value().map_or(self.first, |(last, _)| last + 1);
+        messages.into_values()
     }
 }
 

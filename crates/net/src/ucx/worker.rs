@@ -3,9 +3,9 @@
 
 use super::callbacks::{self, Callbacks, Header};
 use super::card::Card;
+use super::context::UcxContext;
 use super::error::UcxError;
 use super::fabric::Fabric;
-use super::rail::Context;
 use super::report::{self, Lane};
 use super::sys::{self, Begun, RequestParam, Status, StatusPtr};
 use libc::c_void;
@@ -18,7 +18,7 @@ const MESSAGE: libc::c_uint = 1;
 
 /// A worker, used by one thread at a time. Ended when this is dropped.
 pub(super) struct Worker {
-    pub context: Arc<Context>,
+    pub context: Arc<UcxContext>,
     handle: *mut sys::Worker,
     endpoint: *mut sys::Endpoint,
 }
@@ -27,7 +27,7 @@ pub(super) struct Worker {
 unsafe impl Send for Worker {}
 
 impl Worker {
-    pub fn new(context: &Arc<Context>) -> Result<Worker, UcxError> {
+    pub fn new(context: &Arc<UcxContext>) -> Result<Worker, UcxError> {
         // SAFETY: all fields are numbers or pointers that may be null; the mask says which are
         // meant.
         let mut params: sys::WorkerParams = unsafe { std::mem::zeroed() };
@@ -99,7 +99,7 @@ impl Worker {
         params.field_mask = sys::EP_REMOTE_ADDRESS | sys::EP_ERR_HANDLING_MODE | sys::EP_ERR_HANDLER;
         params.address = card.address.as_ptr().cast();
         // UCX refuses shared memory to those who ask for its errors, since it has none.
-        params.err_mode = match self.context.fabric {
+        params.err_mode = match self.context.fabric() {
             Fabric::Memory => sys::ERR_HANDLING_MODE_NONE,
             Fabric::Rdma | Fabric::Tcp => sys::ERR_HANDLING_MODE_PEER,
         };
@@ -114,7 +114,6 @@ impl Worker {
         !self.endpoint.is_null()
     }
 
-    /// What carries the bytes.
     pub fn lanes(&self) -> Vec<Lane> {
         let ucp = self.context.ucp;
         if !self.is_connected() {
@@ -223,7 +222,7 @@ impl Drop for Worker {
 
 /// An endpoint on its way out.
 pub(super) struct Closing {
-    context: Arc<Context>,
+    context: Arc<UcxContext>,
     request: *mut c_void,
 }
 

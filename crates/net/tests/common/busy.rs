@@ -29,8 +29,8 @@ pub fn run() {
 /// A peer in the middle of a request that is posted again and again.
 pub fn busy(one: &super::End, op: Op, rails: &[&str]) -> (Other, Request) {
     let other = spawn(BYTES, rails);
-    one.agent.add_peer(&other.metadata).unwrap();
-    let request = scattered(one, "other", other.base, op, BLOCK, BLOCKS);
+    one.agent.add_peer(&other.metadata()).unwrap();
+    let request = scattered(one, "other", other.base(), op, BLOCK, BLOCKS);
     assert_eq!(done(&request), End::Done { bytes: BYTES as u64 });
     (other, request)
 }

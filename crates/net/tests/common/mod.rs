@@ -2,16 +2,16 @@
 #![allow(dead_code)]
 
 pub mod busy;
+pub mod ends;
 pub mod heap;
 pub mod log;
 pub mod other;
 pub mod relay;
 pub mod tls;
 
-use forebay_net::ucx::{Fabric, UcxError, UcxRail};
+use forebay_net::ucx::{Fabric, UcxContext, UcxError};
 use forebay_net::*;
-use forebay_transfer::HostBuffer;
-use forebay_transfer::SplitMix;
+use forebay_transfer::{HostBuffer, SplitMix};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -46,17 +46,22 @@ pub fn on_rails(names: &[&str]) -> Vec<RailOptions> {
     names.iter().map(|name| RailOptions::named(name, devices(*name)).unwrap()).collect()
 }
 
-/// Whether the library for rails is here. Says so if not.
-pub fn ucx_is_here() -> bool {
-    let rail = UcxRail::open(Fabric::Memory, &[]);
-    match rail {
-        Ok(_) => true,
+/// Opens UCX for a fabric on this machine only. Says so if the library is missing.
+pub fn open_ucx(fabric: Fabric) -> Option<Arc<UcxContext>> {
+    let devices = if fabric == Fabric::Tcp { vec!["lo".to_string()] } else { Vec::new() };
+    match UcxContext::open(fabric, &devices) {
+        Ok(context) => Some(context),
         Err(error @ UcxError::NoLibrary { .. }) => {
             testkit::skipped(format_args!("libucp.so.0 is not installed ({error})"));
-            false
+            None
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Whether the library for rails is here. Says so if not.
+pub fn ucx_is_here() -> bool {
+    open_ucx(Fabric::Memory).is_some()
 }
 
 /// Two agents, the first of which knows the second.

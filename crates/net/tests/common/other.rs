@@ -11,8 +11,7 @@ const ORDER: &str = "FOREBAY_TEST_PEER";
 /// The peer, and what it has said of itself. Killed when this is dropped.
 pub struct Other {
     child: Child,
-    pub metadata: Vec<u8>,
-    pub base: u64,
+    pub said: String,
 }
 
 impl Other {
@@ -30,18 +29,22 @@ impl Other {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.map_while(Result::ok).find_map(|line| {
-            let (_, said) = line.split_once("PEER ")?;
-            let (base, metadata) = said.split_once(' ')?;
-            Some((base.parse().unwrap(), from_words(metadata)))
-        });
-        let (base, metadata) = said.unwrap();
-        Other { child, metadata, base }
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let said = lines.find_map(|line| line.split_once("PEER ").map(|(_, said)| said.to_owned()));
+        Other { child, said: said.unwrap() }
     }
 
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Where the memory of a peer that is an agent lies.
+    pub fn base(&self) -> u64 {
+        self.said.split_once(' ').unwrap().0.parse().unwrap()
+    }
+
+    pub fn metadata(&self) -> Vec<u8> {
+        from_words(self.said.split_once(' ').unwrap().1)
     }
 }
 
@@ -57,10 +60,15 @@ pub fn order() -> Option<String> {
     std::env::var(ORDER).ok()
 }
 
+/// Tells whoever has started this process what to know of it.
+pub fn say(what: impl std::fmt::Display) {
+    println!("PEER {what}");
+    std::io::stdout().flush().unwrap();
+}
+
 /// Says who this process is.
 pub fn introduce(end: &super::End) {
-    println!("PEER {} {}", end.registration.base(), to_words(&end.agent.metadata()));
-    std::io::stdout().flush().unwrap();
+    say(format_args!("{} {}", end.registration.base(), to_words(&end.agent.metadata())));
 }
 
 /// Returns when the process that has started this one has ended, or lets go of it.

@@ -7,36 +7,35 @@ use super::*;
 fn reads_and_writes_arrive_whole_whatever_the_wire_cuts_them_into() {
     for seed in 0..30 {
         let count = [1, 2, 40][seed as usize % 3];
-        let world = run(seed, count, |_| {});
+        let world = run(seed, count, 0, |_| {});
         assert_eq!(moved(&world) as u64, count, "{:?} {:?}", world.asking_broken, world.owning_broken);
     }
 }
 
 #[test]
-fn a_connection_lost_at_any_byte_ends_each_operation_once_and_never_says_done_too_early() {
-    let whole = run(7, 3, |_| {});
-    let carried = |pipe: &Shared| pipe.lock().carried;
-    let (there, back) = (carried(&whole.asking_end.out), carried(&whole.asking_end.back));
+fn a_connection_lost_at_any_byte_ends_each_operation_and_call_once_and_never_says_done_too_early() {
+    let whole = run(7, 3, 12, |_| {});
     let mut dice = SplitMix(3);
-    // Every byte of the greetings and the first frames, then random ones.
-    let there: Vec<u64> = (0..200).chain((0..50).map(|_| dice.below(there))).collect();
-    let back: Vec<u64> = (0..200).chain((0..50).map(|_| dice.below(back))).collect();
-    for at in there {
-        let world = run(7, 3, |world| world.asking_end.out.lock().cut_at = Some(at));
-        assert!(world.asking_broken.is_some() || moved(&world) == 3);
-    }
-    for at in back {
-        let world = run(7, 3, |world| world.asking_end.back.lock().cut_at = Some(at));
-        assert!(world.asking_broken.is_some() || moved(&world) == 3);
+    for back in [false, true] {
+        let pipe = |world: &World| {
+            let end = &world.asking_end;
+            Arc::clone(if back { &end.back } else { &end.out })
+        };
+        let carried = pipe(&whole).lock().carried;
+        // Every byte of the greetings and the first frames, then random ones.
+        for at in (0..300).chain((0..80).map(|_| dice.below(carried))) {
+            let world = run(7, 3, 12, |world| pipe(world).lock().cut_at = Some(at));
+            assert!(world.asking_broken.is_some() || (moved(&world), world.replies.len()) == (3, 12));
+        }
     }
 }
 
 #[test]
-fn a_flipped_bit_is_never_taken_for_data() {
+fn a_flipped_bit_is_never_taken_for_data_or_an_answer() {
     let mut corrupt = 0;
     for seed in 0..150u64 {
         let at = if seed % 3 == 0 { seed } else { SplitMix(seed).below(1 << 18) };
-        let world = run(11, 6, |world| {
+        let world = run(11, 6, 12, |world| {
             let end = &world.asking_end;
             let pipe = if seed % 2 == 0 { &end.out } else { &end.back };
             pipe.lock().flip_at = Some(at);
@@ -50,13 +49,9 @@ fn a_flipped_bit_is_never_taken_for_data() {
 fn after_a_cancelled_operation_has_ended_nothing_of_it_is_written_anywhere() {
     let mut cancelled = 0;
     for steps in 0..150 {
-        let mut world = World::new(steps);
-        let plans = plans(steps, 8);
+        let (mut world, plans) = World::asked(steps, 8);
         let before = (bytes(&world.ours), bytes(&world.theirs));
-        for plan in &plans {
-            world.submit(plan, u64::MAX);
-        }
-        (0..steps / 4).for_each(|_| world.step());
+        world.steps(steps / 4);
         world.asking.role.cancel_all("cancelled");
         world.run(plans.len());
         judge(&world, (&before.0, &before.1), &plans);
@@ -64,7 +59,7 @@ fn after_a_cancelled_operation_has_ended_nothing_of_it_is_written_anywhere() {
         // The sources change and the targets are used for something else: nobody may notice.
         let (ours, theirs) = (bytes(&noise(900)), bytes(&noise(901)));
         assert!(world.ours.write(0, &ours) && world.theirs.write(0, &theirs));
-        (0..200).for_each(|_| world.step());
+        world.steps(200);
         assert!(bytes(&world.ours) == ours && bytes(&world.theirs) == theirs);
         assert_eq!((&world.asking_broken, &world.owning_broken), (&None, &None), "the flow is still good");
         // And the flow still works.
@@ -81,16 +76,16 @@ fn silence_before_a_ping_is_not_a_frozen_peer() {
     world.submit(&plans(1, 1)[0], u64::MAX);
     world.run(1);
     // As with a limit that is shorter than the time after which a flow asks.
-    (0..4).for_each(|_| world.step());
+    world.steps(4);
     world.now_us += LIMIT_US + 1;
-    (0..4).for_each(|_| world.step());
+    world.steps(4);
     assert_eq!(world.asking_broken, None);
 }
 
 #[test]
 fn a_cancel_is_told_by_the_call_in_which_the_deadline_passes() {
     let mut world = World::new(4);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     let deadline_us = world.now_us + 1_000;
     world.submit(&Plan { wish: Wish::Read, ..plans(4, 1).remove(0) }, deadline_us);
     world.step_asking();
@@ -105,7 +100,7 @@ fn a_deadline_ends_an_operation_and_leaves_the_flow_good() {
     let mut world = World::new(4);
     let plans = plans(4, 4);
     world.run(0);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     let deadline_us = world.now_us + 1;
     for plan in &plans {
         world.submit(plan, deadline_us);
@@ -121,12 +116,8 @@ fn a_deadline_ends_an_operation_and_leaves_the_flow_good() {
 #[test]
 fn a_frozen_peer_is_found_in_time_and_writes_nothing_when_it_thaws() {
     for steps in 0..60 {
-        let mut world = World::new(steps);
-        let plans = plans(steps, 8);
-        for plan in &plans {
-            world.submit(plan, u64::MAX);
-        }
-        (0..steps).for_each(|_| world.step());
+        let (mut world, plans) = World::asked(steps, 8);
+        world.steps(steps);
         let open = plans.len() - world.ended.len();
         let frozen_us = world.now_us;
         while world.ended.len() < plans.len() {
@@ -143,7 +134,7 @@ fn a_frozen_peer_is_found_in_time_and_writes_nothing_when_it_thaws() {
         }
         let theirs = bytes(&noise(77));
         assert!(world.theirs.write(0, &theirs));
-        (0..100).for_each(|_| world.step());
+        world.steps(100);
         assert!(bytes(&world.theirs) == theirs, "written after the operation had failed");
     }
 }
@@ -164,7 +155,7 @@ fn until_broken(world: &mut World, mut each_step: impl FnMut(&mut World)) -> u64
 #[test]
 fn asking_a_frozen_peer_for_more_is_no_sign_of_life() {
     let mut world = World::new(1);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     let small = Plan { wish: Wish::Read, spans: vec![(0, 0, 100)] };
     let took_us = until_broken(&mut world, |world| {
         world.submit(&small, u64::MAX);
@@ -175,7 +166,7 @@ fn asking_a_frozen_peer_for_more_is_no_sign_of_life() {
 #[test]
 fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
     let mut world = World::new(1);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     world.submit(&Plan { wish: Wish::Write, spans: vec![(0, 0, BYTES as u64)] }, u64::MAX);
     (0..1_000).for_each(|_| world.step_asking());
     let took_us = until_broken(&mut world, |world| {
@@ -192,7 +183,7 @@ fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
 #[test]
 fn a_flow_that_is_doubted_ends_unless_its_peer_was_heard_lately() {
     let mut world = World::new(1);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     let heard_us = world.now_us;
     assert_eq!(world.asking.doubt(heard_us + LIMIT_US / 4), Ok(()));
     // What is due for a moment only does not make the silence before it shorter.
@@ -208,7 +199,7 @@ fn an_owner_that_slept_in_the_middle_of_a_write_drops_what_came_late() {
     for steps in 1..60 {
         let mut world = World::new(steps);
         world.submit(&Plan { wish: Wish::Write, ..plans(steps, 1).remove(0) }, u64::MAX);
-        (0..steps).for_each(|_| world.step());
+        world.steps(steps);
         world.step_asking();
         if !world.owning.role.awaits() {
             continue;
@@ -227,11 +218,9 @@ fn an_owner_that_slept_in_the_middle_of_a_write_drops_what_came_late() {
 #[test]
 fn a_slow_peer_is_not_a_frozen_one() {
     let mut world = World::new(2);
-    (0..100).for_each(|_| world.step());
+    world.steps(100);
     let plans = plans(2, 4);
-    for plan in &plans {
-        world.submit(plan, u64::MAX);
-    }
+    world.submit_all(&plans);
     for _ in 0..10_000 {
         world.now_us += LIMIT_US / 3;
         world.step_asking();
@@ -250,7 +239,7 @@ fn an_idle_flow_in_use_finds_a_frozen_peer_and_an_unused_one_is_silent() {
     // Both ends live: pings are answered, and stop when the flow is no longer in use.
     let mut wakes = 0;
     for _ in 0..1000 {
-        (0..4).for_each(|_| world.step());
+        world.steps(4);
         let Some(at_us) = world.asking.next_timeout_us() else { break };
         world.now_us = world.now_us.max(at_us);
         wakes += 1;
@@ -271,15 +260,11 @@ fn an_idle_flow_in_use_finds_a_frozen_peer_and_an_unused_one_is_silent() {
 fn a_lease_that_ends_meanwhile_ends_the_operation_without_done() {
     let mut refused = 0;
     for steps in 0..60 {
-        let lease = Arc::new(Lease(AtomicBool::new(true)));
-        let access = Access { leased: true, ..Access::OPEN };
-        let mut world = World::over(steps, Arc::clone(&lease) as _, access, hello());
+        let mut world = World::with(steps, Access { leased: true, ..Access::OPEN }, hello());
         let plans = plans(steps, 8);
-        for plan in &plans {
-            world.submit(plan, u64::MAX);
-        }
-        (0..steps).for_each(|_| world.step());
-        lease.0.store(false, Ordering::Relaxed);
+        world.submit_all(&plans);
+        world.steps(steps);
+        assert!(world.leases.revoke(world.lease));
         // What the owner puts into the memory from now on must reach nobody as what was read.
         let before = bytes(&world.theirs);
         assert!(world.theirs.write(0, &bytes(&noise(88))));
@@ -306,12 +291,8 @@ fn a_lease_that_ends_meanwhile_ends_the_operation_without_done() {
 fn a_withdrawn_region_is_quiet_at_once_and_its_operations_fail() {
     let mut failed = 0;
     for steps in 0..60 {
-        let mut world = World::new(steps);
-        let plans = plans(steps, 8);
-        for plan in &plans {
-            world.submit(plan, u64::MAX);
-        }
-        (0..steps).for_each(|_| world.step());
+        let (mut world, plans) = World::asked(steps, 8);
+        world.steps(steps);
         assert!(world.exports.withdraw(KEY));
         let theirs = bytes(&noise(66));
         assert!(world.theirs.write(0, &theirs));
@@ -336,7 +317,7 @@ fn a_stale_generation_is_refused() {
 #[test]
 fn another_instance_is_refused() {
     let hello = Hello { to_instance: [3; 16], ..hello() };
-    let mut world = World::over(1, Arc::new(NoLeases), Access::OPEN, hello);
+    let mut world = World::with(1, Access::OPEN, hello);
     world.submit(&plans(1, 1)[0], u64::MAX);
     world.run(1);
     assert!(matches!(world.owning_broken, Some(Broken::Turned(_))), "{:?}", world.owning_broken);

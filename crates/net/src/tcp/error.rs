@@ -1,16 +1,88 @@
-//! Why a peer is not reached, as one of a few reasons: for labels of metrics, and with what to do
-//! about each.
+//! Why a connection does not come about, or ends: in words, and as one of a few reasons for labels of
+//! metrics, with what to do about each.
 
-use super::bad_frame::BadFrame;
-use super::broken::Broken;
-use super::flow::FlowError;
-use super::greeting::RefusalCode;
+use super::greeting::{Refusal, RefusalCode};
+use super::runs::BadRuns;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
+use thiserror::Error;
+
+/// The version of the protocol that this crate speaks.
+pub const VERSION: u16 = 1;
+/// Spans of an operation at most: as many as the mover puts into a lot.
+pub const SPANS_MAX: u32 = 16_384;
+/// Bytes of an operation at most.
+pub const OP_BYTES_MAX: u64 = 64 << 20;
+
+/// Why bytes are no frame, or none that may come now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum BadFrame {
+    #[error("HTTP on a port of Forebay's own protocol")]
+    Http,
+    #[error("TLS on a port without TLS")]
+    Tls,
+    #[error("a header that starts with {start:02x?} has the wrong CRC")]
+    Header { start: [u8; 4] },
+    #[error("a frame of version {version}; this end speaks {VERSION}")]
+    Version { version: u16 },
+    #[error("a frame of kind {kind} with flags {flags}; allowed: 1 to 16 without flags")]
+    Kind { kind: u8, flags: u8 },
+    /// Body or payload longer than frames of the kind may have.
+    #[error(
+        "a frame of kind {kind} with a body of {body} and a payload of {payload} bytes, which it may not have"
+    )]
+    TooLong { kind: u8, body: u32, payload: u32 },
+    #[error("a body of {bytes} bytes has the wrong CRC")]
+    BodyCrc { bytes: u32 },
+    #[error("a body with {what}")]
+    Body { what: &'static str },
+    #[error("spans: {0}")]
+    Runs(BadRuns),
+    #[error("an operation of {spans} spans; allowed: {SPANS_MAX}")]
+    TooManySpans { spans: u64 },
+    #[error("an operation of {bytes} bytes; allowed: {OP_BYTES_MAX}")]
+    TooManyBytes { bytes: u64 },
+    #[error("{what}, operation {operation}")]
+    Unexpected { what: &'static str, operation: u64 },
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Broken {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("the connection failed: {0}")]
+    System(String),
+    #[error("TLS: {0}")]
+    Tls(String),
+    #[error("the peer sent {0}")]
+    Bad(#[from] BadFrame),
+    #[error("the peer refused the connection: {0}")]
+    Refused(Refusal),
+    #[error("the peer was refused: {0}")]
+    Turned(Refusal),
+    #[error("the peer is frozen: no byte moved for {limit_us} us")]
+    Frozen { limit_us: u64 },
+    #[error("the flow was closed")]
+    Ended,
+}
+
+/// Why there is no flow.
+#[derive(Debug, Error)]
+pub enum FlowError {
+    #[error("{address} is beyond loopback: give TLS, or allow plain_beyond_loopback")]
+    Plain { address: SocketAddr },
+    #[error("{address}: {source}")]
+    Connect { address: SocketAddr, source: std::io::Error },
+    #[error("a flow could not be set up: {0}")]
+    System(#[from] std::io::Error),
+    #[error("{address}: {broken}")]
+    Greeting { address: SocketAddr, broken: Broken },
+}
 
 /// Why a peer is not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unreached {
-    /// Nobody listens there.
     Refused,
     /// No answer came in time.
     TimedOut,
@@ -53,39 +125,33 @@ impl Unreached {
 
     /// A word for labels.
     pub fn label(self) -> &'static str {
-        match self {
-            Unreached::Refused => "refused",
-            Unreached::TimedOut => "timed_out",
-            Unreached::NoRoute => "no_route",
-            Unreached::Token => "token",
-            Unreached::Certificate => "certificate",
-            Unreached::Encryption => "encryption",
-            Unreached::Version => "version",
-            Unreached::NotForebay => "not_forebay",
-            Unreached::Full => "full",
-            Unreached::Ended => "ended",
-            Unreached::Closed => "closed",
-            Unreached::System => "system",
-        }
+        self.label_and_advice().0
     }
 
     /// What to do about it.
     pub fn advice(self) -> &'static str {
+        self.label_and_advice().1
+    }
+
+    fn label_and_advice(self) -> (&'static str, &'static str) {
         match self {
-            Unreached::Refused => "nobody listens there: look whether it runs, and at its address and port",
-            Unreached::TimedOut => "look whether the host is up, and at firewalls",
-            Unreached::NoRoute => "look at the address and the network",
-            Unreached::Token => "give both ends the same token",
-            Unreached::Certificate => {
-                "look at the certificates of both ends: dates, names, authorities, clocks"
+            Unreached::Refused => {
+                ("refused", "nobody listens there: look whether it runs, and at its address and port")
             }
-            Unreached::Encryption => "give both ends TLS, or neither of them",
-            Unreached::Version => "update both ends together",
-            Unreached::NotForebay => "look at the port in its address",
-            Unreached::Full => "raise its limit of connections, or look who holds them",
-            Unreached::Ended => "it is tried again by itself",
-            Unreached::Closed => "look at its log",
-            Unreached::System => "look at this machine's limits",
+            Unreached::TimedOut => ("timed_out", "look whether the host is up, and at firewalls"),
+            Unreached::NoRoute => ("no_route", "look at the address and the network"),
+            Unreached::Token => ("token", "give both ends the same token"),
+            Unreached::Certificate => {
+                let advice = "look at the certificates of both ends: dates, names, authorities, clocks";
+                ("certificate", advice)
+            }
+            Unreached::Encryption => ("encryption", "give both ends TLS, or neither of them"),
+            Unreached::Version => ("version", "update both ends together"),
+            Unreached::NotForebay => ("not_forebay", "look at the port in its address"),
+            Unreached::Full => ("full", "raise its limit of connections, or look who holds them"),
+            Unreached::Ended => ("ended", "it is tried again by itself"),
+            Unreached::Closed => ("closed", "look at its log"),
+            Unreached::System => ("system", "look at this machine's limits"),
         }
     }
 }

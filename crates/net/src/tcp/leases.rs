@@ -1,19 +1,17 @@
 //! Leases that this agent grants to peers: under one, a peer may read spans of memory that is
 //! offered under leases only. This is the one place where such a lease ends: when its time is over
 //! ([`LeaseTable::expire`], which the agent's timer calls), when it is given back or revoked, or
-//! when its holder's last connection ends. What is asked for under it afterwards is refused by
-//! `tcp/exports.rs`, which asks [`Leases::permits`] before each DATA. Leases of a store, which keep
-//! chunks from being evicted, are `forebay-store`'s.
+//! when its holder's last connection ends. `exports.rs` asks before each DATA whether it lives, and
+//! refuses if not. Leases of a store, which keep chunks from being evicted, are `forebay-store`'s.
 
-use crate::tcp::{Leases, PeerRegion};
+use super::command::PeerRegion;
+use crate::timer::{Due, Timer};
 use forebay_transfer::LogGate;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 use thiserror::Error;
 
 /// Leases of one agent at most.
@@ -27,7 +25,6 @@ pub struct LeasedSpan {
     pub region: PeerRegion,
     /// First byte.
     pub offset: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 
@@ -64,7 +61,6 @@ type OnEnd = Box<dyn FnOnce(LeaseEnd) + Send + Sync>;
 
 struct Lease {
     holder: [u8; 16],
-    /// By region, then by offset.
     spans: Vec<LeasedSpan>,
     until_us: u64,
     on_end: OnEnd,
@@ -77,46 +73,48 @@ pub struct LeaseTable {
 }
 
 struct Shared {
-    live: RwLock<HashMap<u64, Lease>>,
+    live: RwLock<Live>,
     /// Numbers leases so that none can be guessed.
     numbers: RandomState,
-    epoch: Instant,
-    /// When somebody will look which leases are over; `u64::MAX`: nobody will.
-    look_at_us: AtomicU64,
-    look_in: OnLook,
+    timer: Timer,
     /// For the line that says that leases expired.
     expired: LogGate,
 }
 
-/// Has [`LeaseTable::look`] called after so many microseconds, with what comes behind them.
-type OnLook = Box<dyn Fn(&LeaseTable, u64, u64) + Send + Sync>;
+#[derive(Default)]
+struct Live {
+    leases: HashMap<u64, Lease>,
+    /// When [`LeaseTable::expire`] is called next.
+    next_expiry: Option<Due>,
+}
+
+impl Default for LeaseTable {
+    /// A table without a timer: the ends of leases whose time is over are told when somebody calls
+    /// [`expire`](LeaseTable::expire).
+    fn default() -> LeaseTable {
+        LeaseTable::new(Timer::default())
+    }
+}
 
 impl LeaseTable {
-    /// An empty table. `look_in` is to have [`look`](LeaseTable::look) called after so many
-    /// microseconds, with its last argument. A lease whose time is over is dead also before that;
-    /// only its end is not told yet.
-    pub(crate) fn new(look_in: impl Fn(&LeaseTable, u64, u64) + Send + Sync + 'static) -> LeaseTable {
-        let (live, numbers, epoch) = (RwLock::default(), RandomState::new(), Instant::now());
-        let (look_at_us, look_in) = (AtomicU64::new(u64::MAX), Box::new(look_in));
-        LeaseTable {
-            shared: Arc::new(Shared { live, numbers, epoch, look_at_us, look_in, expired: LogGate::new() }),
-        }
+    /// An empty table. The timer has the ends of leases told whose time is over. They are dead also
+    /// before that.
+    pub(crate) fn new(timer: Timer) -> LeaseTable {
+        let (live, numbers) = (RwLock::default(), RandomState::new());
+        LeaseTable { shared: Arc::new(Shared { live, numbers, timer, expired: LogGate::new() }) }
     }
 
-    /// Somebody has to look again at this time.
-    fn look_at(&self, at_us: u64) {
-        let before_us = self.shared.look_at_us.fetch_min(at_us, Ordering::AcqRel);
-        if at_us < before_us {
-            (self.shared.look_in)(self, at_us.saturating_sub(self.now_us()), at_us);
+    /// Has [`expire`](LeaseTable::expire) called at this time, unless it is called before.
+    fn expire_at(&self, live: &mut Live, at_us: u64) {
+        if live.next_expiry.is_some_and(|due| due.at_us <= at_us) {
+            return;
         }
-    }
-
-    /// Does what is due at `at_us`, unless an earlier look has seen to what comes later: each that
-    /// did would ask for one more.
-    pub(crate) fn look(&self, at_us: u64) {
-        let due = &self.shared.look_at_us;
-        if due.compare_exchange(at_us, u64::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            self.expire();
+        let weak = Arc::downgrade(&self.shared);
+        let due = self.shared.timer.at(at_us, move || {
+            weak.upgrade().into_iter().for_each(|shared| LeaseTable { shared }.expire());
+        });
+        if let Some(later) = live.next_expiry.replace(due) {
+            self.shared.timer.forget(later);
         }
     }
 
@@ -133,17 +131,16 @@ impl LeaseTable {
         check(&spans)?;
         spans.sort_unstable_by_key(LeasedSpan::order);
         let mut live = self.shared.live.write();
-        if live.len() >= LEASES_MAX {
+        if live.leases.len() >= LEASES_MAX {
             return Err(NoLease::TooMany);
         }
         // 0 stands for no lease.
-        let free = |lease: &u64| *lease != 0 && !live.contains_key(lease);
+        let free = |lease: &u64| *lease != 0 && !live.leases.contains_key(lease);
         let mut numbers = (0u64..).map(|nth| self.shared.numbers.hash_one((nth, self.now_us())));
         let lease = numbers.find(free).unwrap_or(u64::MAX);
         let until_us = self.now_us().saturating_add(ttl_us);
-        live.insert(lease, Lease { holder, spans, until_us, on_end: Box::new(on_end) });
-        drop(live);
-        self.look_at(until_us);
+        live.leases.insert(lease, Lease { holder, spans, until_us, on_end: Box::new(on_end) });
+        self.expire_at(&mut live, until_us);
         Ok(lease)
     }
 
@@ -151,7 +148,8 @@ impl LeaseTable {
     pub fn renew(&self, holder: [u8; 16], lease: u64, ttl_us: u64) -> Result<(), NoLease> {
         let now_us = self.now_us();
         let mut live = self.shared.live.write();
-        let found = live.get_mut(&lease).filter(|found| found.holder == holder && found.until_us > now_us);
+        let found = live.leases.get_mut(&lease);
+        let found = found.filter(|found| found.holder == holder && found.until_us > now_us);
         found.ok_or(NoLease::Ended { lease })?.until_us = now_us.saturating_add(ttl_us);
         Ok(())
     }
@@ -168,37 +166,41 @@ impl LeaseTable {
 
     /// Ends all leases of a holder.
     pub fn holder_is_gone(&self, holder: [u8; 16]) {
-        self.end_those(LeaseEnd::HolderGone, |lease| lease.holder == holder);
+        let mut live = self.shared.live.write();
+        let ended: Vec<_> = live.leases.extract_if(|_, lease| lease.holder == holder).collect();
+        drop(live);
+        ended.into_iter().for_each(|(_, lease)| (lease.on_end)(LeaseEnd::HolderGone));
     }
 
-    /// Ends the leases whose time is over, and has somebody look again when the next one's is.
+    /// Ends the leases whose time is over, and has the timer call this when the next one's is.
     pub fn expire(&self) {
-        self.shared.look_at_us.store(u64::MAX, Ordering::Release);
         let now_us = self.now_us();
-        let expired = self.end_those(LeaseEnd::Expired, |lease| lease.until_us <= now_us);
-        if expired > 0
+        let mut live = self.shared.live.write();
+        // This may be somebody else's call.
+        live.next_expiry.take().into_iter().for_each(|due| self.shared.timer.forget(due));
+        let ended: Vec<_> = live.leases.extract_if(|_, lease| lease.until_us <= now_us).collect();
+        if let Some(next_us) = live.leases.values().map(|lease| lease.until_us).min() {
+            self.expire_at(&mut live, next_us);
+        }
+        drop(live);
+        if !ended.is_empty()
             && let Some(repeated) = self.shared.expired.pass()
         {
-            tracing::warn!(leases = expired, repeated, "lease expired");
+            tracing::warn!(leases = ended.len(), repeated, "lease expired");
         }
-        let next_us = self.shared.live.read().values().map(|lease| lease.until_us).min();
-        if let Some(next_us) = next_us {
-            self.look_at(next_us);
-        }
+        ended.into_iter().for_each(|(_, lease)| (lease.on_end)(LeaseEnd::Expired));
     }
 
-    /// Leases that live.
     pub fn len(&self) -> usize {
-        self.shared.live.read().len()
+        self.shared.live.read().leases.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn end_one(&self, lease: u64, ends: impl FnOnce(&Lease) -> bool) -> bool {
-        let ended = match self.shared.live.write().entry(lease) {
+        let ended = match self.shared.live.write().leases.entry(lease) {
             Entry::Occupied(found) if ends(found.get()) => found.remove(),
             _ => return false,
         };
@@ -206,25 +208,37 @@ impl LeaseTable {
         true
     }
 
-    /// Says how many ended.
-    fn end_those(&self, end: LeaseEnd, ends: impl Fn(&Lease) -> bool) -> usize {
-        let ended: Vec<Lease> = {
-            let mut live = self.shared.live.write();
-            live.extract_if(|_, lease| ends(lease)).map(|(_, lease)| lease).collect()
-        };
-        let count = ended.len();
-        ended.into_iter().for_each(|lease| (lease.on_end)(end));
-        count
-    }
-
     fn now_us(&self) -> u64 {
-        self.shared.epoch.elapsed().as_micros() as u64
+        self.shared.timer.now_us()
     }
 
-    /// The lease, if its time is not over.
     fn with<R>(&self, lease: u64, look: impl FnOnce(&Lease) -> R) -> Option<R> {
         let now_us = self.now_us();
-        self.shared.live.read().get(&lease).filter(|found| found.until_us > now_us).map(look)
+        self.shared.live.read().leases.get(&lease).filter(|found| found.until_us > now_us).map(look)
+    }
+
+    /// Whether a lease gives the right to use the region now. Asked before each piece of an
+    /// operation.
+    pub(super) fn is_alive(&self, lease: u64, region: PeerRegion) -> bool {
+        let covers = |found: &Lease| {
+            let at = found.spans.partition_point(|span| span.order() < (region.key, region.generation, 0));
+            found.spans.get(at).is_some_and(|span| span.region == region)
+        };
+        self.with(lease, covers).unwrap_or(false)
+    }
+
+    /// Whether a lease gives the right to these bytes of the region now. Asked for each span when an
+    /// operation begins.
+    pub(super) fn permits(&self, lease: u64, region: PeerRegion, offset: u64, len: u64) -> bool {
+        let covers = |found: &Lease| {
+            let after = (region.key, region.generation, offset);
+            let at = found.spans.partition_point(|span| span.order() <= after);
+            let span = at.checked_sub(1).and_then(|at| found.spans.get(at));
+            let end = offset.checked_add(len);
+            span.filter(|span| span.region == region)
+                .is_some_and(|span| end.is_some_and(|end| end <= span.offset + span.len))
+        };
+        self.with(lease, covers).unwrap_or(false)
     }
 }
 
@@ -237,28 +251,6 @@ impl std::fmt::Debug for LeaseTable {
 impl LeasedSpan {
     fn order(&self) -> (u64, u64, u64) {
         (self.region.key, self.region.generation, self.offset)
-    }
-}
-
-impl Leases for LeaseTable {
-    fn is_alive(&self, lease: u64, region: PeerRegion) -> bool {
-        let covers = |found: &Lease| {
-            let at = found.spans.partition_point(|span| span.order() < (region.key, region.generation, 0));
-            found.spans.get(at).is_some_and(|span| span.region == region)
-        };
-        self.with(lease, covers).unwrap_or(false)
-    }
-
-    fn permits(&self, lease: u64, region: PeerRegion, offset: u64, len: u64) -> bool {
-        let covers = |found: &Lease| {
-            let after = (region.key, region.generation, offset);
-            let at = found.spans.partition_point(|span| span.order() <= after);
-            let span = at.checked_sub(1).and_then(|at| found.spans.get(at));
-            let end = offset.checked_add(len);
-            span.filter(|span| span.region == region)
-                .is_some_and(|span| end.is_some_and(|end| end <= span.offset + span.len))
-        };
-        self.with(lease, covers).unwrap_or(false)
     }
 }
 
@@ -282,7 +274,7 @@ fn check(spans: &[LeasedSpan]) -> Result<(), NoLease> {
 mod tests {
     use super::*;
     use parking_lot::Mutex;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     const REGION: PeerRegion = PeerRegion { key: 7, generation: 3, len: 1_000 };
     const OTHER: PeerRegion = PeerRegion { key: 8, generation: 3, len: 1_000 };
@@ -292,9 +284,8 @@ mod tests {
         LeasedSpan { region: REGION, offset, len }
     }
 
-    /// A table, and a way to grant one whose ends are kept.
     fn table() -> (LeaseTable, Arc<Mutex<Vec<LeaseEnd>>>) {
-        (LeaseTable::new(|_, _, _| {}), Arc::default())
+        (LeaseTable::default(), Arc::default())
     }
 
     fn keep(ends: &Arc<Mutex<Vec<LeaseEnd>>>) -> impl FnOnce(LeaseEnd) + Send + Sync + 'static {
@@ -346,39 +337,26 @@ mod tests {
     }
 
     #[test]
-    fn somebody_looks_when_the_next_lease_is_over() {
-        let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
-        let seen = Arc::clone(&looks);
-        let table = LeaseTable::new(move |_, in_us, _| seen.lock().push(in_us));
+    fn one_expiry_is_due_and_it_is_that_of_the_next_lease_that_is_over() {
+        let timer = Timer::default();
+        let table = LeaseTable::new(timer.clone());
         let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
-        let (hour, _second, soon) = (grant(HOUR_US), grant(2 * HOUR_US), grant(HOUR_US / 2));
-        assert_eq!(looks.lock().len(), 2, "a later one needs no look of its own");
+        let grant_and_see_due = |ttl_us| {
+            let lease = grant(ttl_us);
+            let due_us = timer.due_us();
+            assert_eq!(due_us.len(), 1);
+            (lease, due_us[0])
+        };
+        let (hour, hour_us) = grant_and_see_due(HOUR_US);
+        assert_eq!(grant_and_see_due(2 * HOUR_US).1, hour_us, "a later one is not due before");
+        let (soon, soon_us) = grant_and_see_due(HOUR_US / 2);
+        assert!(soon_us < hour_us);
+        (1..10).rev().for_each(|nth| assert!(grant_and_see_due(nth * 20_000).1 < soon_us));
         table.renew([1; 16], soon, 3 * HOUR_US).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
         table.expire();
-        let next_us = looks.lock().pop().unwrap();
-        assert!(next_us > HOUR_US / 2 && next_us <= HOUR_US && table.is_alive(hour, REGION));
-    }
-
-    #[test]
-    fn one_look_is_due_however_many_leases_end_before_those_that_were_there() {
-        let looks: Arc<Mutex<Vec<u64>>> = Arc::default();
-        let seen = Arc::clone(&looks);
-        let table = LeaseTable::new(move |_, _, at_us| seen.lock().push(at_us));
-        let grant = |ttl_us| table.grant([1; 16], vec![span(0, 10)], ttl_us, |_| ()).unwrap();
-        for ttl_us in (1..10).rev().map(|nth| nth * 20_000).chain([HOUR_US]) {
-            grant(ttl_us);
-        }
-        // As the timer does it, for all but the last lease.
-        loop {
-            let next = looks.lock().iter().enumerate().map(|(nth, at_us)| (*at_us, nth)).min();
-            let Some((at_us, nth)) = next.filter(|(at_us, _)| *at_us < HOUR_US) else { break };
-            looks.lock().remove(nth);
-            while table.now_us() < at_us {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            table.look(at_us);
-        }
-        assert_eq!((table.len(), looks.lock().len()), (1, 1));
+        assert_eq!((table.len(), timer.due_us()), (3, vec![hour_us]));
+        assert!(table.is_alive(hour, REGION));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A rail: the library opened for the transports of one fabric, on some or all devices. This file
-//! says what is asked of UCX.
+//! The library opened for the transports of one fabric, on some or all devices. This file says what
+//! is asked of UCX.
 
 use super::error::UcxError;
 use super::fabric::Fabric;
@@ -9,18 +9,12 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// UCX opened for one fabric. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct UcxRail {
-    pub(super) context: Arc<Context>,
-}
-
-/// UCX's context. Workers, each on one thread at a time, share it.
+/// UCX opened for one fabric. Workers, each on one thread at a time, share it.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub ucp: &'static Ucp,
-    pub handle: *mut sys::Context,
-    pub fabric: Fabric,
+pub struct UcxContext {
+    pub(super) ucp: &'static Ucp,
+    pub(super) handle: *mut sys::Context,
+    fabric: Fabric,
     transports: Vec<Resource>,
     /// What this machine has, as far as UCX can use it; found out when it is first asked for.
     machine: OnceLock<Vec<Resource>>,
@@ -28,24 +22,11 @@ pub(super) struct Context {
 }
 
 // SAFETY: the context was opened for several workers, so UCX locks what they share.
-unsafe impl Send for Context {}
+unsafe impl Send for UcxContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for UcxContext {}
 
-impl Context {
-    /// A pipe's slots are lost.
-    pub fn quarantine(&self) {
-        self.quarantined.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What carries the bytes of an endpoint with these lanes.
-    pub fn report(&self, taken: &[Lane]) -> String {
-        let machine = self.machine.get_or_init(|| machine().unwrap_or_default());
-        report::report((self.fabric, self.ucp.release()), machine, &self.transports, taken)
-    }
-}
-
-impl Drop for Context {
+impl Drop for UcxContext {
     fn drop(&mut self) {
         // SAFETY: whoever uses the context keeps it alive, so nobody does.
         unsafe { (self.ucp.cleanup)(self.handle) };
@@ -58,10 +39,10 @@ impl std::fmt::Debug for Ucp {
     }
 }
 
-impl UcxRail {
+impl UcxContext {
     /// Opens UCX. The environment's `UCX_` settings hold, except for those that make the rail what
     /// it is.
-    pub fn open(fabric: Fabric, devices: &[String]) -> Result<UcxRail, UcxError> {
+    pub fn open(fabric: Fabric, devices: &[String]) -> Result<Arc<UcxContext>, UcxError> {
         let ucp = Ucp::get()?;
         if let Some(name) = devices.iter().find(|name| !is_device(name)) {
             return Err(UcxError::DeviceName { name: name.clone() });
@@ -87,19 +68,31 @@ impl UcxRail {
         let handle = init(ucp, &settings)?.ok_or_else(no_transport)?;
         let transports = transports(ucp, handle);
         let (machine, quarantined) = (OnceLock::new(), AtomicU64::new(0));
-        let context = Context { ucp, handle, fabric, transports, machine, quarantined };
+        let context = UcxContext { ucp, handle, fabric, transports, machine, quarantined };
         // UCX opens a context for what is there, and says only in its log what is not.
         let whole = context.transports.iter().any(|found| Fabric::of(&found.name) == Some(fabric));
-        if whole { Ok(UcxRail { context: Arc::new(context) }) } else { Err(no_transport()) }
+        if whole { Ok(Arc::new(context)) } else { Err(no_transport()) }
     }
 
     pub fn fabric(&self) -> Fabric {
-        self.context.fabric
+        self.fabric
     }
 
-    /// Pipes that UCX had not let go of when their time was over. Their slots are never used again.
+    /// What carries the bytes of an endpoint with these lanes.
+    pub(super) fn report(&self, taken: &[Lane]) -> String {
+        let machine = self.machine.get_or_init(|| machine().unwrap_or_default());
+        report::report((self.fabric, self.ucp.release()), machine, &self.transports, taken)
+    }
+
+    /// A connection's slots are lost.
+    pub(super) fn quarantine(&self) {
+        self.quarantined.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Connections that UCX had not let go of when their time was over. Their slots are never used
+    /// again.
     pub fn quarantined(&self) -> u64 {
-        self.context.quarantined.load(Ordering::Relaxed)
+        self.quarantined.load(Ordering::Relaxed)
     }
 }
 
