@@ -91,6 +91,6 @@ pub use notifications::{
 pub use peer::TCP;
 pub use peer_metrics::{Counts, Histogram, PathCounts, Stages};
 pub use prepared::{BadBlocks, Op};
-pub use request::{End, Request, StageTimes, State};
+pub use request::{End, Request, State};
 pub use stat::{FlowStat, IdleRail, PeerStat};
 pub use transports::{NoSuchTransport, RailOptions, TRANSPORTS};

@@ -44,23 +44,23 @@ pub enum State {
 }
 
 /// How long a request spent where, as far as it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StageTimes {
+#[derive(Clone, Copy, Default)]
+struct StageTimes {
     /// Until the mover had it.
-    pub queued_us: u64,
+    queued_us: u64,
     /// Until all its bytes were in place and acknowledged.
-    pub posted_us: u64,
+    posted_us: u64,
     /// Until the peer had taken the notification in.
-    pub notified_us: u64,
+    notified_us: u64,
 }
 
 /// A transfer that is ready to be posted. Dropping it does not stop what was posted.
 pub struct Request {
-    run: Arc<Run>,
+    inner: Arc<Inner>,
 }
 
 /// What a request is, and where its latest post has got to.
-struct Run {
+struct Inner {
     shared: Weak<Shared>,
     requests: Arc<Requests>,
     process: Process,
@@ -124,7 +124,7 @@ impl Request {
         notification: Option<Vec<u8>>,
         limit_us: Option<u64>,
     ) -> Request {
-        let run = Run {
+        let inner = Inner {
             shared: Arc::downgrade(shared),
             requests: Arc::clone(requests),
             process: shared.process,
@@ -137,15 +137,15 @@ impl Request {
             progress: Mutex::default(),
             ended: Condvar::new(),
         };
-        Request { run: Arc::new(run) }
+        Request { inner: Arc::new(inner) }
     }
 
     /// Begins. `on_end` is called exactly once, on any thread, also on this one; it must be short,
     /// and must not wait for this agent. An error means that nothing was begun.
     pub fn post(&self, on_end: impl FnOnce(End) + Send + 'static) -> Result<(), AgentError> {
-        let shared = self.run.shared.upgrade().ok_or(PeerError::Ended)?;
+        let shared = self.inner.shared.upgrade().ok_or(PeerError::Ended)?;
         shared.process.check()?;
-        self.run.post(&shared, None, Box::new(on_end))
+        self.inner.post(&shared, None, Box::new(on_end))
     }
 
     /// As [`post`](Request::post), with this notification in the place of the request's own, for
@@ -156,14 +156,14 @@ impl Request {
         on_end: impl FnOnce(End) + Send + 'static,
     ) -> Result<(), AgentError> {
         notify::check(Some(&notification))?;
-        let shared = self.run.shared.upgrade().ok_or(PeerError::Ended)?;
+        let shared = self.inner.shared.upgrade().ok_or(PeerError::Ended)?;
         shared.process.check()?;
-        self.run.post(&shared, Some(notification), Box::new(on_end))
+        self.inner.post(&shared, Some(notification), Box::new(on_end))
     }
 
     /// Refuses in any other process than its agent's, in which it does not move.
     pub fn here(&self) -> Result<(), Forked> {
-        self.run.process.check()
+        self.inner.process.check()
     }
 
     /// Where the latest post has got to. In another process than the agent's: nowhere.
@@ -171,7 +171,7 @@ impl Request {
         if self.here().is_err() {
             return State::Ready;
         }
-        match &self.run.progress.lock().phase {
+        match &self.inner.progress.lock().phase {
             Phase::Ready => State::Ready,
             Phase::Queued => State::Queued,
             Phase::Posted(_) => State::Posted,
@@ -187,24 +187,16 @@ impl Request {
         if self.here().is_err() {
             return;
         }
-        self.run.stop(Stop::Cancelled, None);
-        self.run.wait();
-    }
-
-    /// How long the latest post has spent where.
-    pub fn stages(&self) -> StageTimes {
-        if self.here().is_err() {
-            return StageTimes::default();
-        }
-        self.run.progress.lock().times
+        self.inner.stop(Stop::Cancelled, None);
+        self.inner.wait();
     }
 
     pub fn bytes(&self) -> u64 {
-        self.run.bytes
+        self.inner.bytes
     }
 
     pub fn peer(&self) -> &str {
-        &self.run.peer.name
+        &self.inner.peer.name
     }
 }
 
@@ -226,14 +218,14 @@ fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {
     pairs.chunk_by(|one, next| named(one) == named(next)).flat_map(|run| named(&run[0])).collect()
 }
 
-impl Run {
+impl Inner {
     /// Whether it reads or writes this region.
     fn uses(&self, region: RegionId) -> bool {
         self.regions.contains(&region)
     }
 
     fn post(
-        self: &Arc<Run>,
+        self: &Arc<Inner>,
         shared: &Arc<Shared>,
         instead: Option<Vec<u8>>,
         on_end: Box<dyn FnOnce(End) + Send>,
@@ -259,13 +251,13 @@ impl Run {
         });
         drop(progress);
         let until_us = shared.connect_until_us().min(until(now_us, self.limit_us));
-        let (run, weak) = (Arc::clone(self), Arc::downgrade(shared));
-        connect::when_up(shared, &self.peer, until_us, move |up| run.begin(&weak, post, up));
+        let (inner, weak) = (Arc::clone(self), Arc::downgrade(shared));
+        connect::when_up(shared, &self.peer, until_us, move |up| inner.begin(&weak, post, up));
         Ok(())
     }
 
     /// The peer can be spoken to, or not.
-    fn begin(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, up: Result<(), PeerError>) {
+    fn begin(self: &Arc<Inner>, weak: &Weak<Shared>, post: u64, up: Result<(), PeerError>) {
         let Some(shared) = weak.upgrade() else { return self.end(None, failed(PeerError::Ended), post) };
         if let Err(why) = up {
             return self.end(Some(&shared), failed(why), post);
@@ -275,9 +267,8 @@ impl Run {
             return;
         }
         let transfer = Transfer::new(self.pairs.clone(), Class::Demand);
-        let run = Arc::clone(self);
-        let weak = Weak::clone(weak);
-        let submitted = shared.mover.submit(transfer, move |end| run.moved(&weak, post, end));
+        let (inner, weak) = (Arc::clone(self), Weak::clone(weak));
+        let submitted = shared.mover.submit(transfer, move |end| inner.moved(&weak, post, end));
         progress.times.queued_us = shared.timer.now_us().saturating_sub(progress.since_us);
         match submitted {
             Ok(submitted) => progress.phase = Phase::Posted(submitted),
@@ -289,7 +280,7 @@ impl Run {
     }
 
     /// The mover is through with it.
-    fn moved(self: &Arc<Run>, weak: &Weak<Shared>, post: u64, end: Moved) {
+    fn moved(self: &Arc<Inner>, weak: &Weak<Shared>, post: u64, end: Moved) {
         let shared = weak.upgrade();
         let mut progress = self.progress.lock();
         if let Some(shared) = &shared {
@@ -322,16 +313,16 @@ impl Run {
         }
     }
 
-    fn notify(self: &Arc<Run>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
-        let (run, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.timer.now_us());
+    fn notify(self: &Arc<Inner>, shared: &Arc<Shared>, post: u64, bytes: u64, text: Vec<u8>) {
+        let (inner, weak, began_us) = (Arc::clone(self), Arc::downgrade(shared), shared.timer.now_us());
         let until_us = until(self.progress.lock().since_us, self.limit_us).min(shared.connect_until_us());
-        let told = Arc::clone(&run);
+        let told = Arc::clone(&inner);
         let on_end = move |taken: Result<(), PeerError>| {
             let shared = weak.upgrade();
             if let Some(shared) = &shared {
-                run.progress.lock().times.notified_us = shared.timer.now_us().saturating_sub(began_us);
+                inner.progress.lock().times.notified_us = shared.timer.now_us().saturating_sub(began_us);
             }
-            run.notified(shared.as_ref(), post, bytes, taken);
+            inner.notified(shared.as_ref(), post, bytes, taken);
         };
         if let Err(full) = notify::send(shared, &self.peer, text, until_us, None, on_end) {
             told.notified(Some(shared), post, bytes, Err(full));
@@ -340,7 +331,7 @@ impl Run {
 
     /// The peer has the notification, or not.
     fn notified(
-        self: &Arc<Run>,
+        self: &Arc<Inner>,
         shared: Option<&Arc<Shared>>,
         post: u64,
         bytes: u64,
@@ -354,7 +345,7 @@ impl Run {
     }
 
     /// Asks for an early end, of this post or of whichever is under way.
-    fn stop(self: &Arc<Run>, stop: Stop, post: Option<u64>) {
+    fn stop(self: &Arc<Inner>, stop: Stop, post: Option<u64>) {
         let shared = self.shared.upgrade();
         let mut progress = self.progress.lock();
         if post.is_some_and(|post| post != progress.post) {
@@ -441,41 +432,41 @@ pub(crate) struct Requests(Mutex<UnderWay>);
 
 #[derive(Default)]
 struct UnderWay {
-    by_number: HashMap<u64, Arc<Run>>,
+    by_number: HashMap<u64, Arc<Inner>>,
     next: u64,
     closed: bool,
 }
 
 impl Requests {
     /// Notes that a request is under way, and says its number.
-    fn register(&self, run: &Arc<Run>) -> Result<u64, AgentError> {
+    fn register(&self, request: &Arc<Inner>) -> Result<u64, AgentError> {
         let mut under_way = self.0.lock();
         if under_way.closed {
             return Err(PeerError::Ended.into());
         }
         let number = under_way.next;
         under_way.next += 1;
-        under_way.by_number.insert(number, Arc::clone(run));
+        under_way.by_number.insert(number, Arc::clone(request));
         Ok(number)
     }
 
-    fn those(&self, which: impl Fn(&Run) -> bool) -> Vec<Arc<Run>> {
-        self.0.lock().by_number.values().filter(|run| which(run)).cloned().collect()
+    fn those(&self, which: impl Fn(&Inner) -> bool) -> Vec<Arc<Inner>> {
+        self.0.lock().by_number.values().filter(|request| which(request)).cloned().collect()
     }
 
     /// Whether one is under way that uses a region.
     pub fn use_region(&self, region: RegionId) -> bool {
-        self.0.lock().by_number.values().any(|run| run.uses(region))
+        self.0.lock().by_number.values().any(|request| request.uses(region))
     }
 
     /// Cancels those that use a region, and waits for their ends.
     pub fn cancel_with_region(&self, region: RegionId) {
-        self.cancel(|run| run.uses(region));
+        self.cancel(|request| request.uses(region));
     }
 
     /// Cancels those to a peer, and waits for their ends.
     pub fn cancel_to(&self, peer: &Arc<Peer>) {
-        self.cancel(|run| Arc::ptr_eq(&run.peer, peer));
+        self.cancel(|request| Arc::ptr_eq(&request.peer, peer));
     }
 
     /// Cancels all, waits for their ends, and begins nothing new.
@@ -485,10 +476,10 @@ impl Requests {
     }
 
     /// All at once, then waits.
-    fn cancel(&self, which: impl Fn(&Run) -> bool) {
-        let runs = self.those(which);
-        runs.iter().for_each(|run| run.stop(Stop::Cancelled, None));
-        runs.iter().for_each(|run| run.wait());
+    fn cancel(&self, which: impl Fn(&Inner) -> bool) {
+        let requests = self.those(which);
+        requests.iter().for_each(|request| request.stop(Stop::Cancelled, None));
+        requests.iter().for_each(|request| request.wait());
     }
 }
 
@@ -519,19 +510,19 @@ mod tests {
         let request =
             one.request(Op::Write, (&local, Select::All), (&remote, Select::All), None, None).unwrap();
         for round in 0..5_000u32 {
-            let (post, over) = (request.run.progress.lock().post + 1, AtomicBool::new(false));
+            let (post, over) = (request.inner.progress.lock().post + 1, AtomicBool::new(false));
             let (started, weak) = (Barrier::new(2), Arc::downgrade(&one.shared));
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     started.wait();
                     while !over.load(Ordering::Relaxed) {
-                        request.run.begin(&weak, post, Ok(()));
+                        request.inner.begin(&weak, post, Ok(()));
                     }
                 });
                 started.wait();
                 // As a post does that waits for a connection.
-                let number = one.requests.register(&request.run).unwrap();
-                let mut progress = request.run.progress.lock();
+                let number = one.requests.register(&request.inner).unwrap();
+                let mut progress = request.inner.progress.lock();
                 (progress.number, progress.post) = (number, post);
                 (progress.phase, progress.stop) = (Phase::Queued, None);
                 progress.times = StageTimes::default();
@@ -540,7 +531,7 @@ mod tests {
                 theirs.write(0, &[0xEE; BYTES as usize]);
                 over.store(true, Ordering::Relaxed);
             });
-            if request.stages().queued_us > 0 {
+            if request.inner.progress.lock().times.queued_us > 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let mut found = [0; BYTES as usize];

@@ -130,7 +130,7 @@ impl AskingEnd {
                         handle.end(Some(done), Outcome::Failed { error: broken.to_string() });
                     }
                     Message::Call(_, _, mut caller) => caller.hear(Err(broken.clone().into())),
-                    Message::Cancel | Message::CancelOp(_) | Message::Doubt | Message::Sever => {}
+                    Message::CancelOp(_) | Message::Doubt | Message::Sever => {}
                 }
             }
             if !open {
@@ -256,7 +256,7 @@ impl Worker {
         for (number, outcome) in connection.role.take_ended() {
             handle.end(asked.remove(&number), outcome);
         }
-        for (number, call_end) in connection.role.take_ended_calls() {
+        for (number, call_end) in connection.role.calls.take_ended() {
             called.remove(&number).into_iter().for_each(|mut caller| caller.hear(call_end.clone()));
         }
     }
@@ -266,7 +266,6 @@ impl Worker {
         let mut verdict = Ok(());
         for message in messages.drain(..) {
             match message {
-                Message::Cancel => self.connection.role.cancel_all(CANCELLED),
                 Message::CancelOp(op) => self.cancel(op),
                 Message::Op(op, memory, done) => self.begin(now_us, &op, &memory, done),
                 Message::Call(body, limit_us, caller) => {
@@ -302,11 +301,11 @@ impl Worker {
         for (number, outcome) in self.connection.role.take_ended() {
             self.handle.end(self.asked.remove(&number), outcome);
         }
-        let ended_calls: Vec<_> = self.connection.role.take_ended_calls().collect();
+        let ended_calls: Vec<_> = self.connection.role.calls.take_ended().collect();
         for (number, call_end) in ended_calls {
             let Entry::Occupied(mut caller) = self.called.entry(number) else { continue };
             caller.get_mut().hear(call_end);
-            if !self.connection.role.is_unanswered(number) {
+            if !self.connection.role.calls.is_unanswered(number) {
                 caller.remove();
             }
         }

@@ -71,7 +71,6 @@ pub struct FlowStats {
 pub(super) enum Message {
     Op(LinkOp, Arc<Memory>, Completion),
     Call(Vec<u8>, u64, Caller),
-    Cancel,
     CancelOp(OpId),
     Doubt,
     Sever,
@@ -150,14 +149,6 @@ impl FlowHandle {
     pub(super) fn tell_watchers(&self, broken: &Broken) {
         let watchers = self.state.lock().watchers.take();
         watchers.into_iter().flatten().for_each(|watcher| watcher(broken.clone()));
-    }
-
-    /// Asks for an early end of all operations that are under way. Each fails once it is quiet at
-    /// both ends, unless it succeeds before. To be called after the mover's transfers were
-    /// cancelled, or it tries again.
-    pub fn cancel_all(&self) {
-        // A flow that has ended has nothing left to cancel.
-        let _ = self.inbox.post(Message::Cancel);
     }
 
     /// Ends the connection now. Operations that are under way fail at once and touch nothing any

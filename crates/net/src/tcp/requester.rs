@@ -5,7 +5,7 @@
 //! byte that was begun has left, a READ not before the peer said that no more will come, a
 //! cancelled one not before the peer said that it stopped.
 
-use super::call::{CallEnd, Calls};
+use super::call::Calls;
 use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, VERSION};
@@ -40,7 +40,7 @@ pub(super) struct Requester {
     operations: VecDeque<Asked>,
     next_number: u64,
     ended: Vec<(u64, Outcome)>,
-    calls: Calls,
+    pub calls: Calls,
     used_us: u64,
     heard_us: u64,
     ping: Ping,
@@ -153,12 +153,6 @@ impl Requester {
         self.calls.submit(now_us, body, limit_us)
     }
 
-    /// Asks for an early end of all operations.
-    pub fn cancel_all(&mut self, why: &'static str) {
-        self.operations.iter_mut().for_each(|asked| asked.want_cancel(why));
-        self.end_untold();
-    }
-
     /// Asks for an early end of one operation. One that has ended is not missed.
     pub fn cancel(&mut self, number: u64, why: &'static str) {
         if let Ok(at) = self.operations.binary_search_by_key(&number, |asked| asked.number) {
@@ -178,16 +172,6 @@ impl Requester {
     /// Which operations have ended since this was asked before.
     pub fn take_ended(&mut self) -> std::vec::Drain<'_, (u64, Outcome)> {
         self.ended.drain(..)
-    }
-
-    /// Which calls have ended since this was asked before, and which were answered after their end.
-    pub fn take_ended_calls(&mut self) -> std::vec::Drain<'_, (u64, CallEnd)> {
-        self.calls.take_ended()
-    }
-
-    /// Whether the peer may answer a call yet.
-    pub fn is_unanswered(&self, call: u64) -> bool {
-        self.calls.is_unanswered(call)
     }
 
     /// Whether every operation and every call has ended.

@@ -282,7 +282,7 @@ impl World {
         for (number, outcome) in self.asking.role.take_ended() {
             assert!(self.ended.insert(number, outcome).is_none(), "operation {number} ended twice");
         }
-        for (number, end) in self.asking.role.take_ended_calls() {
+        for (number, end) in self.asking.role.calls.take_ended() {
             // Only what was given up may be answered after its end.
             let before = self.replies.insert(number, end);
             let open = matches!(before, None | Some(Err(CallError::Late { .. })));

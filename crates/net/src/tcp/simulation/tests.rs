@@ -52,7 +52,7 @@ fn after_a_cancelled_operation_has_ended_nothing_of_it_is_written_anywhere() {
         let (mut world, plans) = World::asked(steps, 8);
         let before = (bytes(&world.ours), bytes(&world.theirs));
         world.steps(steps / 4);
-        world.asking.role.cancel_all("cancelled");
+        (1..=8).for_each(|number| world.asking.role.cancel(number, "cancelled"));
         world.run(plans.len());
         judge(&world, (&before.0, &before.1), &plans);
         cancelled += plans.len() - moved(&world);
