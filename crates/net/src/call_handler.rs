@@ -1,7 +1,7 @@
 //! What peers say to this agent beside asking for memory: notifications are kept here, words about
 //! rails go to those, everything else to whoever answers calls.
 
-use crate::notifications::{Inbox, Notification};
+use crate::notifications::{IncomingNotifications, Notification};
 use crate::rails::Rails;
 use crate::tcp::{Event, Identity, LeaseTable, Reply, Service};
 use forebay_transfer::LogGate;
@@ -17,7 +17,7 @@ pub(crate) const RAILS: u8 = 2;
 
 /// Takes in what peers say.
 pub(crate) struct CallHandler {
-    inbox: Mutex<Inbox>,
+    incoming: Mutex<IncomingNotifications>,
     pub event: Event,
     leases: LeaseTable,
     rails: Arc<Rails>,
@@ -28,20 +28,20 @@ pub(crate) struct CallHandler {
 
 impl CallHandler {
     pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> CallHandler {
-        let (inbox, event, refused) = (Mutex::default(), Event::default(), LogGate::new());
-        CallHandler { inbox, event, leases, rails, service, refused }
+        let (incoming, event, refused) = (Mutex::default(), Event::default(), LogGate::new());
+        CallHandler { incoming, event, leases, rails, service, refused }
     }
 
     /// The notifications that wait, with their senders' names.
     pub fn take_notifications(&self) -> Vec<(String, Vec<u8>)> {
-        self.inbox.lock().take()
+        self.incoming.lock().take()
     }
 
     fn notification(&self, from: Identity, bytes: &[u8], reply: Reply) {
         let Some(notification) = Notification::parse(bytes) else {
             return reply.refuse("a notification that is cut".into());
         };
-        let taken = self.inbox.lock().take_in(from.instance, &notification);
+        let taken = self.incoming.lock().take_in(from.instance, &notification);
         match taken {
             Ok(new) => {
                 reply.send(Vec::new());
@@ -77,7 +77,7 @@ impl Service for CallHandler {
     }
 
     fn gone(&self, from: Identity) {
-        self.inbox.lock().gone(from.instance);
+        self.incoming.lock().gone(from.instance);
         self.leases.holder_is_gone(from.instance);
         if let Some(service) = &self.service {
             service.gone(from);

@@ -60,7 +60,7 @@ impl<'a> Notification<'a> {
 /// What is sent to one peer: numbers, and whose turn it is. A notification is open from when it is
 /// taken in until it is settled.
 #[derive(Debug)]
-pub(crate) struct Outbox<N> {
+pub(crate) struct OutgoingNotifications<N> {
     next: u64,
     /// With their lengths.
     open: BTreeMap<u64, usize>,
@@ -69,13 +69,13 @@ pub(crate) struct Outbox<N> {
     queue: VecDeque<N>,
 }
 
-impl<N> Default for Outbox<N> {
-    fn default() -> Outbox<N> {
-        Outbox { next: 0, open: BTreeMap::new(), open_bytes: 0, queue: VecDeque::new() }
+impl<N> Default for OutgoingNotifications<N> {
+    fn default() -> OutgoingNotifications<N> {
+        OutgoingNotifications { next: 0, open: BTreeMap::new(), open_bytes: 0, queue: VecDeque::new() }
     }
 }
 
-impl<N> Outbox<N> {
+impl<N> OutgoingNotifications<N> {
     /// Takes a notification of so many bytes in, behind those that wait. There has to be room for
     /// it.
     pub fn open(&mut self, bytes: usize, notification: impl FnOnce(u64) -> N) {
@@ -117,7 +117,7 @@ impl<N> Outbox<N> {
 
 /// What came in.
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct IncomingNotifications {
     waiting: VecDeque<(String, Vec<u8>)>,
     waiting_bytes: usize,
     senders: HashMap<[u8; 16], Seen>,
@@ -131,7 +131,7 @@ struct Seen {
     above: BTreeSet<u64>,
 }
 
-impl Inbox {
+impl IncomingNotifications {
     /// Takes a notification of this instance in, once. Says whether it was new; an error is why it
     /// may not come in.
     pub fn take_in(&mut self, instance: [u8; 16], notification: &Notification<'_>) -> Result<bool, String> {
@@ -193,52 +193,52 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_full_inbox_refuses_and_forgets_nothing() {
-        let mut inbox = Inbox::default();
-        let send = |inbox: &mut Inbox, number| {
+    fn a_receiver_without_room_refuses_and_forgets_nothing() {
+        let mut incoming = IncomingNotifications::default();
+        let send = |incoming: &mut IncomingNotifications, number| {
             let notification =
                 Notification { number, floor: number.saturating_sub(1), from: "a", text: &[0; 1024] };
-            inbox.take_in([1; 16], &notification)
+            incoming.take_in([1; 16], &notification)
         };
         let taken =
-            (0..NOTIFICATIONS_MAX as u64 + 10).filter(|number| send(&mut inbox, *number) == Ok(true)).count();
+            (0..NOTIFICATIONS_MAX as u64 + 10).filter(|number| send(&mut incoming, *number) == Ok(true)).count();
         assert_eq!(taken, NOTIFICATIONS_MAX);
-        assert_eq!(inbox.take().len(), NOTIFICATIONS_MAX);
+        assert_eq!(incoming.take().len(), NOTIFICATIONS_MAX);
         assert_eq!(
-            send(&mut inbox, NOTIFICATIONS_MAX as u64 + 9),
+            send(&mut incoming, NOTIFICATIONS_MAX as u64 + 9),
             Ok(true),
             "what was refused may come again"
         );
     }
 
     #[test]
-    fn a_full_outbox_takes_nothing_in_and_turns_come_in_order() {
-        let mut outbox = Outbox::<u64>::default();
-        while outbox.has_room(1) {
-            outbox.open(1, |number| number);
+    fn a_sender_without_room_takes_nothing_in_and_turns_come_in_order() {
+        let mut outgoing = OutgoingNotifications::<u64>::default();
+        while outgoing.has_room(1) {
+            outgoing.open(1, |number| number);
         }
-        assert_eq!(outbox.held(), (NOTIFICATIONS_OPEN_MAX, NOTIFICATIONS_OPEN_MAX));
-        let mut under_way: VecDeque<u64> = std::iter::from_fn(|| outbox.next_turn()).collect();
+        assert_eq!(outgoing.held(), (NOTIFICATIONS_OPEN_MAX, NOTIFICATIONS_OPEN_MAX));
+        let mut under_way: VecDeque<u64> = std::iter::from_fn(|| outgoing.next_turn()).collect();
         assert_eq!(under_way.len(), UNDER_WAY_MAX);
         for number in 0..NOTIFICATIONS_OPEN_MAX as u64 {
             assert_eq!(under_way.pop_front(), Some(number), "each has its turn, in order");
-            outbox.settle(number);
-            under_way.extend(outbox.next_turn());
+            outgoing.settle(number);
+            under_way.extend(outgoing.next_turn());
         }
-        assert_eq!((outbox.held(), outbox.floor()), ((0, 0), NOTIFICATIONS_OPEN_MAX as u64));
-        assert!(!outbox.has_room(NOTIFICATIONS_OPEN_BYTES_MAX + 1), "too many bytes");
+        assert_eq!((outgoing.held(), outgoing.floor()), ((0, 0), NOTIFICATIONS_OPEN_MAX as u64));
+        assert!(!outgoing.has_room(NOTIFICATIONS_OPEN_BYTES_MAX + 1), "too many bytes");
     }
 
     #[test]
     fn senders_that_went_long_ago_are_forgotten() {
-        let mut inbox = Inbox::default();
+        let mut incoming = IncomingNotifications::default();
         for sender in 0..GONE_MAX as u32 * 3 {
             let mut instance = [0; 16];
             instance[..4].copy_from_slice(&sender.to_le_bytes());
-            inbox.take_in(instance, &Notification { number: 0, floor: 0, from: "a", text: &[] }).unwrap();
-            inbox.gone(instance);
+            incoming.take_in(instance, &Notification { number: 0, floor: 0, from: "a", text: &[] }).unwrap();
+            incoming.gone(instance);
         }
-        assert_eq!((inbox.senders.len(), inbox.gone.len()), (GONE_MAX, GONE_MAX));
+        assert_eq!((incoming.senders.len(), incoming.gone.len()), (GONE_MAX, GONE_MAX));
     }
 
     proptest! {
@@ -263,30 +263,30 @@ mod tests {
         /// Deliveries that come twice, late and in any order, as connections break and come back.
         #[test]
         fn each_notice_is_taken_in_once(sends in prop::collection::vec((0usize..20, any::<bool>()), 1..200)) {
-            let (mut outbox, mut inbox) = (Outbox::<u64>::default(), Inbox::default());
+            let (mut outgoing, mut incoming) = (OutgoingNotifications::<u64>::default(), IncomingNotifications::default());
             let mut open: Vec<u64> = Vec::new();
             let mut taken = Vec::new();
             for (pick, settled) in sends {
                 let number = open.get(pick).copied().unwrap_or_else(|| {
-                    outbox.open(8, |number| number);
-                    open.extend(outbox.next_turn());
+                    outgoing.open(8, |number| number);
+                    open.extend(outgoing.next_turn());
                     open[open.len() - 1]
                 });
-                let notification = Notification { number, floor: outbox.floor(), from: "a", text: &number.to_le_bytes() };
-                inbox.take_in([1; 16], &notification).unwrap();
-                taken.extend(inbox.take());
+                let notification = Notification { number, floor: outgoing.floor(), from: "a", text: &number.to_le_bytes() };
+                incoming.take_in([1; 16], &notification).unwrap();
+                taken.extend(incoming.take());
                 if settled {
-                    outbox.settle(number);
+                    outgoing.settle(number);
                     open.retain(|other| *other != number);
                 } else {
-                    inbox.gone([1; 16]);
+                    incoming.gone([1; 16]);
                 }
             }
             let count = taken.len();
             taken.sort();
             taken.dedup();
             prop_assert_eq!(taken.len(), count);
-            prop_assert_eq!(count as u64, outbox.next);
+            prop_assert_eq!(count as u64, outgoing.next);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Sending {
         let now_us = shared.timer.now_us();
         // The flow may have ended a moment ago.
         let Some(flow) = self.peer.flow() else { return self.again(&shared, now_us) };
-        let floor = self.peer.state().outbox.floor();
+        let floor = self.peer.state().outgoing.floor();
         let mut body = vec![call_handler::NOTIFICATIONS];
         Notification { number: self.number, floor, from: &shared.name, text: &self.text }.put(&mut body);
         let limit_us = self.until_us.saturating_sub(now_us);

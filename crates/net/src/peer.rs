@@ -11,7 +11,7 @@ use crate::connection_state::ConnectionState;
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
 use crate::error::{AgentError, NotReached, PeerError};
-use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, Outbox};
+use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, OutgoingNotifications};
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::prepared::Blocks;
@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub unreached: Option<NotReached>,
     /// One more flow is being connected.
     pub growing: bool,
-    pub outbox: Outbox<Attempt>,
+    pub outgoing: OutgoingNotifications<Attempt>,
     /// Somebody gives notifications their turns, and goes on until none is due.
     turns_are_given: bool,
     /// Why rails, by number, carry nothing over the connection that is there.
@@ -161,10 +161,10 @@ impl Peer {
         notification: impl FnOnce(u64) -> Attempt,
     ) -> Result<(), PeerError> {
         let mut state = self.state();
-        while !state.outbox.has_room(bytes) {
+        while !state.outgoing.has_room(bytes) {
             let left = wait_until.map(|until| until.saturating_duration_since(Instant::now()));
             let Some(left) = left.filter(|left| !left.is_zero()) else {
-                let (notifications, held_bytes) = state.outbox.held();
+                let (notifications, held_bytes) = state.outgoing.held();
                 return Err(PeerError::Full(format!(
                     "{notifications} notifications of {held_bytes} bytes are on their way to peer {}, and one of {bytes} bytes has no room; allowed: {NOTIFICATIONS_OPEN_MAX} of {NOTIFICATIONS_OPEN_BYTES_MAX} bytes",
                     self.name
@@ -172,7 +172,7 @@ impl Peer {
             };
             self.room.wait_for(&mut state, left);
         }
-        state.outbox.open(bytes, notification);
+        state.outgoing.open(bytes, notification);
         Ok(())
     }
 
@@ -184,7 +184,7 @@ impl Peer {
         if std::mem::replace(&mut state.turns_are_given, true) {
             return;
         }
-        while let Some(next) = state.outbox.next_turn() {
+        while let Some(next) = state.outgoing.next_turn() {
             drop(state);
             next();
             state = self.state();
@@ -193,7 +193,7 @@ impl Peer {
     }
 
     pub fn settle_notification(&self, number: u64) {
-        self.state().outbox.settle(number);
+        self.state().outgoing.settle(number);
         self.room.notify_all();
     }
 
