@@ -200,8 +200,9 @@ mod tests {
                 Notification { number, floor: number.saturating_sub(1), from: "a", text: &[0; 1024] };
             incoming.take_in([1; 16], &notification)
         };
-        let taken =
-            (0..NOTIFICATIONS_MAX as u64 + 10).filter(|number| send(&mut incoming, *number) == Ok(true)).count();
+        let taken = (0..NOTIFICATIONS_MAX as u64 + 10)
+            .filter(|number| send(&mut incoming, *number) == Ok(true))
+            .count();
         assert_eq!(taken, NOTIFICATIONS_MAX);
         assert_eq!(incoming.take().len(), NOTIFICATIONS_MAX);
         assert_eq!(

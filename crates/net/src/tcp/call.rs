@@ -6,7 +6,7 @@
 //! may be unanswered; its answer comes after its end.
 
 use super::error::{BadFrame, Broken};
-use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
+use super::frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, Frame};
 use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
 
@@ -86,7 +86,7 @@ impl Calls {
     /// there was one.
     pub fn tell(&mut self, out: &mut Vec<u8>) -> bool {
         let before = out.len();
-        while self.told.len() < CALLS_MAX.into() && out.len() - before < CHUNK_BYTES_MAX as usize {
+        while self.told.len() < CALLS_MAX.into() && out.len() - before < DATA_BYTES_MAX as usize {
             let Some(Waiting { number, body, limit }) = self.waiting.pop_front() else { break };
             Frame::Call(body).put(number, out);
             self.told.insert(number, Some(limit));
@@ -188,10 +188,10 @@ mod tests {
     fn long_calls_leave_room_for_data_in_between() {
         let mut calls = Calls::default();
         for _ in 0..4 {
-            calls.submit(0, vec![0; CHUNK_BYTES_MAX as usize], 10);
+            calls.submit(0, vec![0; DATA_BYTES_MAX as usize], 10);
         }
         let mut out = Vec::new();
         assert!(calls.tell(&mut out));
-        assert!(out.len() < 2 * CHUNK_BYTES_MAX as usize);
+        assert!(out.len() < 2 * DATA_BYTES_MAX as usize);
     }
 }

@@ -8,7 +8,7 @@
 use super::carrier::{Ready, Wire, slice};
 use super::error::Broken;
 use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
-use super::payload::{Chunk, Owners, Void};
+use super::payload::{Owners, PayloadPart, Void};
 use crc_fast::Digest;
 use std::io;
 
@@ -22,7 +22,7 @@ const ROUNDS: usize = 16;
 /// being held up is slow, and the peer is not to blame.
 const BUFFERED_BYTES: usize = 1 << 20;
 
-/// How a chunk came to its place.
+/// How a part came to its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// With the CRC it was sent with.
@@ -42,11 +42,11 @@ pub(super) trait Role {
         Ok(())
     }
     /// A DATA came; its bytes follow. Where do they go?
-    fn inbound(&mut self, operation: u64, bytes: u32) -> Result<Chunk, Broken>;
+    fn inbound(&mut self, operation: u64, bytes: u32) -> Result<PayloadPart, Broken>;
     /// The bytes of a DATA have come.
     fn placed(&mut self, operation: u64, arrival: Arrival) -> Result<(), Broken>;
     /// Appends the frames that are to be sent now, and says which DATA follows them.
-    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)>;
+    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, PayloadPart)>;
     /// The bytes of a DATA have been sent. `withdrawn`: some were zeros, because their owner
     /// withdrew them.
     fn sent(&mut self, operation: u64, withdrawn: bool);
@@ -108,7 +108,7 @@ struct Intake {
 enum State {
     Header,
     Body { header: Header, body: Vec<u8> },
-    Payload { operation: u64, chunk: Chunk, sum: Digest, withdrawn: bool },
+    Payload { operation: u64, part: PayloadPart, sum: Digest, withdrawn: bool },
     Trailer { operation: u64, sum: u32, withdrawn: bool },
 }
 
@@ -122,7 +122,7 @@ struct Outlet {
 
 struct Data {
     operation: u64,
-    chunk: Chunk,
+    part: PayloadPart,
     crc: [u8; CRC_BYTES],
     crc_sent: usize,
     withdrawn: bool,
@@ -264,9 +264,9 @@ impl<R: Role> Connection<R> {
             }
             Found::Arrived(operation, arrival) => self.role.placed(operation, arrival)?,
             Found::Frame(operation, Frame::Data(bytes)) => {
-                let chunk = self.role.inbound(operation, bytes)?;
-                debug_assert_eq!(chunk.len(), bytes as usize);
-                self.intake.state = State::Payload { operation, chunk, sum: crc32c(), withdrawn: false };
+                let part = self.role.inbound(operation, bytes)?;
+                debug_assert_eq!(part.len(), bytes as usize);
+                self.intake.state = State::Payload { operation, part, sum: crc32c(), withdrawn: false };
             }
             Found::Frame(operation, frame) => self.role.frame(now_us, operation, frame)?,
         }
@@ -293,12 +293,12 @@ impl Intake {
         let mut payload_bytes = 0;
         let owners = self.owners();
         let held = owners.hold();
-        if let State::Payload { chunk, withdrawn, .. } = &mut self.state {
+        if let State::Payload { part, withdrawn, .. } = &mut self.state {
             if held.is_none() {
-                chunk.hollow_out();
+                part.hollow_out();
                 *withdrawn = true;
             }
-            let all = chunk.incoming(void, &mut slices, SLICES_MAX - 1);
+            let all = part.incoming(void, &mut slices, SLICES_MAX - 1);
             stash_bytes = if all { CRC_BYTES + HEADER_BYTES } else { 0 };
             payload_bytes = slices.iter().map(|slice| slice.iov_len).sum();
         }
@@ -316,8 +316,8 @@ impl Intake {
         };
         *readable = received == payload_bytes + stash_bytes;
         let placed = received.min(payload_bytes);
-        if let State::Payload { chunk, sum, .. } = &mut self.state {
-            chunk.advance(placed, Some(sum));
+        if let State::Payload { part, sum, .. } = &mut self.state {
+            part.advance(placed, Some(sum));
         }
         drop(held);
         self.end += received - placed;
@@ -327,7 +327,7 @@ impl Intake {
     /// Whom the payload that is due belongs to.
     fn owners(&self) -> Owners {
         match &self.state {
-            State::Payload { chunk, .. } => chunk.owners(),
+            State::Payload { part, .. } => part.owners(),
             _ => Owners::default(),
         }
     }
@@ -353,18 +353,18 @@ impl Intake {
                 self.state = State::Header;
                 Ok(Some(Found::Frame(operation, frame)))
             }
-            State::Payload { operation, chunk, sum, withdrawn } => {
-                let taken = waiting.min(chunk.left());
-                let owners = chunk.owners();
+            State::Payload { operation, part, sum, withdrawn } => {
+                let taken = waiting.min(part.left());
+                let owners = part.owners();
                 let held = owners.hold();
                 if held.is_none() {
-                    chunk.hollow_out();
+                    part.hollow_out();
                     *withdrawn = true;
                 }
-                chunk.put(&self.stash[self.start..self.start + taken], sum);
+                part.put(&self.stash[self.start..self.start + taken], sum);
                 drop(held);
                 self.start += taken;
-                if chunk.left() > 0 {
+                if part.left() > 0 {
                     return Ok(None);
                 }
                 let (operation, withdrawn) = (*operation, *withdrawn);
@@ -393,19 +393,19 @@ impl Outlet {
     }
 
     fn left(&self) -> usize {
-        let data = self.data.as_ref().map_or(0, |data| data.chunk.left() + CRC_BYTES - data.crc_sent);
+        let data = self.data.as_ref().map_or(0, |data| data.part.left() + CRC_BYTES - data.crc_sent);
         self.frames.len() - self.frames_sent + data
     }
 
     fn load(&mut self, role: &mut impl Role) {
         self.frames.clear();
         self.frames_sent = 0;
-        let Some((operation, chunk)) = role.outbound(&mut self.frames) else { return };
-        Frame::Data(chunk.len() as u32).put(operation, &mut self.frames);
+        let Some((operation, part)) = role.outbound(&mut self.frames) else { return };
+        Frame::Data(part.len() as u32).put(operation, &mut self.frames);
         // If the memory was withdrawn, sending finds that and sends zeros, which nobody uses,
         // whatever their CRC.
-        let crc = chunk.owners().hold().map_or(0, |_held| chunk.crc()).to_le_bytes();
-        self.data = Some(Data { operation, chunk, crc, crc_sent: 0, withdrawn: false });
+        let crc = part.owners().hold().map_or(0, |_held| part.crc()).to_le_bytes();
+        self.data = Some(Data { operation, part, crc, crc_sent: 0, withdrawn: false });
     }
 
     fn send(&mut self, wire: &mut dyn Wire) -> Result<(), Broken> {
@@ -415,14 +415,14 @@ impl Outlet {
         if frames_left > 0 {
             slices.push(slice(frames.as_ptr().cast_mut(), frames_left));
         }
-        let owners = self.data.as_ref().map(|data| data.chunk.owners()).unwrap_or_default();
+        let owners = self.data.as_ref().map(|data| data.part.owners()).unwrap_or_default();
         let held = owners.hold();
         if let Some(data) = &mut self.data {
             if held.is_none() {
-                data.chunk.hollow_out();
+                data.part.hollow_out();
                 data.withdrawn = true;
             }
-            data.chunk.outgoing(&mut slices, SLICES_MAX - 1);
+            data.part.outgoing(&mut slices, SLICES_MAX - 1);
             let crc = &data.crc[data.crc_sent..];
             slices.push(slice(crc.as_ptr().cast_mut(), crc.len()));
         }
@@ -434,9 +434,9 @@ impl Outlet {
         let of_frames = sent.min(frames_left);
         self.frames_sent += of_frames;
         if let Some(data) = &mut self.data {
-            let of_chunk = (sent - of_frames).min(data.chunk.left());
-            data.chunk.advance(of_chunk, None);
-            data.crc_sent += sent - of_frames - of_chunk;
+            let of_part = (sent - of_frames).min(data.part.left());
+            data.part.advance(of_part, None);
+            data.crc_sent += sent - of_frames - of_part;
         }
         drop(held);
         Ok(())

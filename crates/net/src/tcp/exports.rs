@@ -211,12 +211,12 @@ mod tests {
         let again = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN);
         assert_eq!(again, Err(ExportError::InUse { key: 5, generation }));
         let mut grant = exports.resolve(&command(section(generation, 0, 0, 100)), Wish::Read).unwrap();
-        let chunk = grant.payload.cut(100);
-        assert!(chunk.owners().hold().is_some());
+        let part = grant.payload.cut(100);
+        assert!(part.owners().hold().is_some());
         assert!(exports.withdraw(5) && !exports.withdraw(5));
-        assert!(chunk.owners().hold().is_none());
+        assert!(part.owners().hold().is_none());
         let later = exports.offer(5, memory, Access::OPEN).unwrap();
         assert!(later.generation > generation);
-        assert!(chunk.owners().hold().is_none(), "a new offer must not revive what an old operation named");
+        assert!(part.owners().hold().is_none(), "a new offer must not revive what an old operation named");
     }
 }

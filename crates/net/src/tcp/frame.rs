@@ -26,7 +26,7 @@ pub const OPS_MAX: u16 = 32;
 pub const REGIONS_MAX: usize = 16_384;
 /// Payload of one DATA at most. Little enough to stay in the cache between the CRC and the copy
 /// into the socket.
-pub const CHUNK_BYTES_MAX: u32 = 512 << 10;
+pub const DATA_BYTES_MAX: u32 = 512 << 10;
 /// Bytes of a call, and of a reply, at most.
 pub const CALL_BYTES_MAX: u32 = 1 << 20;
 /// Calls of a flow at most that the peer has not answered.
@@ -70,7 +70,7 @@ impl Kind {
     }
 
     fn payload_bytes_max(self) -> u32 {
-        if self == Kind::Data { CHUNK_BYTES_MAX } else { 0 }
+        if self == Kind::Data { DATA_BYTES_MAX } else { 0 }
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
             prop::collection::vec(region, 0..20).prop_map(Frame::Regions),
             command().prop_map(Frame::Read),
             command().prop_map(Frame::Write),
-            (1..=CHUNK_BYTES_MAX).prop_map(Frame::Data),
+            (1..=DATA_BYTES_MAX).prop_map(Frame::Data),
             Just(Frame::Done),
             Just(Frame::Cancel),
             Just(Frame::Cancelled),
@@ -319,7 +319,7 @@ mod tests {
                 bytes[20..].copy_from_slice(&crc.to_le_bytes());
             }
             if let Ok(header) = Header::parse(&bytes) {
-                prop_assert!(header.body <= CALL_BYTES_MAX + CRC_BYTES as u32 && header.payload <= CHUNK_BYTES_MAX);
+                prop_assert!(header.body <= CALL_BYTES_MAX + CRC_BYTES as u32 && header.payload <= DATA_BYTES_MAX);
             }
         }
     }

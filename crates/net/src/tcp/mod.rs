@@ -43,7 +43,7 @@ pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, Unreached,
 pub use export::Access;
 pub use exports::{ExportError, Exports};
 pub use flow::Flow;
-pub use frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, OPS_MAX, REGIONS_MAX};
+pub use frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, OPS_MAX, REGIONS_MAX};
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
 pub use handle::{FlowHandle, FlowOptions, FlowStats, Peer};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};

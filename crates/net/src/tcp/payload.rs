@@ -1,4 +1,4 @@
-//! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into chunks, one
+//! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into parts, one
 //! for each DATA. Together with `socket.rs` this is the only file of the TCP link that follows an
 //! address.
 
@@ -8,11 +8,11 @@ use super::frame::crc32c;
 use crc_fast::Digest;
 use std::sync::Arc;
 
-/// Pieces of a chunk that is sent at most, so that header, pieces and CRC are one system call
+/// Pieces of a part that is sent at most, so that header, pieces and CRC are one system call
 /// (`IOV_MAX` is 1,024).
-pub(super) const CHUNK_PIECES_MAX: usize = 1_000;
+pub(super) const PART_PIECES_MAX: usize = 1_000;
 
-/// The bytes of an operation that are not in a chunk yet.
+/// The bytes of an operation that are not in a part yet.
 pub(super) struct Payload {
     pieces: Vec<Piece>,
     next: usize,
@@ -31,29 +31,29 @@ impl Payload {
     ///
     /// # Safety
     ///
-    /// The pieces must be readable and writable for as long as the payload and its chunks live, by
+    /// The pieces must be readable and writable for as long as the payload and its parts live, by
     /// whoever holds `exports`, or by everybody if there are none.
     pub unsafe fn new(pieces: Vec<Piece>, exports: Arc<[Arc<Export>]>) -> Payload {
         let left = pieces.iter().map(|piece| piece.len as u64).sum();
         Payload { pieces, next: 0, within: 0, left, exports }
     }
 
-    /// Bytes that are not in a chunk yet.
+    /// Bytes that are not in a part yet.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// Cuts the next chunk, of `bytes_max` bytes or fewer.
-    pub fn cut(&mut self, bytes_max: usize) -> Chunk {
+    /// Cuts the next part, of `bytes_max` bytes or fewer.
+    pub fn cut(&mut self, bytes_max: usize) -> PayloadPart {
         self.cut_within(bytes_max, usize::MAX)
     }
 
-    /// Cuts the next chunk to be sent, of few enough pieces for one system call.
-    pub fn cut_to_send(&mut self, bytes_max: usize) -> Chunk {
-        self.cut_within(bytes_max, CHUNK_PIECES_MAX)
+    /// Cuts the next part to be sent, of few enough pieces for one system call.
+    pub fn cut_to_send(&mut self, bytes_max: usize) -> PayloadPart {
+        self.cut_within(bytes_max, PART_PIECES_MAX)
     }
 
-    fn cut_within(&mut self, bytes_max: usize, pieces_max: usize) -> Chunk {
+    fn cut_within(&mut self, bytes_max: usize, pieces_max: usize) -> PayloadPart {
         let mut pieces = Vec::new();
         let mut len = 0;
         while len < bytes_max && pieces.len() < pieces_max && self.next < self.pieces.len() {
@@ -70,12 +70,12 @@ impl Payload {
             }
         }
         self.left -= len as u64;
-        Chunk { pieces, next: 0, len, left: len, exports: Some(Arc::clone(&self.exports)) }
+        PayloadPart { pieces, next: 0, len, left: len, exports: Some(Arc::clone(&self.exports)) }
     }
 }
 
 /// The payload of one DATA, and how much of it has moved.
-pub(super) struct Chunk {
+pub(super) struct PayloadPart {
     pieces: Vec<Piece>,
     next: usize,
     len: usize,
@@ -85,9 +85,9 @@ pub(super) struct Chunk {
 }
 
 // SAFETY: as for `Payload`.
-unsafe impl Send for Chunk {}
+unsafe impl Send for PayloadPart {}
 
-/// Whom the bytes of a chunk belong to.
+/// Whom the bytes of a part belong to.
 #[derive(Default)]
 pub(super) struct Owners(Option<Arc<[Arc<Export>]>>);
 
@@ -111,10 +111,10 @@ impl Default for Void {
     }
 }
 
-impl Chunk {
+impl PayloadPart {
     /// `len` bytes of nobody's.
-    pub fn hollow(len: usize) -> Chunk {
-        Chunk { pieces: Vec::new(), next: 0, len, left: len, exports: None }
+    pub fn hollow(len: usize) -> PayloadPart {
+        PayloadPart { pieces: Vec::new(), next: 0, len, left: len, exports: None }
     }
 
     /// From now on the bytes are nobody's: their owner has withdrawn them.
@@ -243,20 +243,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunks_are_the_payload_in_its_order(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200, step in 1usize..60) {
+        fn the_parts_are_the_payload_in_its_order(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200, step in 1usize..60) {
             let bytes: usize = lens.iter().sum();
             let sent: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
             let mut memory = vec![0xee; bytes];
             let mut payload = pieces(&mut memory, &lens);
             let mut at = 0;
             while payload.left() > 0 {
-                let mut chunk = payload.cut(cut);
-                let whole = &sent[at..at + chunk.len()];
+                let mut part = payload.cut(cut);
+                let whole = &sent[at..at + part.len()];
                 let mut sum = crc32c();
-                for part in whole.chunks(step) {
-                    chunk.put(part, &mut sum);
+                for bytes in whole.chunks(step) {
+                    part.put(bytes, &mut sum);
                 }
-                prop_assert_eq!(chunk.left(), 0);
+                prop_assert_eq!(part.left(), 0);
                 prop_assert_eq!(sum.finalize() as u32, crc32c_of(whole));
                 at += whole.len();
             }
@@ -264,16 +264,16 @@ mod tests {
         }
 
         #[test]
-        fn the_crc_of_a_chunk_is_that_of_its_bytes(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200) {
+        fn the_crc_of_a_part_is_that_of_its_bytes(lens in prop::collection::vec(1usize..50, 1..40), cut in 1usize..200) {
             let bytes: usize = lens.iter().sum();
             let mut memory: Vec<u8> = (0..bytes).map(|at| (at * 7) as u8).collect();
             let sent = memory.clone();
             let mut payload = pieces(&mut memory, &lens);
             let mut at = 0;
             while payload.left() > 0 {
-                let chunk = payload.cut_to_send(cut);
-                prop_assert_eq!(chunk.crc(), crc32c_of(&sent[at..at + chunk.len()]));
-                at += chunk.len();
+                let part = payload.cut_to_send(cut);
+                prop_assert_eq!(part.crc(), crc32c_of(&sent[at..at + part.len()]));
+                at += part.len();
             }
             prop_assert_eq!(at, bytes);
         }

@@ -10,9 +10,9 @@ use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, VERSION};
 use super::export::Wish;
-use super::frame::{CHUNK_BYTES_MAX, Frame};
+use super::frame::{DATA_BYTES_MAX, Frame};
 use super::greeting::{Hello, Welcome};
-use super::payload::{Chunk, Payload};
+use super::payload::{Payload, PayloadPart};
 use forebay_transfer::Outcome;
 use std::collections::VecDeque;
 
@@ -66,11 +66,11 @@ struct Asked {
     bytes: u64,
     /// The peer has been told, or is about to be.
     told: bool,
-    /// A chunk of it is on its way out.
+    /// A part of it is on its way out.
     on_wire: bool,
     cancel: Cancel,
     corrupt: bool,
-    /// What the peer said. The operation ends with it as soon as no chunk of it is on its way out.
+    /// What the peer said. The operation ends with it as soon as no part of it is on its way out.
     answer: Option<Outcome>,
 }
 
@@ -291,7 +291,7 @@ impl Asked {
         }
     }
 
-    /// The CANCEL that is due. Not in the middle of a chunk.
+    /// The CANCEL that is due. Not in the middle of a part.
     fn tell_cancel(&mut self, out: &mut Vec<u8>) {
         if let (Cancel::Wanted(why), false, None) = (&self.cancel, self.on_wire, &self.answer) {
             Frame::Cancel.put(self.number, out);
@@ -336,7 +336,7 @@ impl Role for Requester {
         Err(Broken::Bad(BadFrame::Unexpected { what: "a frame that may not come now", operation }))
     }
 
-    fn inbound(&mut self, number: u64, bytes: u32) -> Result<Chunk, Broken> {
+    fn inbound(&mut self, number: u64, bytes: u32) -> Result<PayloadPart, Broken> {
         let at = self.find(number, "a DATA for nothing")?;
         let operation = &mut self.operations[at].operation;
         if operation.wish != Wish::Read || u64::from(bytes) > operation.payload.left() {
@@ -352,7 +352,7 @@ impl Role for Requester {
         Ok(())
     }
 
-    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)> {
+    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, PayloadPart)> {
         if let Some(hello) = self.hello.take() {
             Frame::Hello(hello).put(0, out);
         }
@@ -380,8 +380,8 @@ impl Role for Requester {
             }
             if asked.operation.wish == Wish::Write && asked.operation.payload.left() > 0 {
                 asked.on_wire = true;
-                let chunk = asked.operation.payload.cut_to_send(CHUNK_BYTES_MAX as usize);
-                return Some((asked.number, chunk));
+                let part = asked.operation.payload.cut_to_send(DATA_BYTES_MAX as usize);
+                return Some((asked.number, part));
             }
         }
         None

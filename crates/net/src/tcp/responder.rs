@@ -9,9 +9,9 @@ use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, OP_BYTES_MAX, SPANS_MAX, VERSION};
 use super::export::Wish;
 use super::exports::{Exports, Grant};
-use super::frame::{CHUNK_BYTES_MAX, Frame, Header, Kind, OPS_MAX};
+use super::frame::{DATA_BYTES_MAX, Frame, Header, Kind, OPS_MAX};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
-use super::payload::Chunk;
+use super::payload::PayloadPart;
 use super::service::CallSession;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -211,7 +211,7 @@ impl Responder {
         }
     }
 
-    /// How a READ goes on after a chunk: not at all, with this answer.
+    /// How a READ goes on after a part: not at all, with this answer.
     fn read_answer(&self, read: &Reading, withdrawn: bool) -> Option<Frame> {
         if read.cancelled {
             return Some(Frame::Cancelled);
@@ -258,7 +258,7 @@ impl Role for Responder {
         }
     }
 
-    fn inbound(&mut self, number: u64, bytes: u32) -> Result<Chunk, Broken> {
+    fn inbound(&mut self, number: u64, bytes: u32) -> Result<PayloadPart, Broken> {
         let unexpected = |what| Broken::Bad(BadFrame::Unexpected { what, operation: number });
         let Some(write) = self.write.as_ref().filter(|write| write.number == number) else {
             return Err(unexpected("a DATA for nothing"));
@@ -269,7 +269,7 @@ impl Role for Responder {
         }
         let grant = self.write.as_mut().and_then(|write| write.grant.as_mut());
         match grant {
-            None => Ok(Chunk::hollow(bytes as usize)),
+            None => Ok(PayloadPart::hollow(bytes as usize)),
             Some(grant) if u64::from(bytes) > grant.payload.left() => {
                 Err(unexpected("more bytes than the operation has"))
             }
@@ -288,15 +288,15 @@ impl Role for Responder {
         }
     }
 
-    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, Chunk)> {
+    fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, PayloadPart)> {
         out.append(&mut self.answers);
         self.session.tell(out);
         while let Some(read) = self.reads.front_mut() {
             match self.exports.still_leased(&read.grant) {
                 Ok(()) => {
                     read.on_wire = true;
-                    let chunk = read.grant.payload.cut_to_send(CHUNK_BYTES_MAX as usize);
-                    return Some((read.number, chunk));
+                    let part = read.grant.payload.cut_to_send(DATA_BYTES_MAX as usize);
+                    return Some((read.number, part));
                 }
                 Err(fault) => {
                     self.faults.push(fault.code);

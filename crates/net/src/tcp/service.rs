@@ -2,7 +2,7 @@
 //! thread. This file carries them and bounds them.
 
 use super::error::{BadFrame, Broken};
-use super::frame::{CALL_BYTES_MAX, CALLS_MAX, CHUNK_BYTES_MAX, Frame};
+use super::frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, Frame};
 use super::greeting::Identity;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -147,7 +147,7 @@ impl CallSession {
     /// until it appends none.
     pub fn tell(&mut self, out: &mut Vec<u8>) {
         let before = out.len();
-        while out.len() - before < CHUNK_BYTES_MAX as usize {
+        while out.len() - before < DATA_BYTES_MAX as usize {
             let mut waiting = self.tray.state.lock();
             let Some((number, answer)) = waiting.answers.pop_front() else {
                 waiting.awake = false;

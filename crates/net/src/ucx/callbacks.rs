@@ -7,12 +7,12 @@ use super::card::Secret;
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
 use crate::bytes::{Reader, codes};
-use crate::tcp::CHUNK_BYTES_MAX;
+use crate::tcp::DATA_BYTES_MAX;
 use libc::{c_void, size_t};
 use std::cell::RefCell;
 
 /// Bytes of a message at most: a DATA of the wire with what surrounds it.
-pub(super) const SLOT_BYTES: usize = CHUNK_BYTES_MAX as usize + (4 << 10);
+pub(super) const SLOT_BYTES: usize = DATA_BYTES_MAX as usize + (4 << 10);
 /// Messages that wait on their way out, and as many on their way in.
 pub(super) const SLOTS: usize = 8;
 
