@@ -1,9 +1,9 @@
 //! A flow as a link of the mover: a connection to a peer, and the thread that drives its asking
 //! end. This file joins the parts.
 
-use super::asking::AskingEnd;
 use super::carrier::Carrier;
 use super::error::{Broken, FlowError, VERSION};
+use super::flow_driver::FlowDriver;
 use super::greeting::{Hello, Identity};
 use super::handle::{FlowHandle, FlowOptions, Message, Peer};
 use super::peer::PeerRegions;
@@ -54,7 +54,7 @@ use std::time::Duration;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Flow {
-    end: Arc<AskingEnd>,
+    driver: Arc<FlowDriver>,
     handle: FlowHandle,
     thread: Option<JoinHandle<()>>,
     process: Process,
@@ -98,11 +98,14 @@ impl Flow {
             token: options.token.clone(),
         };
         let requester = Requester::new(hello, options.ping_after_us, 0);
-        let (end, watch, handle, peer) = AskingEnd::greet(carrier, requester, regions, options)?;
-        let end = Arc::new(end);
-        let own = Arc::clone(&end);
+        let (driver, watch, handle, peer) = FlowDriver::greet(carrier, requester, regions, options)?;
+        let driver = Arc::new(driver);
+        let own = Arc::clone(&driver);
         let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || own.run(watch));
-        Ok((Flow { end, handle, thread: Some(thread.map_err(system)?), process: Process::current() }, peer))
+        Ok((
+            Flow { driver, handle, thread: Some(thread.map_err(system)?), process: Process::current() },
+            peer,
+        ))
     }
 
     /// Speaks to the flow after it was given to a mover.
@@ -113,7 +116,7 @@ impl Flow {
 
 impl Link for Flow {
     fn start(&mut self, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-        self.end.begin(op, memory, done);
+        self.driver.begin(op, memory, done);
     }
 
     fn cancel(&mut self, op: OpId) {

@@ -8,7 +8,6 @@
 //! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
 //! Knows the wire and whose memory is meant.
 
-mod asking;
 mod call;
 mod carrier;
 mod command;
@@ -17,6 +16,7 @@ mod error;
 mod export;
 mod exports;
 mod flow;
+mod flow_driver;
 mod frame;
 mod greeting;
 mod handle;

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// A flow's worker, for its thread and for those who post.
-pub(super) struct AskingEnd {
+pub(super) struct FlowDriver {
     /// `None`: the flow has ended.
     worker: Mutex<Option<Worker>>,
     inbox: Arc<Inbox<Message>>,
@@ -37,14 +37,14 @@ struct Sleep {
     timeout: Option<Duration>,
 }
 
-impl AskingEnd {
+impl FlowDriver {
     /// Exchanges the greetings over a carrier.
     pub fn greet(
         carrier: Box<dyn Carrier>,
         requester: Requester,
         regions: PeerRegions,
         options: &FlowOptions,
-    ) -> Result<(AskingEnd, Option<Watch>, FlowHandle, Peer), Broken> {
+    ) -> Result<(FlowDriver, Option<Watch>, FlowHandle, Peer), Broken> {
         let wake = WakeUp::new().map_err(system)?;
         let waker = wake.clone();
         let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
@@ -65,7 +65,7 @@ impl AskingEnd {
         };
         let peer = worker.greet(options.connect_limit_us)?;
         let may_run_ahead = watch.is_some();
-        Ok((AskingEnd { worker: Mutex::new(Some(worker)), inbox, may_run_ahead, wake }, watch, handle, peer))
+        Ok((FlowDriver { worker: Mutex::new(Some(worker)), inbox, may_run_ahead, wake }, watch, handle, peer))
     }
 
     /// Takes an operation in.
