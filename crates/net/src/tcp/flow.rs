@@ -8,9 +8,9 @@ use super::greeting::{Hello, Identity};
 use super::handle::{FlowHandle, FlowOptions, Message, Peer};
 use super::peer::PeerRegions;
 use super::requester::Requester;
-use super::session::Session;
 use super::socket::Socket;
 use super::tls::is_beyond_loopback;
+use super::tls_session::TlsSession;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, OpId, Process};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Flow {
     ) -> Result<(Flow, Peer), Broken> {
         let system = |error: std::io::Error| Broken::System(error.to_string());
         let carrier = match &options.tls {
-            Some(tls) => Box::new(Session::asking(carrier, tls).map_err(system)?),
+            Some(tls) => Box::new(TlsSession::client(carrier, tls).map_err(system)?),
             None => carrier,
         };
         let hello = Hello {

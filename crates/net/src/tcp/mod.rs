@@ -4,7 +4,7 @@
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they
 //! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,
 //! `requester` and `responder` say what the two ends do, with `call` and `service` for what is
-//! asked beside memory. Driver: `socket`, with TLS over it in `tls` and `session`. Glue:
+//! asked beside memory. Driver: `socket`, with TLS over it in `tls` and `tls_session`. Glue:
 //! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
 //! Knows the wire and whose memory is meant.
 
@@ -28,11 +28,11 @@ mod responder;
 mod runs;
 mod server;
 mod service;
-mod session;
 #[cfg(test)]
 mod simulation;
 mod socket;
 mod tls;
+mod tls_session;
 mod wake;
 
 pub use call::{CALLS_WAITING_MAX, CallError};

@@ -9,9 +9,9 @@ use super::exports::Exports;
 use super::greeting::{Hello, Identity, Refusal, RefusalCode};
 use super::responder::{Authenticator, Responder, farewell};
 use super::service::{CallSession, Service};
-use super::session::Session;
 use super::socket::Socket;
 use super::tls::{SpeaksFor, TlsConfig, is_beyond_loopback};
+use super::tls_session::TlsSession;
 use super::wake::WakeUp;
 use forebay_transfer::listen::{Room, RoomPlace, RoomStat};
 use forebay_transfer::{LogGate, Process};
@@ -337,7 +337,7 @@ impl Port {
     /// not let in yet.
     fn host(&mut self, carrier: Box<dyn Carrier>, from: Option<IpAddr>) -> io::Result<()> {
         let carrier = match &self.shared.options.tls {
-            Some(tls) => Box::new(Session::answering(carrier, tls)?),
+            Some(tls) => Box::new(TlsSession::server(carrier, tls)?),
             None => carrier,
         };
         let (number, wake) = (self.next, WakeUp::new()?);

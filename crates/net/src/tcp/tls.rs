@@ -35,8 +35,8 @@ pub enum TlsError {
 
 /// A node's certificate, its key, and whom it trusts. For both ends of flows.
 pub struct TlsConfig {
-    asking: Arc<ClientConfig>,
-    answering: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
 }
 
 impl std::fmt::Debug for TlsConfig {
@@ -60,30 +60,30 @@ impl TlsConfig {
         }
         let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
         let owners = Arc::new(Owners { roots: Arc::clone(&roots), provider: Arc::clone(&provider) });
-        let mut asking = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(owners)
             .with_client_auth_cert(chain.clone(), key.clone_key())?;
         // Every flow shows its certificate anew.
-        asking.resumption = Resumption::disabled();
+        client.resumption = Resumption::disabled();
         let askers = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
             .map_err(|error| TlsError::Pem { what: "authorities", why: error.to_string() })?;
-        let mut answering = ServerConfig::builder_with_provider(provider)
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(askers)
             .with_single_cert(chain, key)?;
-        answering.send_tls13_tickets = 0;
-        Ok(TlsConfig { asking: Arc::new(asking), answering: Arc::new(answering) })
+        server.send_tls13_tickets = 0;
+        Ok(TlsConfig { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    pub(super) fn asking(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.asking)
+    pub(super) fn client(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.client)
     }
 
-    pub(super) fn answering(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.answering)
+    pub(super) fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
     }
 }
 

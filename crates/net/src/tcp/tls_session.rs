@@ -32,7 +32,7 @@ const BUFFER_BYTES: usize = RECORDS_MAX * (RECORD_BYTES + SEAL_BYTES);
 const RECORD_KINDS: std::ops::RangeInclusive<u8> = 20..=24;
 
 /// A carrier whose bytes are sealed.
-pub(super) struct Session {
+pub(super) struct TlsSession {
     carrier: Box<dyn Carrier>,
     state: State,
     incoming: Incoming,
@@ -40,8 +40,8 @@ pub(super) struct Session {
 }
 
 enum State {
-    Asking(UnbufferedClientConnection),
-    Answering(UnbufferedServerConnection),
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
 }
 
 /// Bytes from the carrier on their way to the caller.
@@ -72,7 +72,7 @@ struct Outgoing {
 
 /// What a handshake waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shaken {
+enum Handshake {
     Done,
     WantsToReceive,
     WantsToSend,
@@ -91,23 +91,23 @@ enum Step {
     Closed,
 }
 
-impl Session {
+impl TlsSession {
     /// The end that connects.
-    pub fn asking(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<Session> {
+    pub fn client(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<TlsSession> {
         // An address is not told to the peer, and this one is not compared with its certificate
         // either.
         let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
-        let connection = UnbufferedClientConnection::new(tls.asking(), name).map_err(invalid)?;
-        Ok(Session::over(carrier, State::Asking(connection)))
+        let connection = UnbufferedClientConnection::new(tls.client(), name).map_err(invalid)?;
+        Ok(TlsSession::over(carrier, State::Client(connection)))
     }
 
     /// The end that accepts.
-    pub fn answering(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<Session> {
-        let connection = UnbufferedServerConnection::new(tls.answering()).map_err(invalid)?;
-        Ok(Session::over(carrier, State::Answering(connection)))
+    pub fn server(carrier: Box<dyn Carrier>, tls: &TlsConfig) -> io::Result<TlsSession> {
+        let connection = UnbufferedServerConnection::new(tls.server()).map_err(invalid)?;
+        Ok(TlsSession::over(carrier, State::Server(connection)))
     }
 
-    fn over(carrier: Box<dyn Carrier>, state: State) -> Session {
+    fn over(carrier: Box<dyn Carrier>, state: State) -> TlsSession {
         let incoming = Incoming {
             sealed: vec![0; BUFFER_BYTES].into(),
             start: 0,
@@ -123,16 +123,16 @@ impl Session {
             records: VecDeque::new(),
             gathered: Vec::new(),
         };
-        Session { carrier, state, incoming, outgoing }
+        TlsSession { carrier, state, incoming, outgoing }
     }
 
     /// Goes on with the handshake as far as it can without waiting. When it fails, a peer that
     /// speaks TLS was told why.
-    fn shake(&mut self) -> io::Result<Shaken> {
+    fn shake(&mut self) -> io::Result<Handshake> {
         loop {
             self.outgoing.flush(&mut *self.carrier)?;
             if self.outgoing.end > 0 {
-                return Ok(Shaken::WantsToSend);
+                return Ok(Handshake::WantsToSend);
             }
             let step = self.open(&mut Scatter::default());
             if step.is_err() && self.peer_speaks_tls() {
@@ -142,12 +142,12 @@ impl Session {
             }
             match step? {
                 Step::Went | Step::Sealed => {}
-                Step::Starved if !self.is_shaking() => return Ok(Shaken::Done),
+                Step::Starved if !self.is_shaking() => return Ok(Handshake::Done),
                 Step::Starved => match self.incoming.fill(&mut *self.carrier) {
                     Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
                     Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        return Ok(Shaken::WantsToReceive);
+                        return Ok(Handshake::WantsToReceive);
                     }
                     Err(error) => return Err(error),
                 },
@@ -159,8 +159,8 @@ impl Session {
     /// Whether the handshake is still under way.
     fn is_shaking(&self) -> bool {
         match &self.state {
-            State::Asking(connection) => connection.is_handshaking(),
-            State::Answering(connection) => connection.is_handshaking(),
+            State::Client(connection) => connection.is_handshaking(),
+            State::Server(connection) => connection.is_handshaking(),
         }
     }
 
@@ -182,11 +182,11 @@ impl Session {
     /// Opens the next record, or does what it asks for.
     fn open(&mut self, into: &mut Scatter<'_>) -> io::Result<Step> {
         let Incoming { sealed, start, end, starved, opened, closed } = &mut self.incoming;
-        let mut hands = Hands { into, opened, outgoing: &mut self.outgoing, slices: &[] };
+        let mut buffers = StepBuffers { into, opened, outgoing: &mut self.outgoing, slices: &[] };
         let sealed = &mut sealed[*start..*end];
         let (taken, step) = match &mut self.state {
-            State::Asking(connection) => hands.act(connection.process_tls_records(sealed)),
-            State::Answering(connection) => hands.act(connection.process_tls_records(sealed)),
+            State::Client(connection) => buffers.act(connection.process_tls_records(sealed)),
+            State::Server(connection) => buffers.act(connection.process_tls_records(sealed)),
         };
         *start += taken;
         *starved = matches!(step, Ok(Step::Starved));
@@ -198,11 +198,11 @@ impl Session {
     fn seal(&mut self, slices: &[libc::iovec]) -> io::Result<()> {
         loop {
             let Incoming { opened, closed, .. } = &mut self.incoming;
-            let mut hands =
-                Hands { into: &mut Scatter::default(), opened, outgoing: &mut self.outgoing, slices };
+            let mut buffers =
+                StepBuffers { into: &mut Scatter::default(), opened, outgoing: &mut self.outgoing, slices };
             let (_, step) = match &mut self.state {
-                State::Asking(connection) => hands.act(connection.process_tls_records(&mut [])),
-                State::Answering(connection) => hands.act(connection.process_tls_records(&mut [])),
+                State::Client(connection) => buffers.act(connection.process_tls_records(&mut [])),
+                State::Server(connection) => buffers.act(connection.process_tls_records(&mut [])),
             };
             match step? {
                 Step::Sealed => return Ok(()),
@@ -214,13 +214,13 @@ impl Session {
     }
 }
 
-impl std::fmt::Debug for Session {
+impl std::fmt::Debug for TlsSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("carrier", &self.carrier).finish_non_exhaustive()
+        f.debug_struct("TlsSession").field("carrier", &self.carrier).finish_non_exhaustive()
     }
 }
 
-impl Wire for Session {
+impl Wire for TlsSession {
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         // What was sealed before is the beginning of these slices.
         if !self.outgoing.owes() {
@@ -254,7 +254,7 @@ impl Wire for Session {
     }
 }
 
-impl Carrier for Session {
+impl Carrier for TlsSession {
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
         if !self.has_input() {
             return self.carrier.wait(waker, sending, timeout);
@@ -268,9 +268,9 @@ impl Carrier for Session {
         self.carrier.shake_hands(waker, limit_us, stop)?;
         loop {
             let sending = match self.shake() {
-                Ok(Shaken::Done) => return Ok(()),
-                Ok(Shaken::WantsToSend) => true,
-                Ok(Shaken::WantsToReceive) => false,
+                Ok(Handshake::Done) => return Ok(()),
+                Ok(Handshake::WantsToSend) => true,
+                Ok(Handshake::WantsToReceive) => false,
                 Err(_) if !self.peer_speaks_tls() => return Err(stranger(self.unopened())),
                 Err(error) => return Err(broken(error)),
             };
@@ -288,8 +288,8 @@ impl Carrier for Session {
     /// The nodes that the peer's certificate speaks for.
     fn speaks_for(&self) -> SpeaksFor {
         let certificates = match &self.state {
-            State::Asking(connection) => connection.peer_certificates(),
-            State::Answering(connection) => connection.peer_certificates(),
+            State::Client(connection) => connection.peer_certificates(),
+            State::Server(connection) => connection.peer_certificates(),
         };
         certificates.and_then(<[_]>::first).map_or(SpeaksFor::Only(Vec::new()), SpeaksFor::of)
     }
@@ -315,7 +315,7 @@ impl Carrier for Session {
 }
 
 /// Where the bytes of a step come from and go to.
-struct Hands<'a, 'b> {
+struct StepBuffers<'a, 'b> {
     into: &'a mut Scatter<'b>,
     opened: &'a mut Vec<u8>,
     outgoing: &'a mut Outgoing,
@@ -323,7 +323,7 @@ struct Hands<'a, 'b> {
     slices: &'a [libc::iovec],
 }
 
-impl Hands<'_, '_> {
+impl StepBuffers<'_, '_> {
     /// Does what the session asks for. Says how many of the received bytes are done with.
     fn act<Data>(&mut self, status: UnbufferedStatus<'_, '_, Data>) -> (usize, io::Result<Step>) {
         let UnbufferedStatus { mut discard, state } = status;
