@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 const FORGET_ATTEMPTS: u32 = 1_000;
 const FORGET_AGAIN_US: u64 = 20_000;
 
-type Connected = Result<(Flow, crate::tcp::Peer), FlowError>;
+type Connected = Result<(Flow, crate::tcp::PeerInfo), FlowError>;
 
 /// Calls `then` when the peer can be spoken to, at once if it can be now; or with the reason why
 /// not, at the latest at `until_us` of the timer. Brings the connection about if there is none.

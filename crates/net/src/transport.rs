@@ -22,7 +22,7 @@
 //! keeps it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
 //! (`docs/decisions/020-transports-behind-one-trait.md`).
 
-use crate::tcp::{Acceptor, Broken, Carrier, Flow, FlowOptions, Identity, Peer, PeerRegions};
+use crate::tcp::{Acceptor, Broken, Carrier, Flow, FlowOptions, Identity, PeerInfo, PeerRegions};
 use std::fmt;
 use thiserror::Error;
 
@@ -102,7 +102,7 @@ pub fn connect(
     regions: PeerRegions,
     options: &FlowOptions,
     mut exchange: impl FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError>,
-) -> Result<(Flow, Peer, String), TransportError> {
+) -> Result<(Flow, PeerInfo, String), TransportError> {
     let Connected { carrier, report } = rail.connect(&mut exchange)?;
     let (flow, peer) = Flow::over(carrier, me, regions, options).map_err(TransportError::Greeting)?;
     Ok((flow, peer, report))

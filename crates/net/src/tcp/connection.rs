@@ -8,7 +8,7 @@
 use super::carrier::{Ready, Wire, slice};
 use super::error::Broken;
 use super::frame::{CRC_BYTES, Frame, HEADER_BYTES, Header, crc32c};
-use super::payload::{Owners, PayloadPart, Void};
+use super::payload::{Discard, Owners, PayloadPart};
 use crc_fast::Digest;
 use std::io;
 
@@ -82,7 +82,7 @@ pub(super) struct Connection<R> {
     pub role: R,
     intake: Intake,
     outlet: Outlet,
-    void: Void,
+    void: Discard,
     progress_limit_us: u64,
     /// When the peer gave the last sign of life: sent something, or took what had filled the
     /// buffers.
@@ -135,7 +135,7 @@ impl<R: Role> Connection<R> {
             role,
             intake: Intake { state: State::Header, stash, start: 0, end: 0 },
             outlet: Outlet::default(),
-            void: Void::default(),
+            void: Discard::default(),
             progress_limit_us,
             moved_us: now_us,
             due_us: now_us,
@@ -282,7 +282,12 @@ enum Found {
 }
 
 impl Intake {
-    fn receive(&mut self, wire: &mut dyn Wire, void: &mut Void, readable: &mut bool) -> Result<bool, Broken> {
+    fn receive(
+        &mut self,
+        wire: &mut dyn Wire,
+        void: &mut Discard,
+        readable: &mut bool,
+    ) -> Result<bool, Broken> {
         let mut slices = Vec::with_capacity(16);
         if self.start > 0 {
             self.stash.copy_within(self.start..self.end, 0);

@@ -5,7 +5,7 @@ use super::carrier::Carrier;
 use super::error::{Broken, FlowError, VERSION};
 use super::flow_driver::FlowDriver;
 use super::greeting::{Hello, Identity};
-use super::handle::{FlowHandle, FlowOptions, Message, Peer};
+use super::handle::{FlowHandle, FlowOptions, Message, PeerInfo};
 use super::peer::PeerRegions;
 use super::requester::Requester;
 use super::socket::Socket;
@@ -67,7 +67,7 @@ impl Flow {
         me: Identity,
         regions: PeerRegions,
         options: FlowOptions,
-    ) -> Result<(Flow, Peer), FlowError> {
+    ) -> Result<(Flow, PeerInfo), FlowError> {
         if options.tls.is_none() && !options.plain_beyond_loopback && is_beyond_loopback(address) {
             return Err(FlowError::Plain { address });
         }
@@ -85,7 +85,7 @@ impl Flow {
         me: Identity,
         regions: PeerRegions,
         options: &FlowOptions,
-    ) -> Result<(Flow, Peer), Broken> {
+    ) -> Result<(Flow, PeerInfo), Broken> {
         let system = |error: std::io::Error| Broken::System(error.to_string());
         let carrier = match &options.tls {
             Some(tls) => Box::new(TlsSession::client(carrier, tls).map_err(system)?),

@@ -5,7 +5,7 @@
 use super::carrier::{Carrier, Ready};
 use super::connection::Connection;
 use super::error::Broken;
-use super::handle::{Caller, FlowHandle, FlowOptions, Message, Peer};
+use super::handle::{Caller, FlowHandle, FlowOptions, Message, PeerInfo};
 use super::peer::PeerRegions;
 use super::requester::Requester;
 use super::socket::Watch;
@@ -44,7 +44,7 @@ impl FlowDriver {
         requester: Requester,
         regions: PeerRegions,
         options: &FlowOptions,
-    ) -> Result<(FlowDriver, Option<Watch>, FlowHandle, Peer), Broken> {
+    ) -> Result<(FlowDriver, Option<Watch>, FlowHandle, PeerInfo), Broken> {
         let wake = WakeUp::new().map_err(system)?;
         let waker = wake.clone();
         let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
@@ -172,7 +172,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    fn greet(&mut self, limit_us: u64) -> Result<Peer, Broken> {
+    fn greet(&mut self, limit_us: u64) -> Result<PeerInfo, Broken> {
         let left_us = limit_us.saturating_sub(self.now_us());
         self.carrier.shake_hands(&self.wake, left_us, &|| false)?;
         let speaks_for = self.carrier.speaks_for();
@@ -182,7 +182,7 @@ impl Worker {
             let pumped = self.connection.pump(now_us, &mut *self.carrier, ready)?;
             if let Some((welcome, regions)) = self.connection.role.peer() {
                 speaks_for.check(&welcome.from.node).map_err(Broken::Turned)?;
-                return Ok(Peer { identity: welcome.from, regions: regions.to_vec() });
+                return Ok(PeerInfo { identity: welcome.from, regions: regions.to_vec() });
             }
             if now_us >= limit_us {
                 return Err(Broken::Frozen { limit_us });

@@ -51,7 +51,7 @@ impl Default for FlowOptions {
 
 /// Who was found at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerInfo {
     pub identity: Identity,
     /// What it offered when the flow began.
     pub regions: Vec<PeerRegion>,

@@ -45,7 +45,7 @@ pub use exports::{ExportError, Exports};
 pub use flow::Flow;
 pub use frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, OPS_MAX, REGIONS_MAX};
 pub use greeting::{Identity, Refusal, RefusalCode, TOKEN_BYTES_MAX};
-pub use handle::{FlowHandle, FlowOptions, FlowStats, Peer};
+pub use handle::{FlowHandle, FlowOptions, FlowStats, PeerInfo};
 pub use leases::{LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease};
 pub use peer::PeerRegions;
 pub use runs::BadRuns;

@@ -103,11 +103,11 @@ const VOID_BYTES: usize = 64 << 10;
 static ZEROS: [u8; VOID_BYTES] = [0; VOID_BYTES];
 
 /// Memory to throw bytes into.
-pub(super) struct Void(Box<[u8]>);
+pub(super) struct Discard(Box<[u8]>);
 
-impl Default for Void {
-    fn default() -> Void {
-        Void(vec![0; VOID_BYTES].into())
+impl Default for Discard {
+    fn default() -> Discard {
+        Discard(vec![0; VOID_BYTES].into())
     }
 }
 
@@ -151,7 +151,7 @@ impl PayloadPart {
 
     /// Appends where what has not moved is to be received, as long as `slices` stays within
     /// `slices_max`, and says whether all of it was appended.
-    pub fn incoming(&self, void: &mut Void, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
+    pub fn incoming(&self, void: &mut Discard, slices: &mut Vec<libc::iovec>, slices_max: usize) -> bool {
         if self.is_hollow() {
             append_void(void.0.as_mut_ptr(), self.left, slices, slices_max)
         } else {

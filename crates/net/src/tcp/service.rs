@@ -25,7 +25,7 @@ pub trait Service: Send + Sync {
 /// The right to answer one call, once. Dropped, it refuses.
 pub struct Reply {
     number: u64,
-    tray: Option<Arc<Tray>>,
+    queue: Option<Arc<AnswerQueue>>,
 }
 
 impl Reply {
@@ -51,14 +51,14 @@ impl Reply {
     }
 
     fn answer(mut self, answer: Answer) -> bool {
-        self.tray.take().is_some_and(|tray| tray.put(self.number, answer))
+        self.queue.take().is_some_and(|queue| queue.put(self.number, answer))
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(tray) = self.tray.take() {
-            tray.put(self.number, Err("the node gave no answer".into()));
+        if let Some(queue) = self.queue.take() {
+            queue.put(self.number, Err("the node gave no answer".into()));
         }
     }
 }
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Reply {
 type Answer = Result<Vec<u8>, String>;
 
 /// Where the answers of one connection wait for its thread.
-struct Tray {
+struct AnswerQueue {
     state: Mutex<Waiting>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -86,7 +86,7 @@ struct Waiting {
     closed: bool,
 }
 
-impl Tray {
+impl AnswerQueue {
     /// Says whether the answer goes out as it is.
     fn put(&self, number: u64, answer: Answer) -> bool {
         let mut waiting = self.state.lock();
@@ -110,7 +110,7 @@ impl Tray {
 /// Where the calls of one connection come in and their answers go out.
 pub(super) struct CallSession {
     service: Option<Arc<dyn Service>>,
-    tray: Arc<Tray>,
+    queue: Arc<AnswerQueue>,
     last_number: u64,
     unanswered: u16,
 }
@@ -118,8 +118,8 @@ pub(super) struct CallSession {
 impl CallSession {
     /// `wake`: called, from any thread, when there is an answer to be sent.
     pub fn new(service: Option<Arc<dyn Service>>, wake: impl Fn() + Send + Sync + 'static) -> CallSession {
-        let tray = Arc::new(Tray { state: Mutex::default(), wake: Box::new(wake) });
-        CallSession { service, tray, last_number: 0, unanswered: 0 }
+        let queue = Arc::new(AnswerQueue { state: Mutex::default(), wake: Box::new(wake) });
+        CallSession { service, queue, last_number: 0, unanswered: 0 }
     }
 
     /// Hands a call to the service. `closing`: the node begins nothing new.
@@ -133,8 +133,8 @@ impl CallSession {
         }
         self.last_number = number;
         self.unanswered += 1;
-        self.tray.state.lock().awake = true;
-        let reply = Reply { number, tray: Some(Arc::clone(&self.tray)) };
+        self.queue.state.lock().awake = true;
+        let reply = Reply { number, queue: Some(Arc::clone(&self.queue)) };
         match &self.service {
             _ if closing => reply.refuse("the node is about to end".into()),
             Some(service) => service.call(from, body, reply),
@@ -148,7 +148,7 @@ impl CallSession {
     pub fn tell(&mut self, out: &mut Vec<u8>) {
         let before = out.len();
         while out.len() - before < DATA_BYTES_MAX as usize {
-            let mut waiting = self.tray.state.lock();
+            let mut waiting = self.queue.state.lock();
             let Some((number, answer)) = waiting.answers.pop_front() else {
                 waiting.awake = false;
                 return;
@@ -172,7 +172,7 @@ impl CallSession {
 
 impl Drop for CallSession {
     fn drop(&mut self) {
-        let mut waiting = self.tray.state.lock();
+        let mut waiting = self.queue.state.lock();
         waiting.closed = true;
         waiting.answers.clear();
     }
@@ -233,13 +233,13 @@ mod tests {
         let replies = std::mem::take(&mut *keep.0.lock());
         let sent = replies.into_iter().map(|reply| reply.try_send(vec![0; CALL_BYTES_MAX as usize]));
         assert_eq!(sent.filter(|sent| *sent).count(), REPLY_BYTES_MAX / CALL_BYTES_MAX as usize);
-        assert!(session.tray.state.lock().bytes <= REPLY_BYTES_MAX);
+        assert!(session.queue.state.lock().bytes <= REPLY_BYTES_MAX);
         let mut out = Vec::new();
         while !session.is_idle() {
             session.tell(&mut out);
         }
         assert!(out.len() > REPLY_BYTES_MAX && out.len() < 2 * REPLY_BYTES_MAX, "{}", out.len());
-        assert_eq!(session.tray.state.lock().bytes, 0);
+        assert_eq!(session.queue.state.lock().bytes, 0);
     }
 
     #[test]
