@@ -1,5 +1,5 @@
-//! Fields of messages: little-endian numbers, bytes of a known length, structures of both, and texts
-//! behind their length. They are read from somebody who may be lying.
+//! Fields of messages: little-endian numbers, bytes of a known length, structures of both, and
+//! texts behind their length. They are read from somebody who may be lying.
 
 /// Something of a known length.
 pub(crate) trait Field: Sized {

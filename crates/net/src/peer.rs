@@ -153,7 +153,8 @@ impl Peer {
     }
 
     /// Takes a notification of so many bytes in, which has its turn with
-    /// [`send_notifications`](Peer::send_notifications). Where there is no room, it waits for some until then.
+    /// [`send_notifications`](Peer::send_notifications). Where there is no room, it waits for some
+    /// until then.
     pub fn hold_notification(
         &self,
         bytes: usize,

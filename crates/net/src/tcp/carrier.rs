@@ -108,8 +108,8 @@ impl<'a> Scatter<'a> {
         let mut taken = 0;
         while let Some((slice, rest)) = self.slices.split_first() {
             let now = (slice.iov_len - self.within).min(len - taken);
-            // SAFETY: the caller says that the bytes are readable, and whoever named the slices that
-            // they are writable; `now` bytes are left of both.
+            // SAFETY: the caller says that the bytes are readable, and whoever named the slices
+            // that they are writable; `now` bytes are left of both.
             unsafe {
                 let to = slice.iov_base.cast::<u8>().add(self.within);
                 std::ptr::copy_nonoverlapping(start.add(taken), to, now);

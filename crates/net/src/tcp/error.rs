@@ -1,5 +1,5 @@
-//! Why a connection does not come about, or ends: in words, and as one of a few reasons for labels of
-//! metrics, with what to do about each.
+//! Why a connection does not come about, or ends: in words, and as one of a few reasons for labels
+//! of metrics, with what to do about each.
 
 use super::greeting::{Refusal, RefusalCode};
 use super::runs::BadRuns;

@@ -227,8 +227,8 @@ impl LeaseTable {
         self.with(lease, covers).unwrap_or(false)
     }
 
-    /// Whether a lease gives the right to these bytes of the region now. Asked for each span when an
-    /// operation begins.
+    /// Whether a lease gives the right to these bytes of the region now. Asked for each span when
+    /// an operation begins.
     pub(super) fn permits(&self, lease: u64, region: PeerRegion, offset: u64, len: u64) -> bool {
         let covers = |found: &Lease| {
             let after = (region.key, region.generation, offset);

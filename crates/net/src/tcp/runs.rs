@@ -89,8 +89,8 @@ pub fn runs(spans: impl IntoIterator<Item = (u64, u64)>) -> Vec<Run> {
     runs
 }
 
-/// The runs that these bytes say, which are whole runs. No list makes the reader reserve more memory
-/// than the list takes itself.
+/// The runs that these bytes say, which are whole runs. No list makes the reader reserve more
+/// memory than the list takes itself.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Run>, BadRuns> {
     let mut runs = Vec::with_capacity(bytes.len() / RUN_BYTES);
     let mut reader = Reader(bytes);

@@ -3,7 +3,7 @@
 //! of `worker_progress` or of the function that the request was begun with; so nothing is borrowed
 //! here while such a call is made.
 
-use super::card::Secret;
+use super::endpoint_description::Secret;
 use super::sys::{self, AmReceived, Endpoint, Status};
 use super::window::Window;
 use crate::bytes::{Reader, codes};

@@ -29,7 +29,7 @@ pub enum UcxError {
     #[error("{doing}: {why}")]
     System { doing: &'static str, why: String },
     #[error("the peer's UCX address: {why}")]
-    BadCard { why: String },
+    BadDescription { why: String },
 }
 
 impl From<UcxError> for TransportError {

@@ -1,9 +1,9 @@
-//! What cannot be shown from outside: damage on the way between two pipes, and strangers who find a
+//! What cannot be shown from outside: damage on the way between two connections, and strangers who find a
 //! worker.
 #![allow(clippy::unwrap_used)]
 
-use super::card::Card;
-use super::pipe::Pipe;
+use super::connection::UcxConnection;
+use super::endpoint_description::EndpointDescription;
 use super::{Fabric, UcxContext, UcxError};
 use crate::tcp::*;
 use crate::transport;
@@ -31,7 +31,7 @@ fn rail() -> Option<Arc<UcxContext>> {
 /// Flips a bit in the middle of the next large part of the stream, in either direction.
 #[derive(Debug)]
 struct Damaging {
-    pipe: Box<Pipe>,
+    connection: Box<UcxConnection>,
     armed: Arc<AtomicBool>,
 }
 
@@ -46,7 +46,7 @@ impl Wire for Damaging {
         let whole: usize = slices.iter().map(|slice| slice.iov_len).sum();
         if !self.hits(whole) {
             // SAFETY: the caller's word.
-            return unsafe { self.pipe.send(slices) };
+            return unsafe { self.connection.send(slices) };
         }
         let part = |slice: &libc::iovec| {
             // SAFETY: the caller's word.
@@ -56,12 +56,12 @@ impl Wire for Damaging {
         bytes[whole / 2] ^= 1;
         let slice = slice(bytes.as_mut_ptr(), whole);
         // SAFETY: the slice is the vector.
-        unsafe { self.pipe.send(&[slice]) }
+        unsafe { self.connection.send(&[slice]) }
     }
 
     unsafe fn receive(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         // SAFETY: the caller's word.
-        let received = unsafe { self.pipe.receive(slices) }?;
+        let received = unsafe { self.connection.receive(slices) }?;
         // Frames are received into less than that.
         if slices[0].iov_len > 20_000 && self.hits(received) {
             // SAFETY: the first slice is writable, and not empty.
@@ -73,15 +73,15 @@ impl Wire for Damaging {
 
 impl Carrier for Damaging {
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
-        self.pipe.wait(waker, sending, timeout)
+        self.connection.wait(waker, sending, timeout)
     }
 
     fn reset(self: Box<Self>) {
-        self.pipe.reset();
+        self.connection.reset();
     }
 
     fn part(self: Box<Self>, farewell: &[u8]) {
-        self.pipe.part(farewell);
+        self.connection.part(farewell);
     }
 }
 
@@ -93,11 +93,11 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     let me = Identity::starting([1; 16]).unwrap();
     let (anywhere, options) = (([127, 0, 0, 1], 0).into(), ServerOptions::default());
     let server = TcpServer::listen(anywhere, me, exports, None, options).unwrap();
-    let (mut pipe, own) = Pipe::new(&rail).unwrap();
+    let (mut connection, own) = UcxConnection::new(&rail).unwrap();
     let answer = transport::accept(&rail, &server.acceptor(), &own.to_bytes()).unwrap();
-    pipe.connect(&Card::parse(&answer, &own).unwrap()).unwrap();
+    connection.connect(&EndpointDescription::parse(&answer, &own).unwrap()).unwrap();
     let armed = Arc::new(AtomicBool::new(false));
-    let carrier = Damaging { pipe: Box::new(pipe), armed: Arc::clone(&armed) };
+    let carrier = Damaging { connection: Box::new(connection), armed: Arc::clone(&armed) };
     let regions = PeerRegions::default();
     let (flow, peer) = Flow::over(Box::new(carrier), me, regions.clone(), &FlowOptions::default()).unwrap();
     let thread = MoverThread::spawn(Limits::default()).unwrap();
@@ -119,38 +119,38 @@ fn damage_on_the_way_is_found_in_both_directions_and_named() {
     }
 }
 
-/// What a pipe receives within a while.
-fn received(pipe: &mut Pipe) -> io::Result<Vec<u8>> {
+/// What a connection receives within a while.
+fn received(connection: &mut UcxConnection) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 100];
     let until = Instant::now() + Duration::from_secs(10);
     let wake = WakeUp::new().unwrap();
     loop {
         let slice = slice(bytes.as_mut_ptr(), bytes.len());
         // SAFETY: the slice is the vector.
-        match unsafe { pipe.receive(&[slice]) } {
+        match unsafe { connection.receive(&[slice]) } {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
-                pipe.wait(&wake, false, Some(Duration::from_millis(10))).unwrap();
+                connection.wait(&wake, false, Some(Duration::from_millis(10))).unwrap();
             }
             result => return result.map(|len| bytes[..len].to_vec()),
         }
     }
 }
 
-fn send(pipe: &mut Pipe, bytes: &[u8]) {
+fn send(connection: &mut UcxConnection, bytes: &[u8]) {
     let slice = slice(bytes.as_ptr().cast_mut(), bytes.len());
     // SAFETY: the slice is the bytes.
-    assert_eq!(unsafe { pipe.send(&[slice]) }.unwrap(), bytes.len());
+    assert_eq!(unsafe { connection.send(&[slice]) }.unwrap(), bytes.len());
 }
 
 #[test]
 fn whoever_knows_the_address_but_not_the_secret_is_not_heard() {
     let Some(rail) = rail() else { return };
-    let (mut one, one_card) = Pipe::new(&rail).unwrap();
-    let (mut other, other_card) = Pipe::new(&rail).unwrap();
-    let (mut stranger, _) = Pipe::new(&rail).unwrap();
-    one.connect(&other_card).unwrap();
-    other.connect(&one_card).unwrap();
-    stranger.connect(&Card { secret: [0; 16], ..other_card }).unwrap();
+    let (mut one, one_description) = UcxConnection::new(&rail).unwrap();
+    let (mut other, other_description) = UcxConnection::new(&rail).unwrap();
+    let (mut stranger, _) = UcxConnection::new(&rail).unwrap();
+    one.connect(&other_description).unwrap();
+    other.connect(&one_description).unwrap();
+    stranger.connect(&EndpointDescription { secret: [0; 16], ..other_description }).unwrap();
     send(&mut stranger, b"let me in");
     Box::new(stranger).reset();
     send(&mut one, b"hello");

@@ -1,9 +1,9 @@
 //! Each fabric of UCX as a transport of agents.
 
-use super::card::Card;
+use super::connection::UcxConnection;
 use super::context::UcxContext;
+use super::endpoint_description::EndpointDescription;
 use super::fabric::Fabric;
-use super::pipe::Pipe;
 use crate::tcp::Carrier;
 use crate::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
 use std::sync::Arc;
@@ -25,16 +25,16 @@ impl Transport for Fabric {
 
 impl Rail for Arc<UcxContext> {
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError> {
-        let (mut pipe, own) = Pipe::new(self)?;
+        let (mut connection, own) = UcxConnection::new(self)?;
         let answer = exchange(own.to_bytes())?;
-        pipe.connect(&Card::parse(&answer, &own)?)?;
-        let report = self.report(&pipe.lanes());
-        Ok(Connected { carrier: Box::new(pipe), report })
+        connection.connect(&EndpointDescription::parse(&answer, &own)?)?;
+        let report = self.report(&connection.lanes());
+        Ok(Connected { carrier: Box::new(connection), report })
     }
 
     fn accept(&self, offer: &[u8]) -> Result<(Box<dyn Carrier>, Vec<u8>), TransportError> {
-        let (mut pipe, own) = Pipe::new(self)?;
-        pipe.connect(&Card::parse(offer, &own)?)?;
-        Ok((Box::new(pipe), own.to_bytes()))
+        let (mut connection, own) = UcxConnection::new(self)?;
+        connection.connect(&EndpointDescription::parse(offer, &own)?)?;
+        Ok((Box::new(connection), own.to_bytes()))
     }
 }

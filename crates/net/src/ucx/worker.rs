@@ -2,8 +2,8 @@
 //! it. This file does the calls.
 
 use super::callbacks::{self, Callbacks, Header};
-use super::card::Card;
 use super::context::UcxContext;
+use super::endpoint_description::EndpointDescription;
 use super::error::UcxError;
 use super::fabric::Fabric;
 use super::report::{self, Lane};
@@ -90,14 +90,18 @@ impl Worker {
     ///
     /// # Safety
     ///
-    /// As for [`listen`](Worker::listen). The card must be of a peer that was let in: UCX believes
+    /// As for [`listen`](Worker::listen). The description must be of a peer that was let in: UCX believes
     /// its address.
-    pub unsafe fn connect(&mut self, card: &Card, callbacks: &Callbacks) -> Result<(), UcxError> {
+    pub unsafe fn connect(
+        &mut self,
+        description: &EndpointDescription,
+        callbacks: &Callbacks,
+    ) -> Result<(), UcxError> {
         // SAFETY: all fields are numbers or pointers that may be null; the mask says which are
         // meant.
         let mut params: sys::EpParams = unsafe { std::mem::zeroed() };
         params.field_mask = sys::EP_REMOTE_ADDRESS | sys::EP_ERR_HANDLING_MODE | sys::EP_ERR_HANDLER;
-        params.address = card.address.as_ptr().cast();
+        params.address = description.address.as_ptr().cast();
         // UCX refuses shared memory to those who ask for its errors, since it has none.
         params.err_mode = match self.context.fabric() {
             Fabric::Memory => sys::ERR_HANDLING_MODE_NONE,

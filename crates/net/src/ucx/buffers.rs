@@ -1,5 +1,5 @@
-//! A pipe's own memory. Bytes of messages wait in slots on their way out and in: nothing but slots
-//! is ever shown to UCX. This file has the memory and counts it.
+//! A connection's own memory. Bytes of messages wait in slots on their way out and in: nothing but
+//! slots is ever shown to UCX. This file has the memory and counts it.
 
 use super::callbacks::{Callbacks, HEADER_BYTES, Header, SLOT_BYTES, SLOTS, Ticket};
 use forebay_transfer::{Backing, HostBuffer};
@@ -7,15 +7,15 @@ use libc::c_void;
 
 /// The slots of one direction, with what goes with each. UCX keeps addresses of what is in here,
 /// which stays in place.
-struct Side {
+struct Slots {
     memory: HostBuffer,
     headers: Box<[Header]>,
     tickets: Box<[Ticket]>,
 }
 
-impl Side {
-    fn new(callbacks: *const Callbacks) -> Side {
-        Side {
+impl Slots {
+    fn new(callbacks: *const Callbacks) -> Slots {
+        Slots {
             memory: HostBuffer::new(SLOTS * SLOT_BYTES),
             headers: (0..SLOTS).map(|_| [0; HEADER_BYTES]).collect(),
             tickets: (0..SLOTS).map(|slot| Ticket { callbacks, slot, number: 0 }).collect(),
@@ -35,17 +35,17 @@ impl Side {
 }
 
 /// Everything that UCX has addresses of. To be kept until it lets go.
-pub(super) struct Shelf {
+pub(super) struct MessageBuffers {
     pub callbacks: Box<Callbacks>,
-    outgoing: Side,
-    incoming: Side,
+    outgoing: Slots,
+    incoming: Slots,
 }
 
-impl Shelf {
-    pub fn new(callbacks: Callbacks) -> Shelf {
+impl MessageBuffers {
+    pub fn new(callbacks: Callbacks) -> MessageBuffers {
         let callbacks = Box::new(callbacks);
-        let (outgoing, incoming) = (Side::new(&raw const *callbacks), Side::new(&raw const *callbacks));
-        Shelf { callbacks, outgoing, incoming }
+        let (outgoing, incoming) = (Slots::new(&raw const *callbacks), Slots::new(&raw const *callbacks));
+        MessageBuffers { callbacks, outgoing, incoming }
     }
 
     /// The start of a slot that messages are sent from.

@@ -6,14 +6,14 @@
 //! target of an operation, so whatever a peer, its NIC or the library does late can only reach
 //! slots; `docs/decisions/004-ucx-link.md` says why that is worth two copies.
 
+use super::buffers::MessageBuffers;
 use super::callbacks::{Callbacks, Kind, Message, SLOT_BYTES, SLOTS, State, header};
-use super::card::{Card, Secret};
 use super::context::UcxContext;
+use super::endpoint_description::{EndpointDescription, Secret};
 use super::error::UcxError;
 use super::fabric::Fabric;
 use super::process::Process;
 use super::report::Lane;
-use super::slots::Shelf;
 use super::sys;
 use super::timeout::TurnTimeout;
 use super::worker::{Closing, Worker};
@@ -36,9 +36,9 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 const LAST_WORDS_LIMIT: Duration = Duration::from_millis(50);
 
 /// One end of the stream.
-pub(super) struct Pipe {
+pub(super) struct UcxConnection {
     worker: ManuallyDrop<Worker>,
-    shelf: ManuallyDrop<Shelf>,
+    buffers: ManuallyDrop<MessageBuffers>,
     event_fd: BorrowedFd<'static>,
     /// The peer's process, where that is how its death is found.
     peer_process: Option<OwnedFd>,
@@ -49,51 +49,51 @@ pub(super) struct Pipe {
     read: usize,
 }
 
-// SAFETY: callbacks run inside calls of the worker, so whatever the shelf has is used by the thread
-// that has the pipe.
-unsafe impl Send for Pipe {}
+// SAFETY: callbacks run inside calls of the worker, so whatever the buffers has is used by the thread
+// that has the connection.
+unsafe impl Send for UcxConnection {}
 
-impl Pipe {
+impl UcxConnection {
     /// An end that waits for a peer to be named, and what the peer has to know of it.
-    pub fn new(context: &Arc<UcxContext>) -> Result<(Pipe, Card), UcxError> {
+    pub fn new(context: &Arc<UcxContext>) -> Result<(UcxConnection, EndpointDescription), UcxError> {
         let drawn = random();
         let secret: Secret =
             drawn.map_err(|error| UcxError::System { doing: "drawing a secret", why: error.to_string() })?;
         // Before the worker, so that it is dropped after it.
-        let shelf = Shelf::new(Callbacks::new(secret));
+        let buffers = MessageBuffers::new(Callbacks::new(secret));
         let worker = Worker::new(context)?;
-        // SAFETY: the shelf keeps the callbacks until the worker has ended, and `Callbacks::with`
+        // SAFETY: the buffers keeps the callbacks until the worker has ended, and `Callbacks::with`
         // borrows it around no call.
-        unsafe { worker.listen(&shelf.callbacks) }?;
+        unsafe { worker.listen(&buffers.callbacks) }?;
         let (major, minor, _) = context.ucp.release();
-        let card = Card {
+        let description = EndpointDescription {
             release: (major as u16, minor as u16),
             fabric: context.fabric(),
             secret,
             process: Process::own()?,
             address: worker.address()?,
         };
-        let pipe = Pipe {
+        let connection = UcxConnection {
             event_fd: worker.event_fd()?,
             worker: ManuallyDrop::new(worker),
-            shelf: ManuallyDrop::new(shelf),
+            buffers: ManuallyDrop::new(buffers),
             peer_process: None,
             peer_secret: Secret::default(),
             number: 0,
             read: 0,
         };
-        Ok((pipe, card))
+        Ok((connection, description))
     }
 
     /// Names the peer, which has to have been let in.
-    pub fn connect(&mut self, card: &Card) -> Result<(), UcxError> {
+    pub fn connect(&mut self, description: &EndpointDescription) -> Result<(), UcxError> {
         if self.worker.context.fabric() == Fabric::Memory {
             // Shared memory has no errors of its own.
-            self.peer_process = Some(card.process.watch()?);
+            self.peer_process = Some(description.process.watch()?);
         }
-        self.peer_secret = card.secret;
+        self.peer_secret = description.secret;
         // SAFETY: as in `new`.
-        unsafe { self.worker.connect(card, &self.shelf.callbacks) }
+        unsafe { self.worker.connect(description, &self.buffers.callbacks) }
     }
 
     pub fn lanes(&self) -> Vec<Lane> {
@@ -101,7 +101,7 @@ impl Pipe {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
-        self.shelf.callbacks.with(f)
+        self.buffers.callbacks.with(f)
     }
 
     /// Lets UCX work, and has it fetch what the peer offers.
@@ -122,7 +122,7 @@ impl Pipe {
     /// there may be another.
     fn fetch(&mut self) -> bool {
         let Some((number, offer, len, slot)) = self.with(State::take_offer) else { return false };
-        let (start, ticket) = (self.shelf.incoming(slot), self.shelf.fetching(slot, number));
+        let (start, ticket) = (self.buffers.incoming(slot), self.buffers.fetching(slot, number));
         // SAFETY: the offer was taken, once; the slot has room for as much as a message may have,
         // and is nobody else's until the request is over, which the ticket tells.
         if let Some(status) = unsafe { self.worker.fetch(offer, start, len, ticket) } {
@@ -133,9 +133,9 @@ impl Pipe {
 
     /// Sends what is in a slot, which may be nothing.
     fn post(&mut self, slot: usize, len: usize, kind: Kind) {
-        let (number, bytes) = (self.number, self.shelf.outgoing(slot));
+        let (number, bytes) = (self.number, self.buffers.outgoing(slot));
         self.number += 1;
-        let (header, ticket) = self.shelf.sending(slot, number, header(&self.peer_secret, number, kind));
+        let (header, ticket) = self.buffers.sending(slot, number, header(&self.peer_secret, number, kind));
         // SAFETY: the slot with its header and ticket is nobody else's until the request is over,
         // which the ticket tells.
         if let Some(status) = unsafe { self.worker.send(header, bytes, len, ticket) } {
@@ -151,11 +151,13 @@ impl Pipe {
         }
         let Some(slot) = self.with(|state| state.outgoing.pop()) else { return };
         self.post(slot, 0, kind);
-        self.progress_for(LAST_WORDS_LIMIT, |pipe| pipe.with(|state| state.outgoing.len() == SLOTS));
+        self.progress_for(LAST_WORDS_LIMIT, |connection| {
+            connection.with(|state| state.outgoing.len() == SLOTS)
+        });
     }
 
     /// Lets UCX work until `over`, at most for so long. Says whether it is over.
-    fn progress_for(&mut self, limit: Duration, mut over: impl FnMut(&mut Pipe) -> bool) -> bool {
+    fn progress_for(&mut self, limit: Duration, mut over: impl FnMut(&mut UcxConnection) -> bool) -> bool {
         let mut timeout = TurnTimeout::new(limit, Instant::now());
         loop {
             // Whatever comes now is not wanted, but UCX has to see it.
@@ -193,7 +195,7 @@ impl Pipe {
     fn read(&mut self, room: &mut Scatter<'_>) -> Option<usize> {
         let found = self.with(|state| match state.inbound.front() {
             Some(Message::Held { data, len }) => Some((data.cast::<u8>().cast_const(), *len)),
-            Some(Message::Here { slot, len }) => Some((self.shelf.incoming(*slot).cast_const(), *len)),
+            Some(Message::Here { slot, len }) => Some((self.buffers.incoming(*slot).cast_const(), *len)),
             _ => None,
         });
         let (start, len) = found?;
@@ -231,9 +233,9 @@ impl Pipe {
         }
         let closing = self.worker.close();
         let over = move || closing.as_ref().is_none_or(Closing::is_over);
-        self.progress_for(CLOSE_LIMIT, |pipe| {
-            pipe.discard();
-            over() && pipe.shelf.callbacks.are_all_free()
+        self.progress_for(CLOSE_LIMIT, |connection| {
+            connection.discard();
+            over() && connection.buffers.callbacks.are_all_free()
         })
     }
 
@@ -244,7 +246,7 @@ impl Pipe {
     }
 }
 
-impl Wire for Pipe {
+impl Wire for UcxConnection {
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         if self.ready().reset {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -255,7 +257,7 @@ impl Wire for Pipe {
         let Some(slot) = self.with(|state| state.outgoing.pop()) else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let room = [slice(self.shelf.outgoing(slot), SLOT_BYTES)];
+        let room = [slice(self.buffers.outgoing(slot), SLOT_BYTES)];
         // SAFETY: the slot is this end's until it is posted; the caller says that the slices are
         // readable.
         let len = unsafe {
@@ -287,7 +289,7 @@ impl Wire for Pipe {
     }
 }
 
-impl Carrier for Pipe {
+impl Carrier for UcxConnection {
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready> {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         loop {
@@ -325,16 +327,16 @@ impl Carrier for Pipe {
     }
 }
 
-impl std::fmt::Debug for Pipe {
+impl std::fmt::Debug for UcxConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipe")
+        f.debug_struct("UcxConnection")
             .field("context", &self.worker.context)
             .field("number", &self.number)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Pipe {
+impl Drop for UcxConnection {
     fn drop(&mut self) {
         if !self.close() {
             // UCX may still reach the slots. They stay where they are, and are never used again.
@@ -342,10 +344,10 @@ impl Drop for Pipe {
             return;
         }
         // SAFETY: neither is used after this. The worker ends first, and with it the last use of
-        // the shelf.
+        // the buffers.
         unsafe {
             ManuallyDrop::drop(&mut self.worker);
-            ManuallyDrop::drop(&mut self.shelf);
+            ManuallyDrop::drop(&mut self.buffers);
         }
     }
 }

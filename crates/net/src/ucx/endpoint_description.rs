@@ -13,8 +13,8 @@
 //! 48  address  the rest
 //! ```
 //!
-//! UCX believes an address, so a card must come from a peer that was let in, over a connection that
-//! it cannot be changed on.
+//! UCX believes an address, so a description must come from a peer that was let in, over a connection
+//! that it cannot be changed on.
 
 use super::error::UcxError;
 use super::fabric::Fabric;
@@ -31,7 +31,7 @@ pub(super) type Secret = [u8; 16];
 
 /// What an end says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct EndpointDescription {
     pub release: (u16, u16),
     pub fabric: Fabric,
     pub secret: Secret,
@@ -39,7 +39,7 @@ pub(super) struct Card {
     pub address: Vec<u8>,
 }
 
-impl Card {
+impl EndpointDescription {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.address.len());
         let Process { pid, started } = self.process;
@@ -48,9 +48,9 @@ impl Card {
         out
     }
 
-    /// The card of an end that this end, with its own, can speak to.
-    pub fn parse(bytes: &[u8], own: &Card) -> Result<Card, UcxError> {
-        let bad = |why: String| UcxError::BadCard { why };
+    /// The description of an end that this end, with its own, can speak to.
+    pub fn parse(bytes: &[u8], own: &EndpointDescription) -> Result<EndpointDescription, UcxError> {
+        let bad = |why: String| UcxError::BadDescription { why };
         let mut reader = Reader(bytes);
         let head = reader.get();
         let Some((magic, release, code, secret, pid, started)): Option<([u8; 8], _, u32, _, _, _)> = head
@@ -72,7 +72,7 @@ impl Card {
             return Err(bad(format!("it is of fabric {code}, this end of {}", own.fabric.code())));
         }
         let process = Process { pid, started };
-        Ok(Card { release, fabric: own.fabric, secret, process, address: address.to_vec() })
+        Ok(EndpointDescription { release, fabric: own.fabric, secret, process, address: address.to_vec() })
     }
 }
 
@@ -81,31 +81,38 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn card(address: Vec<u8>) -> Card {
+    fn description(address: Vec<u8>) -> EndpointDescription {
         let process = Process { pid: 77, started: 1 << 40 };
-        Card { release: (1, 13), fabric: Fabric::Memory, secret: [5; 16], process, address }
+        EndpointDescription { release: (1, 13), fabric: Fabric::Memory, secret: [5; 16], process, address }
     }
 
     proptest! {
         #[test]
-        fn a_card_comes_back_as_it_was(address in prop::collection::vec(any::<u8>(), 1..300)) {
-            let card = card(address);
-            prop_assert_eq!(Card::parse(&card.to_bytes(), &card), Ok(card));
+        fn a_description_comes_back_as_it_was(address in prop::collection::vec(any::<u8>(), 1..300)) {
+            let description = description(address);
+            prop_assert_eq!(EndpointDescription::parse(&description.to_bytes(), &description), Ok(description));
         }
 
         #[test]
-        fn any_bytes_are_a_card_or_a_reason(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let _ = Card::parse(&bytes, &card(vec![1]));
+        fn any_bytes_are_a_description_or_a_reason(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = EndpointDescription::parse(&bytes, &description(vec![1]));
         }
     }
 
     #[test]
     fn ends_that_cannot_speak_to_each_other_say_why() {
-        let own = card(vec![1]);
-        let why = |card: Card| Card::parse(&card.to_bytes(), &own).unwrap_err().to_string();
-        assert!(why(Card { release: (1, 18), ..own.clone() }).contains("UCX 1.18, this end 1.13"));
-        assert!(why(Card { fabric: Fabric::Tcp, ..own.clone() }).contains("fabric"));
-        assert!(why(Card { address: Vec::new(), ..own.clone() }).contains("0 bytes"));
-        assert!(why(Card { address: vec![0; ADDRESS_BYTES_MAX + 1], ..own.clone() }).contains("16385 bytes"));
+        let own = description(vec![1]);
+        let why = |description: EndpointDescription| {
+            EndpointDescription::parse(&description.to_bytes(), &own).unwrap_err().to_string()
+        };
+        assert!(
+            why(EndpointDescription { release: (1, 18), ..own.clone() }).contains("UCX 1.18, this end 1.13")
+        );
+        assert!(why(EndpointDescription { fabric: Fabric::Tcp, ..own.clone() }).contains("fabric"));
+        assert!(why(EndpointDescription { address: Vec::new(), ..own.clone() }).contains("0 bytes"));
+        assert!(
+            why(EndpointDescription { address: vec![0; ADDRESS_BYTES_MAX + 1], ..own.clone() })
+                .contains("16385 bytes")
+        );
     }
 }
