@@ -3,7 +3,7 @@
 
 use crate::capabilities::{Capabilities, Host, Question};
 use crate::tcp::{Acceptor, Reply};
-use crate::transport::{self, Rail, TransportError, TransportInfo};
+use crate::transport::{self, OpenTransport, TransportError, TransportInfo};
 use crate::transports::RailOptions;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,22 +14,22 @@ const ANSWERING_MAX: usize = 8;
 
 /// The rails of one agent.
 pub(crate) struct Rails {
-    rails: Vec<Opening>,
+    rails: Vec<Rail>,
     pub host: Host,
     /// Where peers come in. Not there for an agent that does not listen: then nobody asks.
     acceptor: OnceLock<Acceptor>,
     answering: AtomicUsize,
 }
 
-/// A rail, from when it is first needed.
-struct Opening {
+/// A transport on some devices, opened when it is first needed.
+struct Rail {
     options: RailOptions,
-    opened: OnceLock<Result<Box<dyn Rail>, TransportError>>,
+    opened: OnceLock<Result<Box<dyn OpenTransport>, TransportError>>,
 }
 
 impl Rails {
     pub fn new(options: Vec<RailOptions>) -> Rails {
-        let rail = |options| Opening { options, opened: OnceLock::new() };
+        let rail = |options| Rail { options, opened: OnceLock::new() };
         Rails {
             rails: options.into_iter().map(rail).collect(),
             host: host(),
@@ -58,12 +58,12 @@ impl Rails {
     }
 
     /// Opens a rail, or says again why it cannot be.
-    pub fn open(&self, nth: usize) -> Result<&dyn Rail, TransportError> {
+    pub fn open(&self, nth: usize) -> Result<&dyn OpenTransport, TransportError> {
         self.rails[nth].open()
     }
 
-    fn opened(&self) -> impl Iterator<Item = (u8, &dyn Rail)> {
-        let code = |rail: &Opening| rail.options.transport.info().code;
+    fn opened(&self) -> impl Iterator<Item = (u8, &dyn OpenTransport)> {
+        let code = |rail: &Rail| rail.options.transport.info().code;
         self.rails.iter().filter_map(move |rail| rail.open().ok().map(|opened| (code(rail), opened)))
     }
 
@@ -111,8 +111,8 @@ impl Rails {
     }
 }
 
-impl Opening {
-    fn open(&self) -> Result<&dyn Rail, TransportError> {
+impl Rail {
+    fn open(&self) -> Result<&dyn OpenTransport, TransportError> {
         let opened = self.opened.get_or_init(|| self.options.transport.open(&self.options.devices));
         opened.as_deref().map_err(TransportError::clone)
     }

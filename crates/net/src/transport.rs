@@ -8,8 +8,8 @@
 //!
 //! # How to add a transport
 //!
-//! 1. Write a module with a type that is a [`Transport`], one that is a [`Rail`], and one that is a
-//!    [`Carrier`]: a stream of bytes that never waits.
+//! 1. Write a module with a type that is a [`Transport`], one that is an [`OpenTransport`], and one
+//!    that is a [`Carrier`]: a stream of bytes that never waits.
 //! 2. Name the transport in `transports.rs`, which is one line. A program may also give an agent a
 //!    transport of its own: [`RailOptions`](crate::RailOptions) takes any.
 //!
@@ -19,7 +19,7 @@
 //! a transport's business.
 //!
 //! A carrier is handed the addresses of each send and receive. One that needs registered memory
-//! keeps it to itself, as `ucx/slots.rs` does: no peer ever learns an address from here
+//! keeps it to itself, as `ucx/buffers.rs` does: no peer ever learns an address from here
 //! (`docs/decisions/020-transports-behind-one-trait.md`).
 
 use crate::tcp::{Acceptor, Broken, Carrier, Flow, FlowOptions, Identity, PeerInfo, PeerRegions};
@@ -54,13 +54,13 @@ pub trait Transport: Send + Sync {
     fn info(&self) -> TransportInfo;
 
     /// Opens it on these devices, named as the transport names them; none: on all.
-    fn open(&self, devices: &[String]) -> Result<Box<dyn Rail>, TransportError>;
+    fn open(&self, devices: &[String]) -> Result<Box<dyn OpenTransport>, TransportError>;
 }
 
 /// A transport that is open. Connections are made on it, from any thread.
-pub trait Rail: Send + Sync {
+pub trait OpenTransport: Send + Sync {
     /// Makes an endpoint, has `exchange` bring its description to the peer's
-    /// [`accept`](Rail::accept) and the answer back, and joins the two. Descriptions mean something
+    /// [`accept`](OpenTransport::accept) and the answer back, and joins the two. Descriptions mean something
     /// to the transport only. Both travel over a connection on which the two agents know each
     /// other.
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError>;
@@ -97,13 +97,13 @@ pub enum TransportError {
 /// Connects over a rail and greets the peer: the connection as a link of a mover, who is at the
 /// other end, and which hardware carries it.
 pub fn connect(
-    rail: &dyn Rail,
+    transport: &dyn OpenTransport,
     me: Identity,
     regions: PeerRegions,
     options: &FlowOptions,
     mut exchange: impl FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError>,
 ) -> Result<(Flow, PeerInfo, String), TransportError> {
-    let Connected { carrier, report } = rail.connect(&mut exchange)?;
+    let Connected { carrier, report } = transport.connect(&mut exchange)?;
     let (flow, peer) = Flow::over(carrier, me, regions, options).map_err(TransportError::Greeting)?;
     Ok((flow, peer, report))
 }
@@ -111,8 +111,12 @@ pub fn connect(
 /// Takes up a peer's offer: what comes over the new connection is served as if it had come through
 /// the server's port. The offer must come from a peer that was let in: transports believe what it
 /// says.
-pub fn accept(rail: &dyn Rail, acceptor: &Acceptor, offer: &[u8]) -> Result<Vec<u8>, TransportError> {
-    let (carrier, answer) = rail.accept(offer)?;
+pub fn accept(
+    transport: &dyn OpenTransport,
+    acceptor: &Acceptor,
+    offer: &[u8],
+) -> Result<Vec<u8>, TransportError> {
+    let (carrier, answer) = transport.accept(offer)?;
     if acceptor.adopt(carrier) { Ok(answer) } else { Err(TransportError::NoServer) }
 }
 

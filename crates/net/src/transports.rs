@@ -8,7 +8,8 @@ use thiserror::Error;
 /// The transports that configuration, command line and Python can name.
 pub static TRANSPORTS: &[&dyn Transport] = &[&Fabric::Memory, &Fabric::Rdma, &Fabric::Tcp];
 
-/// A rail of an agent: a transport, and where it is opened.
+/// A rail of an agent: a transport on some devices. An agent may have several, also of one
+/// transport.
 #[derive(Debug, Clone)]
 pub struct RailOptions {
     pub transport: &'static dyn Transport,

@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use forebay_net::tcp::{Carrier, Ready, WakeUp, Wire};
-use forebay_net::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
+use forebay_net::transport::{
+    Connected, Exchange, OpenTransport, Reach, Transport, TransportError, TransportInfo,
+};
 use forebay_net::{AgentConfig, Op, RailOptions, Request, TCP};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -41,7 +43,7 @@ impl Transport for Queues {
         TransportInfo { name: "queues", path: "queues", code: 200, rank: 0, reach: Reach::Host }
     }
 
-    fn open(&self, devices: &[String]) -> Result<Box<dyn Rail>, TransportError> {
+    fn open(&self, devices: &[String]) -> Result<Box<dyn OpenTransport>, TransportError> {
         match devices {
             [] => Ok(Box::new(Opened)),
             _ => Err(TransportError::Failed("queues have no devices".into())),
@@ -51,7 +53,7 @@ impl Transport for Queues {
 
 struct Opened;
 
-impl Rail for Opened {
+impl OpenTransport for Opened {
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError> {
         let (one, other) = End::pair().map_err(|error| TransportError::Failed(error.to_string()))?;
         let number = {

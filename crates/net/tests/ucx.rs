@@ -12,7 +12,7 @@ use common::ends::{
 use common::other::{Other as Process, order, say};
 use common::{BELOW_OPERATIONS, LONG, open_ucx};
 use forebay_net::tcp::*;
-use forebay_net::transport::{Rail as _, TransportError, accept, connect};
+use forebay_net::transport::{OpenTransport as _, TransportError, accept, connect};
 use forebay_net::ucx::*;
 use forebay_transfer::End;
 use rustix::process::Signal;

@@ -5,7 +5,7 @@ use super::context::UcxContext;
 use super::endpoint_description::EndpointDescription;
 use super::fabric::Fabric;
 use crate::tcp::Carrier;
-use crate::transport::{Connected, Exchange, Rail, Reach, Transport, TransportError, TransportInfo};
+use crate::transport::{Connected, Exchange, OpenTransport, Reach, Transport, TransportError, TransportInfo};
 use std::sync::Arc;
 
 impl Transport for Fabric {
@@ -18,12 +18,12 @@ impl Transport for Fabric {
         TransportInfo { name, path, code: self.code() as u8, rank, reach }
     }
 
-    fn open(&self, devices: &[String]) -> Result<Box<dyn Rail>, TransportError> {
+    fn open(&self, devices: &[String]) -> Result<Box<dyn OpenTransport>, TransportError> {
         Ok(Box::new(UcxContext::open(*self, devices)?))
     }
 }
 
-impl Rail for Arc<UcxContext> {
+impl OpenTransport for Arc<UcxContext> {
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError> {
         let (mut connection, own) = UcxConnection::new(self)?;
         let answer = exchange(own.to_bytes())?;
