@@ -6,7 +6,7 @@ mod settle;
 
 use crate::link::{LinkId, LinkSpec, LinkState};
 use crate::lot::{Leg, Lot};
-use crate::path::{PathError, PathId, PathSpec, PathState, SlotTable, Slots, Staging};
+use crate::path::{PathError, PathId, PathSpec, PathState, SlotTable, Staging, StagingSlots};
 use crate::queue::{Fairness, PlacePair, Rank, Waiting};
 use crate::region::Refused;
 use crate::region::{Place, RegionId, RegionTable, Span, SpanPair};
@@ -209,7 +209,7 @@ impl Mover {
         let known = self.slots.all.iter().position(|slots| slots.staging == *staging);
         known.unwrap_or_else(|| {
             self.regions.hold(staging.region);
-            self.slots.all.push(Slots::new(*staging));
+            self.slots.all.push(StagingSlots::new(*staging));
             self.slots.all.len() - 1
         })
     }

@@ -18,7 +18,7 @@ pub struct Hop {
     pub guest: bool,
 }
 
-/// Slots between two hops, side by side in one region from offset 0. Paths with the same staging
+/// StagingSlots between two hops, side by side in one region from offset 0. Paths with the same staging
 /// share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
@@ -72,16 +72,16 @@ pub enum PathError {
 
 /// The slots of one staging, and which are free.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct StagingSlots {
     pub staging: Staging,
     free: Vec<u32>,
     /// How many are kept by operations that were given up, perhaps for ever.
     lost: u32,
 }
 
-impl Slots {
-    pub fn new(staging: Staging) -> Slots {
-        Slots { staging, free: (0..staging.slots).rev().collect(), lost: 0 }
+impl StagingSlots {
+    pub fn new(staging: Staging) -> StagingSlots {
+        StagingSlots { staging, free: (0..staging.slots).rev().collect(), lost: 0 }
     }
 
     /// `len` bytes at `offset` of a slot.
@@ -95,7 +95,7 @@ impl Slots {
 /// All slots of a mover.
 #[derive(Debug, Default)]
 pub(crate) struct SlotTable {
-    pub all: Vec<Slots>,
+    pub all: Vec<StagingSlots>,
 }
 
 impl SlotTable {

@@ -22,14 +22,14 @@ struct Candidate {
 
 /// A place in a link's window.
 #[derive(Debug, Clone, Copy)]
-struct Seat {
+struct Pass {
     /// Whether it is the first one: nothing is in flight.
     idle: bool,
     guest: bool,
 }
 
-impl Seat {
-    fn is_on(self, link: &LinkState) -> bool {
+impl Pass {
+    fn considers(self, link: &LinkState) -> bool {
         !self.idle || link.load.lots == 0
     }
 }
@@ -43,8 +43,8 @@ impl Mover {
     /// guest's.
     pub fn poll(&mut self, now_us: u64) -> Option<Start> {
         for (idle, guest) in [(true, false), (true, true), (false, false), (false, true)] {
-            let seat = Seat { idle, guest };
-            let lot = self.take_ready(now_us, seat).or_else(|| self.pull_lot(now_us, seat));
+            let pass = Pass { idle, guest };
+            let lot = self.take_ready(now_us, pass).or_else(|| self.pull_lot(now_us, pass));
             if let Some(lot) = lot {
                 return Some(self.start(now_us, lot));
             }
@@ -54,26 +54,26 @@ impl Mover {
     }
 
     /// The first lot under way whose next hop has room.
-    fn take_ready(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
+    fn take_ready(&mut self, now_us: u64, pass: Pass) -> Option<Lot> {
         let fits = |lot: &Lot| {
             let path = &self.paths[lot.path.0 as usize];
             let link = &self.links[path.spec.hops[lot.hop].link.0 as usize];
             let has_slot = lot.slots.len() > lot.hop || self.slots.has_behind(path, lot.hop);
             has_slot
-                && seat.is_on(link)
-                && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, seat.guest)
+                && pass.considers(link)
+                && link.admits(now_us, lot.cut.bytes - lot.hop_done_bytes, pass.guest)
         };
-        let mut ready = self.ready.iter().filter(|((is_guest, ..), _)| *is_guest == seat.guest);
+        let mut ready = self.ready.iter().filter(|((is_guest, ..), _)| *is_guest == pass.guest);
         let key = ready.find(|(_, lot)| fits(lot)).map(|(key, _)| *key)?;
         let lot = self.ready.remove(&key);
         lot.map(|lot| Lot { staged_us: lot.staged_us + now_us.saturating_sub(lot.ready_since_us), ..lot })
     }
 
     /// Cuts a new lot for the path with the highest precedence.
-    fn pull_lot(&mut self, now_us: u64, seat: Seat) -> Option<Lot> {
+    fn pull_lot(&mut self, now_us: u64, pass: Pass) -> Option<Lot> {
         let waiting = self.place_pairs.iter().filter(|place_pair| !place_pair.is_empty());
         let paths = waiting.flat_map(|place_pair| &place_pair.paths).map(|path| path.0 as usize);
-        let best = paths.filter_map(|path| self.candidate(now_us, path, seat)).min()?;
+        let best = paths.filter_map(|path| self.candidate(now_us, path, pass)).min()?;
         let path = &mut self.paths[best.path];
         let place_pair = &mut self.place_pairs[path.place_pair];
         let transfer = self.transfers.get_mut(&best.rank.transfer)?;
@@ -109,13 +109,13 @@ impl Mover {
     }
 
     /// What `path` would pull now.
-    fn candidate(&self, now_us: u64, path: usize, seat: Seat) -> Option<Candidate> {
+    fn candidate(&self, now_us: u64, path: usize, pass: Pass) -> Option<Candidate> {
         let state = &self.paths[path];
         let hop = state.spec.hops[0];
         let place_pair = &self.place_pairs[state.place_pair];
         let link = &self.links[hop.link.0 as usize];
-        let guest = seat.guest;
-        let fits = hop.guest == guest && seat.is_on(link) && self.slots.has_behind(state, 0);
+        let guest = pass.guest;
+        let fits = hop.guest == guest && pass.considers(link) && self.slots.has_behind(state, 0);
         let may_start = fits && link.admits(now_us, 1, guest);
         if !may_start || !self.path_is_live(PathId(path as u32)) {
             return None;
