@@ -4,11 +4,11 @@
 
 use crate::connection_state::Want;
 use crate::endpoints::{BoundFlow, OnAdvice};
-use crate::error::{NotReached, PeerError};
+use crate::error::{PeerError, Unreachable};
 use crate::flow_control::Advice;
 use crate::peer::{Peer, PeerFlow, Via, WAITING_MAX};
 use crate::shared::Shared;
-use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, Unreached};
+use crate::tcp::{Broken, Flow, FlowError, FlowOptions, RefusalCode, UnreachableReason};
 use crate::upgrade;
 use std::sync::{Arc, Weak};
 
@@ -196,9 +196,9 @@ fn failed(shared: &Arc<Shared>, peer: &Arc<Peer>, error: &FlowError) {
     {
         return bury(shared, peer, &PeerError::Restarted { peer: peer.name.clone() });
     }
-    let (reason, why) = (Unreached::from(error), error.to_string());
+    let (reason, why) = (UnreachableReason::from(error), error.to_string());
     let mut state = peer.state();
-    let unreached = NotReached { reason, why: why.clone() };
+    let unreached = Unreachable { reason, why: why.clone() };
     peer.log.unreached(state.unreached.as_ref(), &unreached);
     state.unreached = Some(unreached);
     let pause = state.connection.failed(shared.timer.now_us());

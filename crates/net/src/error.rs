@@ -5,7 +5,7 @@ use crate::descriptors::BadRun;
 use crate::metadata::{BadMetadata, NAME_BYTES_MAX};
 use crate::notifications::NOTIFICATION_BYTES_MAX;
 use crate::prepared::BadBlocks;
-use crate::tcp::{Broken, CallError, ExportError, NoLease, TOKEN_BYTES_MAX, Unreached};
+use crate::tcp::{Broken, CallError, ExportError, NoLease, TOKEN_BYTES_MAX, UnreachableReason};
 use crate::transports::NoSuchTransport;
 use forebay_transfer::mapped::Absent;
 use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
@@ -62,9 +62,9 @@ impl PeerError {
 
 /// Why a peer is not reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReached {
+pub struct Unreachable {
     /// As one of a few.
-    pub reason: Unreached,
+    pub reason: UnreachableReason,
     /// In words, with the address.
     pub why: String,
 }

@@ -75,13 +75,13 @@ mod upgrade;
 
 pub use crate::tcp::{
     Access, CallError, Identity, LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease,
-    PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError, Unreached,
+    PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError, UnreachableReason,
 };
 pub use agent::{Agent, Prepared};
 pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
-pub use error::{AgentError, NotReached, PeerError};
+pub use error::{AgentError, PeerError, Unreachable};
 pub use forebay_transfer::mapped::Absent;
 pub use memory::Registration;
 pub use metadata::{BadMetadata, NAME_BYTES_MAX};

@@ -10,7 +10,7 @@ use crate::capabilities::WhyIdle;
 use crate::connection_state::ConnectionState;
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
-use crate::error::{AgentError, NotReached, PeerError};
+use crate::error::{AgentError, PeerError, Unreachable};
 use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, OutgoingNotifications};
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
@@ -55,7 +55,7 @@ pub(crate) struct State {
     next_flow: u64,
     /// How the last flow ended, or why none came about.
     pub lost: Option<Broken>,
-    pub unreached: Option<NotReached>,
+    pub unreached: Option<Unreachable>,
     /// One more flow is being connected.
     pub growing: bool,
     pub outgoing: OutgoingNotifications<Attempt>,

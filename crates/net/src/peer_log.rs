@@ -2,7 +2,7 @@
 //! `docs/reference/logs.md` has the lines.
 
 use crate::capabilities::WhyIdle;
-use crate::error::{NotReached, PeerError};
+use crate::error::{PeerError, Unreachable};
 use crate::tcp::Broken;
 use forebay_transfer::LogGate;
 
@@ -41,7 +41,7 @@ impl PeerLog {
     }
 
     /// No connection came about. Told at once where it is for another reason than before.
-    pub fn unreached(&self, before: Option<&NotReached>, now: &NotReached) {
+    pub fn unreached(&self, before: Option<&Unreachable>, now: &Unreachable) {
         if before.is_none_or(|before| before.reason != now.reason) {
             self.unreached.reset();
         }

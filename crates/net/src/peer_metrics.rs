@@ -3,7 +3,7 @@
 //! [`FlowControl`]'s to have.
 
 use crate::flow_control::{Advice, FlowControl, Moved};
-use crate::tcp::Unreached;
+use crate::tcp::UnreachableReason;
 use forebay_transfer::Outcome;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ pub struct Counts {
     /// Everything that failed, by kind.
     pub faults: BTreeMap<&'static str, u64>,
     /// Connections that did not come about, by reason.
-    pub unreached: BTreeMap<Unreached, u64>,
+    pub unreached: BTreeMap<UnreachableReason, u64>,
     pub stages: Stages,
 }
 

@@ -1,7 +1,7 @@
 //! What an agent shows of its peers.
 
 use crate::capabilities::WhyIdle;
-use crate::error::NotReached;
+use crate::error::Unreachable;
 use crate::peer::{Peer, PeerFlow, Via};
 use crate::peer_metrics::Counts;
 use crate::rails::Rails;
@@ -14,7 +14,7 @@ pub struct PeerStat {
     /// `idle`, `connecting`, `resting`, `up` or `dead`.
     pub state: &'static str,
     /// Why it is not reached, since the last attempt to connect failed.
-    pub unreached: Option<NotReached>,
+    pub unreached: Option<Unreachable>,
     pub flows: Vec<FlowStat>,
     /// Rails of this agent that carry nothing to it although there is a connection.
     pub idle_rails: Vec<IdleRail>,

@@ -244,10 +244,10 @@ fn why_a_peer_is_not_reached_is_one_of_a_few_reasons() {
         PeerRegions::default(),
         FlowOptions { token: b"two".to_vec(), connect_limit_us: 300_000, ..FlowOptions::default() },
     ) {
-        Err(error) => Unreached::from(&error),
+        Err(error) => UnreachableReason::from(&error),
         Ok(_) => panic!("it was let in"),
     };
-    assert_eq!(reason(server.address()), Unreached::Token);
+    assert_eq!(reason(server.address()), UnreachableReason::Token);
     let answering = |bytes: &'static [u8]| {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -259,14 +259,14 @@ fn why_a_peer_is_not_reached_is_one_of_a_few_reasons() {
         });
         address
     };
-    assert_eq!(reason(answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")), Unreached::NotForebay);
+    assert_eq!(reason(answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")), UnreachableReason::NotForebay);
     assert_eq!(
         reason(answering(b"\x15\x03\x03\x00\x02\x02\x46SSH-2.0-whoever-and-more")),
-        Unreached::NotForebay
+        UnreachableReason::NotForebay
     );
-    assert_eq!(reason(answering(b"")), Unreached::TimedOut);
+    assert_eq!(reason(answering(b"")), UnreachableReason::TimedOut);
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert_eq!(reason(nobody), Unreached::Refused);
+    assert_eq!(reason(nobody), UnreachableReason::Refused);
 }
 
 #[test]

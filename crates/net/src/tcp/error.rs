@@ -82,7 +82,7 @@ pub enum FlowError {
 
 /// Why a peer is not reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unreached {
+pub enum UnreachableReason {
     Refused,
     /// No answer came in time.
     TimedOut,
@@ -107,20 +107,20 @@ pub enum Unreached {
     System,
 }
 
-impl Unreached {
-    pub const ALL: [Unreached; 12] = [
-        Unreached::Refused,
-        Unreached::TimedOut,
-        Unreached::NoRoute,
-        Unreached::Token,
-        Unreached::Certificate,
-        Unreached::Encryption,
-        Unreached::Version,
-        Unreached::NotForebay,
-        Unreached::Full,
-        Unreached::Ended,
-        Unreached::Closed,
-        Unreached::System,
+impl UnreachableReason {
+    pub const ALL: [UnreachableReason; 12] = [
+        UnreachableReason::Refused,
+        UnreachableReason::TimedOut,
+        UnreachableReason::NoRoute,
+        UnreachableReason::Token,
+        UnreachableReason::Certificate,
+        UnreachableReason::Encryption,
+        UnreachableReason::Version,
+        UnreachableReason::NotForebay,
+        UnreachableReason::Full,
+        UnreachableReason::Ended,
+        UnreachableReason::Closed,
+        UnreachableReason::System,
     ];
 
     /// A word for labels.
@@ -135,23 +135,23 @@ impl Unreached {
 
     fn label_and_advice(self) -> (&'static str, &'static str) {
         match self {
-            Unreached::Refused => {
+            UnreachableReason::Refused => {
                 ("refused", "nobody listens there: look whether it runs, and at its address and port")
             }
-            Unreached::TimedOut => ("timed_out", "look whether the host is up, and at firewalls"),
-            Unreached::NoRoute => ("no_route", "look at the address and the network"),
-            Unreached::Token => ("token", "give both ends the same token"),
-            Unreached::Certificate => {
+            UnreachableReason::TimedOut => ("timed_out", "look whether the host is up, and at firewalls"),
+            UnreachableReason::NoRoute => ("no_route", "look at the address and the network"),
+            UnreachableReason::Token => ("token", "give both ends the same token"),
+            UnreachableReason::Certificate => {
                 let advice = "look at the certificates of both ends: dates, names, authorities, clocks";
                 ("certificate", advice)
             }
-            Unreached::Encryption => ("encryption", "give both ends TLS, or neither of them"),
-            Unreached::Version => ("version", "update both ends together"),
-            Unreached::NotForebay => ("not_forebay", "look at the port in its address"),
-            Unreached::Full => ("full", "raise its limit of connections, or look who holds them"),
-            Unreached::Ended => ("ended", "it is tried again by itself"),
-            Unreached::Closed => ("closed", "look at its log"),
-            Unreached::System => ("system", "look at this machine's limits"),
+            UnreachableReason::Encryption => ("encryption", "give both ends TLS, or neither of them"),
+            UnreachableReason::Version => ("version", "update both ends together"),
+            UnreachableReason::NotForebay => ("not_forebay", "look at the port in its address"),
+            UnreachableReason::Full => ("full", "raise its limit of connections, or look who holds them"),
+            UnreachableReason::Ended => ("ended", "it is tried again by itself"),
+            UnreachableReason::Closed => ("closed", "look at its log"),
+            UnreachableReason::System => ("system", "look at this machine's limits"),
         }
     }
 }
@@ -159,34 +159,34 @@ impl Unreached {
 impl RefusalCode {
     /// A word for labels.
     pub fn label(self) -> &'static str {
-        Unreached::from(self).label()
+        UnreachableReason::from(self).label()
     }
 }
 
-impl From<RefusalCode> for Unreached {
-    fn from(code: RefusalCode) -> Unreached {
+impl From<RefusalCode> for UnreachableReason {
+    fn from(code: RefusalCode) -> UnreachableReason {
         match code {
-            RefusalCode::NotForebay | RefusalCode::Other => Unreached::NotForebay,
-            RefusalCode::Version => Unreached::Version,
-            RefusalCode::Token => Unreached::Token,
-            RefusalCode::Instance | RefusalCode::Closing => Unreached::Ended,
-            RefusalCode::TooManyFlows => Unreached::Full,
-            RefusalCode::NotEncrypted | RefusalCode::Encrypted => Unreached::Encryption,
-            RefusalCode::Certificate => Unreached::Certificate,
+            RefusalCode::NotForebay | RefusalCode::Other => UnreachableReason::NotForebay,
+            RefusalCode::Version => UnreachableReason::Version,
+            RefusalCode::Token => UnreachableReason::Token,
+            RefusalCode::Instance | RefusalCode::Closing => UnreachableReason::Ended,
+            RefusalCode::TooManyFlows => UnreachableReason::Full,
+            RefusalCode::NotEncrypted | RefusalCode::Encrypted => UnreachableReason::Encryption,
+            RefusalCode::Certificate => UnreachableReason::Certificate,
         }
     }
 }
 
-impl From<&Broken> for Unreached {
-    fn from(broken: &Broken) -> Unreached {
+impl From<&Broken> for UnreachableReason {
+    fn from(broken: &Broken) -> UnreachableReason {
         match broken {
             Broken::Refused(refusal) | Broken::Turned(refusal) => refusal.code.into(),
             Broken::Bad(bad) => RefusalCode::from(bad).into(),
-            Broken::Tls(_) => Unreached::Certificate,
-            Broken::Frozen { .. } => Unreached::TimedOut,
-            Broken::Closed => Unreached::Closed,
-            Broken::Ended => Unreached::Ended,
-            Broken::System(_) => Unreached::System,
+            Broken::Tls(_) => UnreachableReason::Certificate,
+            Broken::Frozen { .. } => UnreachableReason::TimedOut,
+            Broken::Closed => UnreachableReason::Closed,
+            Broken::Ended => UnreachableReason::Ended,
+            Broken::System(_) => UnreachableReason::System,
         }
     }
 }
@@ -201,16 +201,16 @@ impl From<&BadFrame> for RefusalCode {
     }
 }
 
-impl From<&FlowError> for Unreached {
-    fn from(error: &FlowError) -> Unreached {
+impl From<&FlowError> for UnreachableReason {
+    fn from(error: &FlowError) -> UnreachableReason {
         match error {
-            FlowError::Plain { .. } => Unreached::Encryption,
+            FlowError::Plain { .. } => UnreachableReason::Encryption,
             FlowError::Connect { source, .. } | FlowError::System(source) => match source.kind() {
-                ErrorKind::ConnectionRefused => Unreached::Refused,
-                ErrorKind::TimedOut | ErrorKind::WouldBlock => Unreached::TimedOut,
-                ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Unreached::NoRoute,
-                ErrorKind::ConnectionReset => Unreached::Closed,
-                _ => Unreached::System,
+                ErrorKind::ConnectionRefused => UnreachableReason::Refused,
+                ErrorKind::TimedOut | ErrorKind::WouldBlock => UnreachableReason::TimedOut,
+                ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => UnreachableReason::NoRoute,
+                ErrorKind::ConnectionReset => UnreachableReason::Closed,
+                _ => UnreachableReason::System,
             },
             FlowError::Greeting { broken, .. } => broken.into(),
         }
@@ -224,19 +224,19 @@ mod tests {
 
     #[test]
     fn each_reason_has_a_label_of_its_own() {
-        let labels: HashSet<_> = Unreached::ALL.iter().map(|reason| reason.label()).collect();
-        assert_eq!(labels.len(), Unreached::ALL.len());
+        let labels: HashSet<_> = UnreachableReason::ALL.iter().map(|reason| reason.label()).collect();
+        assert_eq!(labels.len(), UnreachableReason::ALL.len());
     }
 
     #[test]
     fn what_the_system_says_is_a_reason() {
         for (kind, reason) in [
-            (ErrorKind::ConnectionRefused, Unreached::Refused),
-            (ErrorKind::TimedOut, Unreached::TimedOut),
-            (ErrorKind::NetworkUnreachable, Unreached::NoRoute),
-            (ErrorKind::OutOfMemory, Unreached::System),
+            (ErrorKind::ConnectionRefused, UnreachableReason::Refused),
+            (ErrorKind::TimedOut, UnreachableReason::TimedOut),
+            (ErrorKind::NetworkUnreachable, UnreachableReason::NoRoute),
+            (ErrorKind::OutOfMemory, UnreachableReason::System),
         ] {
-            assert_eq!(Unreached::from(&FlowError::System(kind.into())), reason, "{kind:?}");
+            assert_eq!(UnreachableReason::from(&FlowError::System(kind.into())), reason, "{kind:?}");
         }
     }
 }

@@ -39,7 +39,7 @@ pub use call::{CALLS_WAITING_MAX, CallError};
 pub use carrier::{Carrier, Ready, Wire};
 pub(crate) use carrier::{Scatter, slice};
 pub use command::{FaultCode, PeerRegion};
-pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, Unreached, VERSION};
+pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, UnreachableReason, VERSION};
 pub use export::Access;
 pub use exports::{ExportError, Exports};
 pub use flow::Flow;

@@ -24,7 +24,7 @@ use crate::remote::{OnFound, OnPulled, PullRequest, RemoteNodes};
 use arrivals::{Arrivals, Job};
 use choice::Candidate;
 use forebay_kv::ChunkId;
-use forebay_net::{Access, Agent, AgentConfig, AgentError, NotReached, PeerStat, ServerStats, Service};
+use forebay_net::{Access, Agent, AgentConfig, AgentError, PeerStat, ServerStats, Service, Unreachable};
 use forebay_store::{Changed, Store, TenantId};
 use forebay_transfer::LogGate;
 use forebay_transfer::{MoverHandle, Place};
@@ -247,7 +247,7 @@ impl Peering {
             return Err(conflict);
         }
         let unreached = self.agent.stats().into_iter().filter_map(|peer| Some((peer.name, peer.unreached?)));
-        let line = |(name, unreached): (String, NotReached)| {
+        let line = |(name, unreached): (String, Unreachable)| {
             format!("peer {name} is not reached ({}): {}\n", unreached.reason.label(), unreached.why)
         };
         Ok(unreached.map(line).collect())

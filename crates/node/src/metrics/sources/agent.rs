@@ -110,7 +110,9 @@ fn timed(family: &'static Family, labels: &[(&'static str, &str)], times: &foreb
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use forebay_net::{FlowStat, IdleRail, NotReached, PathCounts, RailOptions, TCP, Unreached, WhyIdle};
+    use forebay_net::{
+        FlowStat, IdleRail, PathCounts, RailOptions, TCP, Unreachable, UnreachableReason, WhyIdle,
+    };
 
     const MEMORY: &str = "ucx_memory";
 
@@ -125,11 +127,11 @@ pub(super) mod tests {
         path.wire.sum_us = 9_000_000;
         counts.paths.insert(MEMORY, path);
         counts.faults.insert("rail_lost", 7);
-        counts.unreached.insert(Unreached::Token, 5);
+        counts.unreached.insert(UnreachableReason::Token, 5);
         PeerStat {
             name: "two".into(),
             state: "up",
-            unreached: Some(NotReached { reason: Unreached::Token, why: String::new() }),
+            unreached: Some(Unreachable { reason: UnreachableReason::Token, why: String::new() }),
             flows: vec![flow(TCP, true), flow(MEMORY, false)],
             idle_rails: vec![IdleRail { rail, why: WhyIdle::NotThere }],
             counts,
