@@ -6,9 +6,10 @@
 pub mod format;
 pub mod generate;
 pub mod info;
+mod latest;
 mod number;
-pub mod order;
 pub mod prefix;
+pub mod quantile;
 pub mod record;
 pub mod replay;
 pub mod report;
@@ -17,3 +18,4 @@ pub mod reuse;
 pub mod sample;
 pub mod tiers;
 pub mod tokens;
+mod units;

@@ -1,7 +1,7 @@
 //! Numbers as the tools that write traces write them: whole numbers may have a fraction of zero
 //! (`512.0`), and ids may be negative.
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use std::fmt;
 
 /// Above this, doubles have gaps: two different ids could be written as one number.
@@ -41,52 +41,46 @@ fn exact(value: f64) -> Option<i64> {
     (value.fract() == 0.0 && value.abs() <= MOST_EXACT).then_some(value as i64)
 }
 
+/// Reads a whole number of at most 64 bits, of which `of_whole` makes what is `expected`.
+struct Whole<T> {
+    expected: &'static str,
+    of_whole: fn(i128) -> Option<T>,
+}
+
+impl<T> Visitor<'_> for Whole<T> {
+    type Value = T;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.expected)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        let wrong = || E::invalid_value(Unexpected::Unsigned(number), &self);
+        (self.of_whole)(number.into()).ok_or_else(wrong)
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        let wrong = || E::invalid_value(Unexpected::Signed(number), &self);
+        (self.of_whole)(number.into()).ok_or_else(wrong)
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        let wrong = || E::invalid_value(Unexpected::Float(number), &self);
+        exact(number).and_then(|whole| (self.of_whole)(whole.into())).ok_or_else(wrong)
+    }
+}
+
 impl<'text> Deserialize<'text> for Id {
     fn deserialize<D: Deserializer<'text>>(json: D) -> Result<Id, D::Error> {
-        struct Whole;
-        impl Visitor<'_> for Whole {
-            type Value = Id;
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a whole number of at most 64 bits")
-            }
-            fn visit_u64<E: de::Error>(self, id: u64) -> Result<Id, E> {
-                Ok(Id(id))
-            }
-            fn visit_i64<E: de::Error>(self, id: i64) -> Result<Id, E> {
-                Ok(Id(id.cast_unsigned()))
-            }
-            fn visit_f64<E: de::Error>(self, id: f64) -> Result<Id, E> {
-                let wrong = || E::invalid_value(de::Unexpected::Float(id), &self);
-                exact(id).map(|id| Id(id.cast_unsigned())).ok_or_else(wrong)
-            }
-        }
-        json.deserialize_any(Whole)
+        let of_whole = |whole: i128| Some(Id(whole as u64));
+        json.deserialize_any(Whole { expected: "a whole number of at most 64 bits", of_whole })
     }
 }
 
 impl<'text> Deserialize<'text> for Tokens {
     fn deserialize<D: Deserializer<'text>>(json: D) -> Result<Tokens, D::Error> {
-        struct Count;
-        impl Visitor<'_> for Count {
-            type Value = Tokens;
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a whole number of tokens")
-            }
-            fn visit_u64<E: de::Error>(self, tokens: u64) -> Result<Tokens, E> {
-                let wrong = |_| E::invalid_value(de::Unexpected::Unsigned(tokens), &self);
-                u32::try_from(tokens).map(Tokens).map_err(wrong)
-            }
-            fn visit_i64<E: de::Error>(self, tokens: i64) -> Result<Tokens, E> {
-                let wrong = |_| E::invalid_value(de::Unexpected::Signed(tokens), &self);
-                u32::try_from(tokens).map(Tokens).map_err(wrong)
-            }
-            fn visit_f64<E: de::Error>(self, tokens: f64) -> Result<Tokens, E> {
-                let wrong = || E::invalid_value(de::Unexpected::Float(tokens), &self);
-                let whole = exact(tokens).and_then(|whole| u32::try_from(whole).ok());
-                whole.map(Tokens).ok_or_else(wrong)
-            }
-        }
-        json.deserialize_any(Count)
+        let of_whole = |whole: i128| u32::try_from(whole).ok().map(Tokens);
+        json.deserialize_any(Whole { expected: "a whole number of tokens", of_whole })
     }
 }
 

@@ -18,10 +18,10 @@ pub fn prefix_keys(request: &TraceRequest) -> impl Iterator<Item = u64> {
     })
 }
 
-/// A set of keys that are evenly spread already.
-pub(crate) type KeySet = HashSet<u64, BuildHasherDefault<AsItIs>>;
-/// A map from keys that are evenly spread already.
-pub(crate) type KeyMap<V> = HashMap<u64, V, BuildHasherDefault<AsItIs>>;
+/// For maps whose keys are evenly spread already.
+pub(crate) type KeyHasher = BuildHasherDefault<AsItIs>;
+pub(crate) type KeySet = HashSet<u64, KeyHasher>;
+pub(crate) type KeyMap<V> = HashMap<u64, V, KeyHasher>;
 
 /// Hashes an evenly spread key to itself.
 #[derive(Default)]

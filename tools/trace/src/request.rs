@@ -1,5 +1,6 @@
 //! One request as a trace records it, in the one form that every reader produces and everything
-//! else consumes.
+//! else consumes; and the order of arrival, which a replay needs and files may not have: some are
+//! written when requests end.
 
 use crate::number;
 use serde::{Deserialize, Serialize};
@@ -25,10 +26,8 @@ pub struct TraceRequest {
     /// How long the recorded service took to answer, where the trace records it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_us: Option<u64>,
-    /// Length of the prompt in tokens.
     #[serde(deserialize_with = "number::tokens")]
     pub input_tokens: u32,
-    /// Length of the answer in tokens.
     #[serde(deserialize_with = "number::tokens")]
     pub output_tokens: u32,
     /// How many tokens at the start of the prompt are tool definitions and system prompt, where the
@@ -51,5 +50,50 @@ impl TraceRequest {
     /// works for.
     pub fn root_session(&self) -> &str {
         self.parent_session.as_deref().unwrap_or(&self.session)
+    }
+}
+
+/// Counts requests that stand behind one that arrives later.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OutOfOrder {
+    latest_us: u64,
+    count: usize,
+}
+
+impl OutOfOrder {
+    /// Takes the next request of the file.
+    pub fn add(&mut self, request: &TraceRequest) {
+        self.count += usize::from(request.arrival_us < self.latest_us);
+        self.latest_us = self.latest_us.max(request.arrival_us);
+    }
+
+    pub fn count(self) -> usize {
+        self.count
+    }
+}
+
+/// Puts requests into the order of their arrival, and those that arrive together into the order of
+/// the file. Says how many stood behind one that arrives later.
+pub fn sort_by_arrival(requests: &mut [TraceRequest]) -> usize {
+    let mut out_of_order = OutOfOrder::default();
+    requests.iter().for_each(|request| out_of_order.add(request));
+    if out_of_order.count() > 0 {
+        requests.sort_by_key(|request| request.arrival_us);
+    }
+    out_of_order.count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TraceRequest, sort_by_arrival};
+
+    #[test]
+    fn sorting_keeps_the_order_of_what_arrives_together_and_says_how_much_it_moved() {
+        let request =
+            |(turn, arrival_us): (u32, u64)| TraceRequest { turn, arrival_us, ..TraceRequest::default() };
+        let mut requests = [(0, 20), (1, 0), (2, 5), (3, 5), (4, 30)].map(request);
+        assert_eq!(sort_by_arrival(&mut requests), 3);
+        assert_eq!(requests.each_ref().map(|request| request.turn), [1, 2, 3, 0, 4]);
+        assert_eq!(sort_by_arrival(&mut requests), 0);
     }
 }

@@ -9,14 +9,13 @@ use forebay_emulator::truth::Oracle;
 use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
-use forebay_trace::order::{OutOfOrder, sort_by_arrival};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{
     CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
     Replayer, Timeouts, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
-use forebay_trace::request::TraceRequest;
+use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,8 @@
 use forebay_results::output::Error;
 use forebay_trace::format::{ReadOptions, TraceReader};
 use forebay_trace::generate::{Generator, Marginals};
-use forebay_trace::order::sort_by_arrival;
 use forebay_trace::replay::Pacing;
-use forebay_trace::request::TraceRequest;
+use forebay_trace::request::{TraceRequest, sort_by_arrival};
 use std::collections::HashSet;
 use std::path::Path;
 

@@ -30,7 +30,6 @@ impl<const N: usize> Columns<N> {
     }
 }
 
-/// Where a header has a column.
 pub(super) fn position_of(header: &str, name: &str) -> Option<usize> {
     header.split(',').position(|column| bare(column) == name)
 }

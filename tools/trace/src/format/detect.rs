@@ -2,7 +2,7 @@
 
 use super::error::TraceError;
 use super::kind::Format;
-use super::{azure, burstgpt, chat, foreign, tracelab};
+use super::{foreign, mooncake, rows, tracelab};
 use serde_json::Value;
 use std::path::Path;
 
@@ -38,10 +38,10 @@ fn is_session(text: &str) -> bool {
 }
 
 fn detect_line(line: &str) -> Option<Format> {
-    if azure::is_header(line) {
+    if rows::is_azure(line) {
         return Some(Format::Azure);
     }
-    if burstgpt::is_header(line) {
+    if rows::is_burstgpt(line) {
         return Some(Format::BurstGpt);
     }
     if tracelab::is_header(line) {
@@ -75,7 +75,7 @@ fn chat_format(line: &str) -> Format {
         let whole = input / u64::from(block_tokens);
         blocks > 0 && (whole..=whole + 1).contains(&blocks)
     };
-    let is_agentic = covers(chat::AGENTIC_BLOCK_TOKENS) && !covers(chat::BAILIAN_BLOCK_TOKENS);
+    let is_agentic = covers(mooncake::AGENTIC_BLOCK_TOKENS) && !covers(mooncake::BAILIAN_BLOCK_TOKENS);
     if is_agentic { Format::AgenticKv } else { Format::Bailian }
 }
 

@@ -1,7 +1,6 @@
 //! What can be wrong with a trace, said so that a person can mend it: the file, the place in it,
 //! the field, what was found and what is allowed.
 
-use super::kind::Format;
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -33,18 +32,13 @@ pub enum TraceError {
     Option {
         file: PathBuf,
         option: &'static str,
-        /// The format of the file.
-        format: Format,
+        format: String,
         /// The names of the formats that it is for.
         allowed: String,
     },
     /// Tokens per block that nothing could have.
     #[error("--block-tokens: {given}, allowed 1 to {most}")]
-    BlockTokens {
-        given: u32,
-        /// The largest.
-        most: u32,
-    },
+    BlockTokens { given: u32, most: u32 },
     /// A row arrives before all those among which the earliest was looked for.
     #[error(
         "{}: {row} arrives before each of the first {window_rows} rows, from the earliest of which times count: sort the \
@@ -88,9 +82,7 @@ pub enum TraceError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineError {
     pub file: Arc<Path>,
-    /// Where in the file.
     pub place: Place,
-    /// What is wrong there.
     pub problem: Problem,
 }
 

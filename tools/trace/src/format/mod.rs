@@ -3,9 +3,6 @@
 //! module. Reading is streaming: however long the trace, memory holds a line of it, or for session
 //! files one request of each.
 
-mod azure;
-mod burstgpt;
-mod chat;
 mod check;
 mod coverage;
 mod csv;
@@ -16,28 +13,24 @@ mod input;
 mod kind;
 mod lines;
 mod mooncake;
-mod options;
-mod own;
-mod parser;
 mod rebase;
 mod reread;
+mod rows;
 mod tracelab;
 mod weka;
 
 pub use check::MAX_TOKENS;
 pub use coverage::Coverage;
 pub use error::{LineError, Place, Problem, TraceError};
-pub use kind::Format;
-pub use lines::MAX_LINE_BYTES;
-pub use options::{ReadOptions, TimeUnit};
-pub use own::write_line;
+pub use kind::{Format, ReadOptions, TimeUnit};
+pub(crate) use lines::Lines;
+pub use lines::{MAX_LINE_BYTES, write_line};
 pub use reread::Rereadable;
 pub use weka::WekaOptions;
 
 use crate::request::TraceRequest;
 use input::{Input, KIND_BYTES};
-use lines::Lines;
-use parser::{LineParser, LineRequests, Requests};
+use lines::{LineParser, LineRequests, Requests};
 use rebase::Rebased;
 use std::collections::HashMap;
 use std::io::{self, BufRead};
@@ -131,11 +124,13 @@ impl TraceReader {
         let file: Arc<Path> = Arc::from(name.as_ref());
         let (block_tokens, unit_s) = (options.block_tokens(format), options.unit_s(format));
         let parser: Box<dyn LineParser + Send> = match format {
-            Format::Forebay => Box::new(own::Own),
-            Format::Mooncake => Box::new(mooncake::Mooncake { block_tokens, unit_s }),
-            Format::Bailian | Format::AgenticKv => Box::new(chat::Chat::new(block_tokens, unit_s)),
-            Format::Azure => Box::<azure::Azure>::default(),
-            Format::BurstGpt => Box::new(burstgpt::BurstGpt::new(unit_s)),
+            Format::Forebay => Box::new(lines::Own),
+            Format::Mooncake => Box::new(mooncake::Mooncake::new(block_tokens, unit_s, false)),
+            Format::Bailian | Format::AgenticKv => {
+                Box::new(mooncake::Mooncake::new(block_tokens, unit_s, true))
+            }
+            Format::Azure => Box::new(rows::Rows::azure()),
+            Format::BurstGpt => Box::new(rows::Rows::burstgpt(unit_s)),
             Format::TraceLab => Box::new(tracelab::TraceLab::new()),
             Format::Weka => {
                 let input: input::Bytes = Box::new(input);
@@ -143,7 +138,8 @@ impl TraceReader {
                 return TraceReader::new(Box::new(session), format, options);
             }
         };
-        let lines = LineRequests { lines: Lines::new(input), parser, file: Arc::clone(&file) };
+        let lines =
+            LineRequests { lines: Lines::new(input, MAX_LINE_BYTES), parser, file: Arc::clone(&file) };
         let requests: Requests = match format {
             Format::Azure | Format::BurstGpt => Box::new(Rebased::new(Box::new(lines), file)),
             _ => Box::new(lines),

@@ -3,7 +3,7 @@
 //! memory.
 
 use super::error::TraceError;
-use super::parser::Requests;
+use super::lines::Requests;
 use crate::request::TraceRequest;
 use std::collections::VecDeque;
 use std::path::Path;

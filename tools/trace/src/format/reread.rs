@@ -2,7 +2,7 @@
 //! is first copied to a temporary file that has no name and goes with the process.
 
 use super::input::{DETECT_BYTES, Input};
-use super::options::ReadOptions;
+use super::kind::ReadOptions;
 use super::{TraceError, TraceReader};
 use std::fs::File;
 use std::io::{self, BufReader, Seek, Write};

@@ -5,9 +5,10 @@
 use super::check::{MAX_TOKENS, Names, check, micros};
 use super::csv::{Columns, number_in, position_of, text_of, tokens_in};
 use super::error::Problem;
-use super::parser::LineParser;
+use super::lines::LineParser;
+use crate::latest::Latest;
 use crate::request::TraceRequest;
-use std::collections::{HashMap, VecDeque};
+use std::hash::RandomState;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Kept tokens are rounded down to blocks of this size.
@@ -32,9 +33,7 @@ const MILLIS_S: f64 = 1e-3;
 
 pub(super) struct TraceLab {
     header: Option<Header>,
-    sessions: HashMap<String, Session>,
-    oldest_first: VecDeque<String>,
-    limit: usize,
+    sessions: Latest<String, Session, RandomState>,
 }
 
 struct Header {
@@ -68,21 +67,7 @@ impl Header {
 
 impl TraceLab {
     pub(super) fn new() -> TraceLab {
-        let (sessions, oldest_first) = (HashMap::new(), VecDeque::new());
-        TraceLab { header: None, sessions, oldest_first, limit: REMEMBERED_SESSIONS }
-    }
-
-    /// The session of this name, which is remembered from now on.
-    fn session(&mut self, name: &str) -> &mut Session {
-        if !self.sessions.contains_key(name) {
-            self.oldest_first.push_back(name.to_owned());
-            if self.oldest_first.len() > self.limit
-                && let Some(oldest) = self.oldest_first.pop_front()
-            {
-                self.sessions.remove(&oldest);
-            }
-        }
-        self.sessions.entry(name.to_owned()).or_default()
+        TraceLab { header: None, sessions: Latest::new(REMEMBERED_SESSIONS) }
     }
 }
 
@@ -111,7 +96,7 @@ impl LineParser for TraceLab {
             ..TraceRequest::default()
         };
         let mut request = check(request, &NAMES)?;
-        let session = self.session(name);
+        let session = self.sessions.or_default(name.to_owned());
         request.think_us = session.wait_us;
         session.wait_us = wait_us;
         request.blocks = session.blocks(number, kept, &request);
@@ -141,7 +126,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::{LineParser, TraceLab, TraceRequest};
+    use super::{Latest, LineParser, TraceLab, TraceRequest};
 
     fn read(rows: &[&str]) -> Vec<TraceRequest> {
         let mut parser = TraceLab::new();
@@ -191,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_sessions_is_bounded() {
-        let mut parser = TraceLab { limit: 2, ..TraceLab::new() };
+        let mut parser = TraceLab { sessions: Latest::new(2), ..TraceLab::new() };
         let mut line = 0;
         let mut read = |row: &str| {
             line += 1;
@@ -203,6 +188,6 @@ mod tests {
         read("c,0,0,640,0");
         let later = read("a,1,640,640,0").unwrap();
         assert_eq!((common(&first, &later), later.blocks.len()), (0, 20));
-        assert_eq!((parser.sessions.len(), parser.oldest_first.len()), (2, 2));
+        assert_eq!(parser.sessions.lengths(), (2, 2));
     }
 }

@@ -5,10 +5,10 @@
 /// block at the end has none.
 pub(super) struct Context {
     block_tokens: u32,
-    system_tokens: u32,
+    pub(super) system_tokens: u32,
     system_blocks: usize,
-    tokens: u32,
-    blocks: Vec<u64>,
+    pub(super) tokens: u32,
+    pub(super) blocks: Vec<u64>,
 }
 
 /// Hands out block ids: those of system prompts are the same in all sessions, all others are handed
@@ -47,18 +47,6 @@ impl Context {
         Context { block_tokens, system_tokens, system_blocks: whole as usize, tokens: system_tokens, blocks }
     }
 
-    pub(super) fn tokens(&self) -> u32 {
-        self.tokens
-    }
-
-    pub(super) fn system_tokens(&self) -> u32 {
-        self.system_tokens
-    }
-
-    pub(super) fn blocks(&self) -> &[u64] {
-        &self.blocks
-    }
-
     /// Adds tokens at the end.
     pub(super) fn grow(&mut self, tokens: u32, ids: &mut BlockIds) {
         self.tokens += tokens;
@@ -81,16 +69,16 @@ mod tests {
     fn blocks_stay_the_same_while_the_prompt_grows() {
         let mut ids = BlockIds::of_session(3);
         let mut context = Context::new(16, 1, 40);
-        assert_eq!(context.blocks().len(), 2);
+        assert_eq!(context.blocks.len(), 2);
         context.grow(30, &mut ids);
-        let before = context.blocks().to_vec();
-        assert_eq!((context.tokens(), before.len()), (70, 4));
+        let before = context.blocks.to_vec();
+        assert_eq!((context.tokens, before.len()), (70, 4));
         context.grow(10, &mut ids);
-        assert_eq!((context.blocks().len(), &context.blocks()[..4]), (5, &before[..]));
+        assert_eq!((context.blocks.len(), &context.blocks[..4]), (5, &before[..]));
         context.reset();
-        assert_eq!((context.tokens(), context.blocks()), (40, &before[..2]));
+        assert_eq!((context.tokens, &context.blocks[..]), (40, &before[..2]));
         context.grow(40, &mut ids);
-        assert!(context.blocks()[2..].iter().all(|block| !before.contains(block)));
+        assert!(context.blocks[2..].iter().all(|block| !before.contains(block)));
     }
 
     #[test]

@@ -21,13 +21,10 @@ const NORMAL_P90: f64 = 1.281_551_565_544_600_4;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spread {
-    /// The median.
     pub p50: f64,
     /// The value that 90 % do not exceed.
     pub p90: f64,
-    /// The smallest value.
     pub min: f64,
-    /// The largest value.
     pub max: f64,
 }
 
@@ -41,7 +38,6 @@ pub struct Conversation {
     pub first_own_tokens: Spread,
     /// How much longer a prompt is than the one before it, in tokens.
     pub growth_tokens: Spread,
-    /// Length of an answer in tokens.
     pub output_tokens: Spread,
     /// Pause between an answer and the next request, in seconds.
     pub think_s: Spread,
@@ -51,7 +47,6 @@ pub struct Conversation {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SystemPrompt {
-    /// Its length in tokens.
     pub tokens: u32,
     /// How many sessions have it, in proportion to the other weights.
     pub weight: f64,
@@ -111,7 +106,6 @@ pub struct Marginals {
 #[error("{field}: {found}, allowed {allowed}")]
 pub struct MarginalsError {
     pub field: String,
-    /// Its value.
     pub found: String,
     pub allowed: String,
 }

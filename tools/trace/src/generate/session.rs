@@ -128,11 +128,11 @@ impl<'a> Line<'a> {
             arrival_us: self.arrival_us,
             think_us: self.think_us,
             service_us: None,
-            input_tokens: self.context.tokens(),
+            input_tokens: self.context.tokens,
             output_tokens,
-            system_tokens: Some(self.context.system_tokens()),
+            system_tokens: Some(self.context.system_tokens),
             block_tokens: marginals.block_tokens,
-            blocks: self.context.blocks().to_vec(),
+            blocks: self.context.blocks.clone(),
         };
         let service = &marginals.service;
         let service_us = service.fixed_ms * 1e3
@@ -153,11 +153,11 @@ impl<'a> Line<'a> {
             _ => &self.conversation.growth_tokens,
         };
         let mut new_tokens = own.draw_count(random);
-        if self.turn > 0 && self.context.tokens() + new_tokens > marginals.context_tokens {
+        if self.turn > 0 && self.context.tokens + new_tokens > marginals.context_tokens {
             self.context.reset();
             new_tokens = marginals.summary_tokens.draw_count(random);
         }
-        let room = marginals.context_tokens - self.context.tokens();
+        let room = marginals.context_tokens - self.context.tokens;
         self.context.grow(new_tokens.min(room), ids);
         new_tokens.min(room)
     }

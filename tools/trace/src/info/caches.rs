@@ -1,14 +1,41 @@
 //! What caches would have made of a trace: one without limit, which gives the new tokens of each
-//! request and bounds every other, and some of given sizes.
+//! request and bounds every other, and some of given sizes, which drop the least recently used
+//! block.
 
-use super::error::{InfoError, MAX_DISTINCT_BLOCKS};
-use super::prefix_cache::PrefixCache;
 use super::quantiles::{Quantiles, Values};
+use crate::format::TraceError;
 use crate::prefix::{KeyMap, KeySet, prefix_keys};
 use crate::request::TraceRequest;
 use crate::reuse::{Reuse, ReuseCounter};
+use forebay_store::admission::{Chunk, ChunkKey, Lru};
 use serde::Serialize;
 use std::collections::hash_map::Entry;
+
+/// The most requests that are surveyed.
+pub const MAX_REQUESTS: usize = 1 << 25;
+/// The most distinct blocks that are surveyed, at some 20 bytes each.
+pub const MAX_DISTINCT_BLOCKS: usize = 1 << 26;
+
+/// Why a trace has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum InfoError {
+    /// It could not be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// It has no request that could be read.
+    #[error("no requests: {skipped_lines} bad lines and nothing else")]
+    Empty {
+        /// How many lines were bad.
+        skipped_lines: u64,
+    },
+    /// It is larger than memory is meant to hold.
+    #[error("more than {limit} {what}: sample the trace first")]
+    TooLarge {
+        /// What there is too much of.
+        what: &'static str,
+        limit: usize,
+    },
+}
 
 /// Below this many new tokens a request is warm.
 const WARM_BELOW: u64 = 5_000;
@@ -50,7 +77,6 @@ pub struct PrefixInfo {
 /// What one shared cache of a given size would have held, dropping the least recently used blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CacheInfo {
-    /// Its size.
     pub capacity_tokens: u64,
     /// The share of all blocks.
     pub hit_blocks: f64,
@@ -190,6 +216,70 @@ impl Caches {
 impl CacheInfo {
     fn of((cache, hits): &(PrefixCache, Hits)) -> CacheInfo {
         let (hit_blocks, hit_tokens) = (hits.share_of_blocks(), hits.share_of_tokens());
-        CacheInfo { capacity_tokens: cache.capacity_tokens(), hit_blocks, hit_tokens }
+        CacheInfo { capacity_tokens: cache.held.capacity_bytes(), hit_blocks, hit_tokens }
+    }
+}
+
+/// One cache, shared by all requests. Blocks of one prompt are used from the last to the first, so
+/// that a prefix is always more recent than what follows it and never dropped before it.
+struct PrefixCache {
+    /// A byte stands for a token.
+    held: Lru,
+}
+
+impl PrefixCache {
+    fn new(capacity_tokens: u64) -> PrefixCache {
+        PrefixCache { held: Lru::new(capacity_tokens) }
+    }
+
+    /// Serves one prompt, given the keys of its blocks: how many blocks at its start were held. All
+    /// of them are held afterwards, as far as the capacity allows.
+    fn serve(&mut self, keys: &[u64], block_tokens: u32) -> usize {
+        let mut held_in_a_row = 0;
+        for key in keys.iter().rev().map(|&key| ChunkKey::from_hash(key)) {
+            held_in_a_row = if self.held.touch(key) { held_in_a_row + 1 } else { 0 };
+            self.held.insert(Chunk { key, bytes: u64::from(block_tokens) });
+        }
+        while self.held.pop_excess().is_some() {}
+        held_in_a_row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PrefixCache;
+    use proptest::prelude::*;
+
+    /// The same cache as a list, newest first.
+    fn naive(prompts: &[Vec<u64>], capacity_blocks: usize) -> Vec<usize> {
+        let mut held: Vec<u64> = Vec::new();
+        let serve = |keys: &Vec<u64>| {
+            let hits = keys.iter().take_while(|key| held.contains(key)).count();
+            for key in keys.iter().rev() {
+                held.retain(|other| other != key);
+                held.insert(0, *key);
+            }
+            held.truncate(capacity_blocks);
+            hits
+        };
+        prompts.iter().map(serve).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_serves_what_a_naive_list_would(
+            prompts in prop::collection::vec(prop::collection::btree_set(0u64..40, 0..12), 0..60),
+            capacity_blocks in 0usize..30,
+            tokens_to_spare in 0u64..16,
+            shuffle in any::<bool>(),
+        ) {
+            let prompts: Vec<Vec<u64>> = prompts
+                .into_iter()
+                .map(|keys| if shuffle { keys.into_iter().rev().collect() } else { keys.into_iter().collect() })
+                .collect();
+            let mut cache = PrefixCache::new(capacity_blocks as u64 * 16 + tokens_to_spare);
+            let served: Vec<usize> = prompts.iter().map(|keys| cache.serve(keys, 16)).collect();
+            prop_assert_eq!(served, naive(&prompts, capacity_blocks));
+        }
     }
 }

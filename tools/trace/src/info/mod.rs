@@ -3,20 +3,16 @@
 //! blocks, and both have limits.
 
 mod caches;
-mod error;
-mod prefix_cache;
 mod quantiles;
 mod sessions;
 mod text;
 
-pub use caches::{CacheInfo, PrefixInfo};
-pub use error::{InfoError, MAX_DISTINCT_BLOCKS, MAX_REQUESTS};
+pub use caches::{CacheInfo, InfoError, MAX_DISTINCT_BLOCKS, MAX_REQUESTS, PrefixInfo};
 pub use quantiles::Quantiles;
 pub use sessions::SessionInfo;
 
 use crate::format::{Format, TraceReader};
-use crate::order::OutOfOrder;
-use crate::request::TraceRequest;
+use crate::request::{OutOfOrder, TraceRequest};
 use caches::Caches;
 use quantiles::Values;
 use serde::Serialize;
@@ -63,7 +59,6 @@ pub struct Info {
 /// The share of prompts that fit into a context length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct FitInfo {
-    /// The context length in tokens.
     pub context_tokens: u32,
     /// The share of prompts that are not longer.
     pub share: f64,

@@ -1,21 +1,19 @@
 //! A summary of many values: their mean, quantiles and maximum.
 
+use crate::quantile::quantile;
 use serde::Serialize;
 
 /// A summary of values. Quantiles are interpolated linearly between the two closest values, as
 /// NumPy does by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// How many values.
     pub count: usize,
     pub mean: f64,
-    /// The median.
     pub p50: f64,
     /// The value that 90 % do not exceed.
     pub p90: f64,
     /// The value that 99 % do not exceed.
     pub p99: f64,
-    /// The largest.
     pub max: f64,
 }
 
@@ -34,16 +32,8 @@ impl Values {
         let max = f64::from(*self.0.last()?);
         let mean = self.0.iter().copied().map(f64::from).sum::<f64>() / self.0.len() as f64;
         let at = |share| quantile(&self.0, share);
-        Some(Quantiles { count: self.0.len(), mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max })
+        Some(Quantiles { count: self.0.len(), mean, p50: at(0.5)?, p90: at(0.9)?, p99: at(0.99)?, max })
     }
-}
-
-/// A quantile of sorted values, of which there is at least one.
-fn quantile(sorted: &[f32], share: f64) -> f64 {
-    let position = share * (sorted.len() - 1) as f64;
-    let value = |index: usize| f64::from(sorted[index.min(sorted.len() - 1)]);
-    let (below, above) = (value(position as usize), value(position as usize + 1));
-    below + (above - below) * position.fract()
 }
 
 #[cfg(test)]

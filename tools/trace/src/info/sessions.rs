@@ -19,7 +19,6 @@ const MICROS_PER_S: f64 = 1e6;
 pub struct SessionInfo {
     /// Top-level sessions.
     pub sessions: usize,
-    /// Sessions of sub-agents.
     pub sub_agents: usize,
     /// Requests per session.
     pub turns: Quantiles,

@@ -1,6 +1,7 @@
 //! The figures of a trace as a table for the terminal, at most 100 columns wide.
 
 use super::{Info, PrefixInfo, Quantiles, SessionInfo};
+use crate::units::count;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Info {
@@ -127,8 +128,8 @@ fn optional_row(out: &mut Formatter<'_>, name: &str, values: Option<&Quantiles>)
 }
 
 fn row(out: &mut Formatter<'_>, name: &str, values: &Quantiles) -> fmt::Result {
-    let Quantiles { count, mean, p50, p90, p99, max } = *values;
-    write!(out, "{name:<22}{:>10}", grouped(count as f64))?;
+    let Quantiles { count: values_count, mean, p50, p90, p99, max } = *values;
+    write!(out, "{name:<22}{:>10}", grouped(values_count as f64))?;
     [mean, p50, p90, p99, max].iter().try_for_each(|&value| write!(out, "{:>12}", brief(value)))?;
     writeln!(out)
 }
@@ -144,11 +145,8 @@ fn percent(share: f64) -> String {
 
 /// A whole number with commas between thousands.
 fn grouped(value: f64) -> String {
-    let digits = format!("{:.0}", value.abs());
     let sign = if value <= -0.5 { "-" } else { "" };
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
-    format!("{sign}{}", groups.join(","))
+    format!("{sign}{}", count(value.abs().round_ties_even() as u64))
 }
 
 fn duration(seconds: f64) -> String {

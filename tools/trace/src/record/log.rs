@@ -2,6 +2,7 @@
 //! of the process loses at most the line that was being written.
 
 use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
+use crate::format::Lines;
 use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -36,7 +37,7 @@ pub struct LogError {
 }
 
 /// A line longer than this is damage, not a record.
-const LINE_BYTES_MAX: u64 = 1 << 20;
+const LINE_BYTES_MAX: usize = 1 << 20;
 
 impl RecordWriter {
     /// Opens `path` for appending and makes it if it is missing. A torn last line of an earlier
@@ -71,26 +72,17 @@ impl RecordLog {
     }
 
     /// Reads a log from any reader; see [`RecordLog::read`].
-    pub fn from_reader(mut reader: impl BufRead) -> io::Result<RecordLog> {
+    pub fn from_reader(reader: impl BufRead) -> io::Result<RecordLog> {
         let mut log = RecordLog::default();
-        let mut text = Vec::new();
-        for number in 1.. {
-            text.clear();
-            if reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text)? == 0 {
-                break;
-            }
-            if text.len() as u64 == LINE_BYTES_MAX && !text.ends_with(b"\n") {
-                // What is behind it belongs to the damage, whatever it looks like.
-                reader.skip_until(b'\n')?;
-                log.skipped.push((number, format!("longer than {LINE_BYTES_MAX} bytes")));
-                continue;
-            }
-            if text.trim_ascii().is_empty() {
-                continue;
-            }
-            match serde_json::from_slice(&text) {
+        let mut lines = Lines::new(reader, LINE_BYTES_MAX);
+        while let Some((number, text)) = lines.next_line()? {
+            let line = match text {
+                Some(text) => serde_json::from_slice(text).map_err(|error| error.to_string()),
+                None => Err(format!("longer than {LINE_BYTES_MAX} bytes")),
+            };
+            match line {
                 Ok(line) => log.push(line),
-                Err(error) => log.skipped.push((number, error.to_string())),
+                Err(why) => log.skipped.push((number, why)),
             }
         }
         Ok(log)
@@ -202,7 +194,7 @@ mod tests {
     #[test]
     fn a_line_that_is_too_long_is_one_damage_and_no_record() {
         let record = serde_json::to_vec(&request(0, Outcome::Ok)).unwrap();
-        let long = [vec![b' '; LINE_BYTES_MAX as usize], record.clone()].concat();
+        let long = [vec![b' '; LINE_BYTES_MAX], record.clone()].concat();
         let log = RecordLog::from_reader(&[long, record].join(&b'\n')[..]).unwrap();
         assert_eq!(log.requests.len(), 1, "the second line's");
         assert_eq!(log.skipped, [(1, "longer than 1048576 bytes".to_owned())]);

@@ -54,7 +54,6 @@ pub struct RequestRecord {
     pub tpot_s: Option<f64>,
     /// From `arrival_s` to the end, whatever the end was.
     pub e2e_s: f64,
-    /// Tokens of the prompt.
     pub input_tokens: u32,
     /// Leading tokens of the prompt that come from earlier turns as they really went, answers
     /// included.
@@ -85,7 +84,6 @@ pub struct RequestRecord {
     pub peer_cached_tokens: Option<u32>,
     /// Tokens that differ from what the engine must answer; `None` when nobody checked.
     pub wrong_tokens: Option<u32>,
-    /// How it ended.
     pub outcome: Outcome,
 }
 
@@ -103,7 +101,6 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{}: {detail}", kind.label())]
 pub struct Failure {
-    /// The kind, for counting.
     pub kind: FailureKind,
     /// What was seen, for a person; at most [`Failure::DETAIL_BYTES_MAX`] bytes.
     pub detail: String,
@@ -138,10 +135,8 @@ pub enum FailureKind {
 /// The load of one engine at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadSample {
-    /// The arm that was running.
     pub arm: String,
     pub at_s: f64,
-    /// The engine.
     pub instance: String,
     /// Requests in its batch.
     pub running: u32,
@@ -154,13 +149,10 @@ pub struct LoadSample {
 /// What one link has carried since the start of the arm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkSample {
-    /// The arm that was running.
     pub arm: String,
     pub at_s: f64,
     pub link: String,
-    /// Bytes moved.
     pub bytes: u64,
-    /// Lots moved.
     pub lots: u64,
 }
 

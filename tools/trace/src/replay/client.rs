@@ -24,7 +24,6 @@ pub(super) struct Client {
     timeouts: Timeouts,
 }
 
-/// One request.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     pub model: &'a str,

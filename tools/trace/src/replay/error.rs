@@ -11,11 +11,7 @@ pub enum ReplayError {
     Target { target: String },
     /// The file with certificates cannot be used.
     #[error("certificates in {}: {reason}", path.display())]
-    Ca {
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
+    Ca { path: PathBuf, reason: String },
     /// The target is https, and no certificate is trusted.
     #[error(
         "target {target:?} is https, and this system trusts no certificates: name a file of them with ca"

@@ -9,7 +9,6 @@
 //! waiting (the record's `arrival_s`).
 
 mod answer;
-mod check;
 mod client;
 mod error;
 mod options;
@@ -22,11 +21,10 @@ pub mod transcript;
 mod transport;
 mod words;
 
-pub use check::Check;
 pub use error::ReplayError;
 pub use options::{Endpoint, Options, Timeouts};
 pub use progress::Progress;
-pub use run::{CLOSED_LOOP_REQUESTS_MAX, ReplayOutcome};
+pub use run::{CLOSED_LOOP_REQUESTS_MAX, Check, ReplayOutcome};
 pub use sampling::{Instance, LoadReading, read_load, sample_load};
 pub use schedule::Pacing;
 pub use tokio_util::sync::CancellationToken;

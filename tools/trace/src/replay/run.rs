@@ -2,16 +2,16 @@
 //! records. It decides nothing itself: when a request is due, what its prompt is and how it ended
 //! come from those parts.
 
+use super::Progress;
 use super::client::{Call, Client, Reply};
 use super::error::ReplayError;
 use super::options::Options;
 use super::progress::RunningMedian;
 use super::schedule::{Due, Pacing, Schedule};
 use super::transcript::{Prompt, Transcripts};
-use super::{Check, Progress};
-use crate::order::{OutOfOrder, sort_by_arrival};
 use crate::record::{Outcome, RequestRecord};
-use crate::request::TraceRequest;
+use crate::request::{OutOfOrder, TraceRequest, sort_by_arrival};
+use forebay_emulator::truth::Oracle;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +19,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// Knows what an engine must answer.
+pub trait Check: Send + Sync {
+    /// How many tokens of `output` are not what an engine must answer to `prompt`.
+    fn wrong(&self, prompt: &[u32], output: &[u32]) -> u32;
+}
+
+impl Check for Oracle {
+    fn wrong(&self, prompt: &[u32], output: &[u32]) -> u32 {
+        u32::try_from(self.wrong_tokens(prompt, output)).unwrap_or(u32::MAX)
+    }
+}
 
 /// What a replay came to. The records hold the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -2,8 +2,7 @@
 //! for which answer. Time is passed in: microseconds of model time since the start of the replay.
 
 use crate::request::TraceRequest;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What decides when a request is sent. Trace time is never compressed; only the clock ratio scales
 /// all times alike.
@@ -25,7 +24,8 @@ pub struct Schedule {
     pacing: Pacing,
     /// Arrival of the first request: the start of the replay.
     origin_us: Option<u64>,
-    due: BinaryHeap<Reverse<ByDue>>,
+    /// By the time that each is due, then by the order of the trace.
+    due: BTreeMap<(u64, u64), TraceRequest>,
     /// Sessions with a turn due or under way (closed loop only).
     sessions: HashMap<String, Session>,
     next_sequence: u64,
@@ -49,20 +49,13 @@ struct Session {
     waiting: VecDeque<TraceRequest>,
 }
 
-/// Orders by time, then by the order of the trace.
-#[derive(Debug)]
-struct ByDue {
-    sequence: u64,
-    due: Due,
-}
-
 impl Schedule {
     /// An empty schedule.
     pub fn new(pacing: Pacing) -> Schedule {
         Schedule {
             pacing,
             origin_us: None,
-            due: BinaryHeap::new(),
+            due: BTreeMap::new(),
             sessions: HashMap::new(),
             next_sequence: 0,
             len: 0,
@@ -81,12 +74,12 @@ impl Schedule {
             }
             self.sessions.insert(request.session.clone(), Session::starting(&request, due_us));
         }
-        self.put(Due { due_us, request });
+        self.put(due_us, request);
     }
 
     /// When the next request is due; `None` while there is none that does not wait for an answer.
     pub fn next_due_us(&self) -> Option<u64> {
-        self.due.peek().map(|Reverse(first)| first.due.due_us)
+        self.due.first_key_value().map(|(&(due_us, _), _)| due_us)
     }
 
     /// The next request that is due by `now_us`.
@@ -95,7 +88,7 @@ impl Schedule {
             return None;
         }
         self.len -= 1;
-        self.due.pop().map(|Reverse(first)| first.due)
+        self.due.pop_first().map(|((due_us, _), request)| Due { due_us, request })
     }
 
     /// The session's turn under way ended, well or not: in a closed loop its next turn becomes due.
@@ -109,7 +102,7 @@ impl Schedule {
         state.turn_arrival_us = request.arrival_us;
         state.turn_service_us = request.service_us;
         state.turn_due_us = due_us;
-        self.put(Due { due_us, request });
+        self.put(due_us, request);
     }
 
     /// Requests that were added and not taken.
@@ -122,8 +115,8 @@ impl Schedule {
         self.len == 0
     }
 
-    fn put(&mut self, due: Due) {
-        self.due.push(Reverse(ByDue { sequence: self.next_sequence, due }));
+    fn put(&mut self, due_us: u64, request: TraceRequest) {
+        self.due.insert((due_us, self.next_sequence), request);
         self.next_sequence += 1;
     }
 }
@@ -147,32 +140,6 @@ impl Session {
             Some(pause_us) => now_us.saturating_add(pause_us),
             None => now_us.max(self.turn_due_us.saturating_add(distance_us)),
         }
-    }
-}
-
-impl ByDue {
-    fn key(&self) -> (u64, u64) {
-        (self.due.due_us, self.sequence)
-    }
-}
-
-impl PartialEq for ByDue {
-    fn eq(&self, other: &ByDue) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for ByDue {}
-
-impl PartialOrd for ByDue {
-    fn partial_cmp(&self, other: &ByDue) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ByDue {
-    fn cmp(&self, other: &ByDue) -> std::cmp::Ordering {
-        self.key().cmp(&other.key())
     }
 }
 

@@ -5,10 +5,10 @@
 use super::plot::{
     Distribution, LoadPanel, Moved, Series, Split, distributions, escape, load, moved, sources,
 };
-use super::quantile::{Quantiles, sorted};
 use super::summary::{ArmSummary, Class, Summary, TokenSources};
-use super::units::{NONE, count, millis_or_none, percent_or_none, seconds_or_none};
+use crate::quantile::{Quantiles, sorted};
 use crate::record::RecordLog;
+use crate::units::{NONE, count, millis_or_none, percent_or_none, seconds_or_none};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");

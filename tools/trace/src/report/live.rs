@@ -1,7 +1,7 @@
 //! One line that says how far a replay has come, while it runs.
 
-use super::units::{count, seconds};
 use crate::replay::Progress;
+use crate::units::{count, seconds};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use tokio::sync::watch;

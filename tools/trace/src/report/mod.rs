@@ -8,14 +8,12 @@ mod html;
 mod live;
 mod notes;
 mod plot;
-mod quantile;
 mod summary;
 mod terminal;
-mod units;
 
+pub use crate::quantile::Quantiles;
 pub use html::html;
 pub use live::{LiveLine, line};
-pub use quantile::Quantiles;
 pub use summary::{
     ArmSummary, Class, ClassSummary, LinkTotal, OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS,
     Summary, TokenSources, WrongTokens, summarize,

@@ -2,7 +2,7 @@
 //! figures and words.
 
 use super::summary::{ArmSummary, Summary};
-use super::units::{count, seconds};
+use crate::units::{count, seconds};
 
 /// Sending late by this share of the median TTFT is worth a note: a replayer that is late measures
 /// itself.

@@ -1,6 +1,6 @@
 //! What a record log says, in figures: per arm latencies, hits, wrong tokens, failures and classes.
 
-use super::quantile::Quantiles;
+use crate::quantile::Quantiles;
 use crate::record::{Outcome, RecordLog, RequestRecord};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,7 +62,6 @@ pub struct ArmSummary {
     pub instances: BTreeMap<String, usize>,
     /// What each link moved, by name.
     pub links: Vec<LinkTotal>,
-    /// The arm's counters.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -95,9 +94,7 @@ pub struct WrongTokens {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LinkTotal {
     pub link: String,
-    /// Bytes moved.
     pub bytes: u64,
-    /// Lots moved.
     pub lots: u64,
 }
 

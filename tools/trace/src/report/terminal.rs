@@ -1,9 +1,9 @@
 //! The summary as text for a terminal, readable at 100 columns.
 
 use super::notes::notes;
-use super::quantile::Quantiles;
 use super::summary::Summary;
-use super::units::{NONE, bytes, count, millis_or_none, percent_or_none, seconds_or_none};
+use crate::quantile::Quantiles;
+use crate::units::{NONE, bytes, count, millis_or_none, percent_or_none, seconds_or_none};
 use std::fmt::Write;
 
 /// What a terminal is expected to have.

@@ -3,9 +3,9 @@
 //! one belongs to that one's family: what looks like reuse between strangers is then, mostly, the
 //! next turn of one conversation.
 
-use crate::prefix::{KeyMap, prefix_keys};
+use crate::latest::Latest;
+use crate::prefix::{KeyHasher, prefix_keys};
 use crate::request::TraceRequest;
-use std::collections::VecDeque;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// How many ends of prompts are remembered, two for each of the latest prompts. A later
@@ -30,7 +30,7 @@ impl Families {
         if sessions_recorded {
             Families::Recorded
         } else {
-            Families::Inferred(PromptEnds::new(REMEMBERED_ENDS))
+            Families::Inferred(PromptEnds(Latest::new(REMEMBERED_ENDS)))
         }
     }
 
@@ -46,30 +46,15 @@ impl Families {
 
 /// The families of the latest prompts, by the keys of their last two blocks: the last one may be
 /// partial, and then the next turn fills it and has it under another key.
-pub(super) struct PromptEnds {
-    family_of_end: KeyMap<u64>,
-    oldest_first: VecDeque<u64>,
-    limit: usize,
-}
+pub(super) struct PromptEnds(Latest<u64, u64, KeyHasher>);
 
 impl PromptEnds {
-    fn new(limit: usize) -> PromptEnds {
-        PromptEnds { family_of_end: KeyMap::default(), oldest_first: VecDeque::new(), limit }
-    }
-
     /// The family of the longest earlier prompt that this one continues, or `own`.
     fn family_of(&mut self, request: &TraceRequest, own: u64) -> u64 {
         let keys: Vec<u64> = prefix_keys(request).skip(COMMON_BLOCKS).collect();
-        let family = keys.iter().rev().find_map(|key| self.family_of_end.get(key)).copied().unwrap_or(own);
+        let family = keys.iter().rev().find_map(|key| self.0.get(key)).copied().unwrap_or(own);
         for &end in keys.iter().rev().take(2) {
-            if self.family_of_end.insert(end, family).is_none() {
-                self.oldest_first.push_back(end);
-            }
-        }
-        while self.oldest_first.len() > self.limit
-            && let Some(oldest) = self.oldest_first.pop_front()
-        {
-            self.family_of_end.remove(&oldest);
+            self.0.insert(end, family);
         }
         family
     }
@@ -77,7 +62,7 @@ impl PromptEnds {
 
 #[cfg(test)]
 mod tests {
-    use super::PromptEnds;
+    use super::{Latest, PromptEnds};
     use crate::request::TraceRequest;
 
     fn family(ends: &mut PromptEnds, name: u64, blocks: &[u64]) -> u64 {
@@ -87,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_continues_another_is_of_its_family() {
-        let mut ends = PromptEnds::new(100);
+        let mut ends = PromptEnds(Latest::new(100));
         assert_eq!(family(&mut ends, 1, &[0, 10, 11]), 1);
         assert_eq!(family(&mut ends, 2, &[0, 20, 21]), 2, "the first block alone is common to all");
         assert_eq!(family(&mut ends, 3, &[0, 10, 12, 13]), 1, "the partial block 11 has become 12");
@@ -101,9 +86,9 @@ mod tests {
 
     #[test]
     fn the_memory_of_past_prompts_is_bounded() {
-        let mut ends = PromptEnds::new(4);
+        let mut ends = PromptEnds(Latest::new(4));
         (0..100).for_each(|name| assert_eq!(family(&mut ends, name, &[0, 10 + name, 1_000 + name]), name));
-        assert_eq!((ends.family_of_end.len(), ends.oldest_first.len()), (4, 4));
+        assert_eq!(ends.0.lengths(), (4, 4));
         assert_eq!(family(&mut ends, 200, &[0, 109, 1_099, 5]), 99);
         assert_eq!(family(&mut ends, 201, &[0, 10, 1_000, 5]), 201);
     }

@@ -11,9 +11,8 @@
 mod family;
 
 use crate::format::{TraceError, TraceReader};
-use crate::order::OutOfOrder;
 use crate::prefix::KeySet;
-use crate::request::TraceRequest;
+use crate::request::{OutOfOrder, TraceRequest};
 use crate::reuse::{Reuse, ReuseCounter};
 use crate::tokens::mix;
 use family::Families;
@@ -49,15 +48,12 @@ pub struct SampleReport {
     pub requests: u64,
     /// Requests of the trace that stand behind one that arrives later.
     pub out_of_order: usize,
-    /// Requests in the sample.
     pub kept_requests: u64,
-    /// Families in the sample.
     pub kept_families: usize,
     /// Whether families are the recorded sessions, or were inferred from prompts.
     pub sessions_recorded: bool,
     /// Reuse in the trace, where it has prefix information.
     pub reuse: Option<Reuse>,
-    /// Reuse in the sample.
     pub kept_reuse: Option<Reuse>,
 }
 

@@ -1,15 +1,13 @@
 //! `info --tiers`: what a memory tier above an SSD tier would have held of a trace, under each
 //! admission policy.
 
-mod model;
 mod report;
 mod size;
 mod system;
-mod text;
 
-pub use model::ModelCost;
 pub use report::{TierReport, TierRow};
 pub use size::{SizeError, TierSize, TierSizes};
+pub use system::ModelCost;
 
 use crate::format::TraceError;
 use crate::info::PrefixInfo;

@@ -35,7 +35,6 @@ pub enum SizeError {
     /// Something else than a name and a size.
     #[error("{given:?}: allowed is memory=SIZE,ssd=SIZE")]
     Form { given: String },
-    /// A tier is missing.
     #[error("{given:?}: no size for {tier}")]
     Missing { given: String, tier: &'static str },
     /// Not a size.

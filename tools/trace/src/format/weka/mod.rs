@@ -13,8 +13,7 @@ use ids::Ids;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use session::Session;
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -43,7 +42,9 @@ pub struct WekaOptions {
 /// All session files as one trace.
 pub(super) struct Weka {
     sessions: Vec<OpenFile>,
-    waiting: BinaryHeap<Waiting>,
+    /// The requests whose turn has not come, by their arrival and their position among all that were
+    /// read; and, with one of a main line, the file to read on in when it is handed out.
+    waiting: BTreeMap<(u64, u64), (TraceRequest, Option<usize>)>,
     errors: VecDeque<TraceError>,
     requests_read: u64,
 }
@@ -53,23 +54,13 @@ struct OpenFile {
     session: Session<Bytes>,
 }
 
-/// A request that was read and whose turn has not come.
-struct Waiting {
-    request: TraceRequest,
-    /// Its position among all that were read, which orders requests that arrive together.
-    position: u64,
-    /// The file to read on in when this request is handed out; only requests of a main line have
-    /// one.
-    read_on_in: Option<usize>,
-}
-
 impl Weka {
     /// A trace of session files, in this order where requests arrive at the same time.
     pub(super) fn open(files: impl IntoIterator<Item = (Arc<Path>, Bytes)>, options: WekaOptions) -> Weka {
         let mut random = StdRng::seed_from_u64(options.seed);
         let mut weka = Weka {
             sessions: Vec::new(),
-            waiting: BinaryHeap::new(),
+            waiting: BTreeMap::new(),
             errors: VecDeque::new(),
             requests_read: 0,
         };
@@ -104,8 +95,8 @@ impl Weka {
             let is_main = requests.iter().any(|request| request.parent_session.is_none());
             for request in requests {
                 self.requests_read += 1;
-                let read_on_in = is_main.then_some(index);
-                self.waiting.push(Waiting { request, position: self.requests_read, read_on_in });
+                let key = (request.arrival_us, self.requests_read);
+                self.waiting.insert(key, (request, is_main.then_some(index)));
             }
             if is_main {
                 return;
@@ -121,7 +112,7 @@ impl Iterator for Weka {
         if let Some(error) = self.errors.pop_front() {
             return Some(Err(error));
         }
-        let Waiting { request, read_on_in, .. } = self.waiting.pop()?;
+        let (_, (request, read_on_in)) = self.waiting.pop_first()?;
         if let Some(index) = read_on_in {
             self.read_on(index);
         }
@@ -142,28 +133,6 @@ fn located(file: &Arc<Path>, place: Place, broken: Broken) -> TraceError {
         Broken::Text(problem) => TraceError::Line(LineError { file: Arc::clone(file), place, problem }),
     }
 }
-
-/// The earliest arrival is the greatest, because a [`BinaryHeap`] hands out the greatest first.
-impl Ord for Waiting {
-    fn cmp(&self, other: &Waiting) -> Ordering {
-        let key = |waiting: &Waiting| (waiting.request.arrival_us, waiting.position);
-        key(other).cmp(&key(self))
-    }
-}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Waiting) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Waiting) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Waiting {}
 
 /// A session file that is open only while it is read: a trace may have more files than a process
 /// may hold open.

@@ -2,13 +2,12 @@
 
 use super::scale::Scale;
 use super::svg::{Anchor, Area, Svg};
-use crate::report::quantile::quantile;
-use crate::report::units::seconds;
+use crate::quantile::quantile;
+use crate::units::seconds;
 
 /// One group's values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distribution {
-    /// The group.
     pub name: String,
     /// Which of the page's colours it has.
     pub color: usize,

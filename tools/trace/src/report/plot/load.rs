@@ -3,10 +3,8 @@
 use super::scale::Scale;
 use super::svg::{Anchor, Area, Svg, shortened};
 
-/// One arm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadPanel {
-    /// The arm.
     pub name: String,
     /// A few words beside the name; may be empty.
     pub note: String,
@@ -14,10 +12,8 @@ pub struct LoadPanel {
     pub series: Vec<Series>,
 }
 
-/// One engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// The engine.
     pub name: String,
     /// Which of the page's colours it has.
     pub color: usize,

@@ -1,12 +1,10 @@
 //! How many bytes each link moved: one panel per arm, one bar per link.
 
 use super::svg::{Anchor, Area, Svg, shortened};
-use crate::report::units::{bytes, count};
+use crate::units::{bytes, count};
 
-/// One arm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Moved {
-    /// The arm.
     pub name: String,
     /// Per link its name, bytes and lots.
     pub links: Vec<(String, u64, u64)>,

@@ -1,9 +1,8 @@
 //! How wholes are split into parts: one bar of full length per whole.
 
 use super::svg::{Anchor, Area, Svg, shortened};
-use crate::report::units::short_count;
+use crate::units::short_count;
 
-/// One whole.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     pub name: String,

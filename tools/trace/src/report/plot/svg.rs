@@ -21,24 +21,19 @@ pub enum Anchor {
     End,
 }
 
-/// A rectangle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Area {
-    /// Left edge.
     pub x: f64,
-    /// Upper edge.
     pub y: f64,
     pub width: f64,
     pub height: f64,
 }
 
 impl Svg {
-    /// An empty picture.
     pub fn new(width: f64, height: f64) -> Svg {
         Svg { width, height, body: String::new() }
     }
 
-    /// A straight line.
     pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
         let ((x1, y1), (x2, y2)) = (from, to);
         self.push(format_args!(

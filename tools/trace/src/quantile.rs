@@ -5,7 +5,6 @@ use serde::Serialize;
 /// The median and the tail of some values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// How many values there were.
     pub count: usize,
     /// Half of the values are at or below; `None` without values.
     pub p50: Option<f64>,
@@ -25,7 +24,7 @@ impl Quantiles {
 }
 
 /// The finite values, in order.
-pub(super) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+pub(crate) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     let mut sorted: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     sorted
@@ -34,11 +33,11 @@ pub(super) fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
 /// The value below which a `share` (0 to 1) of the sorted values lies, with linear interpolation
 /// between neighbours: definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages"
 /// (1996), which NumPy also uses.
-pub(super) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+pub fn quantile<T: Copy + Into<f64>>(sorted: &[T], share: f64) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
     let position = share.clamp(0.0, 1.0) * last as f64;
     let below = position.floor() as usize;
-    let (low, high) = (sorted[below], sorted[(below + 1).min(last)]);
+    let (low, high): (f64, f64) = (sorted[below].into(), sorted[(below + 1).min(last)].into());
     Some(low + (high - low) * (position - below as f64))
 }
 

@@ -1,54 +1,77 @@
-//! Azure's CSV (AzureLLMInferenceTrace): a header, then TIMESTAMP, ContextTokens and
-//! GeneratedTokens. Times are dates, so the reader makes them count from the earliest. There is no
-//! prefix information, and each row is a session of its own.
+//! Two CSV formats whose rows are requests of their own, without sessions and prefix information:
+//! Azure's (AzureLLMInferenceTrace), whose times are dates, and BurstGPT's, whose times are seconds
+//! and in which a response of no tokens is a request that failed. Other columns are ignored.
 
-use super::check::{Names, check};
-use super::csv::{Columns, text_of, tokens_in};
+use super::check::{Names, check, micros};
+use super::csv::{Columns, number_in, text_of, tokens_in};
 use super::error::Problem;
-use super::parser::LineParser;
+use super::lines::LineParser;
 use crate::request::TraceRequest;
-
-const TIME: &str = "TIMESTAMP";
-const INPUT: &str = "ContextTokens";
-const OUTPUT: &str = "GeneratedTokens";
-const NAMES: Names = Names { input: INPUT, output: OUTPUT, blocks: "", other_size: "" };
 
 const MICROS_PER_DAY: i64 = 86_400_000_000;
 
-#[derive(Default)]
-pub(super) struct Azure {
+/// The columns of one of the formats: the time, the prompt's tokens, the answer's tokens.
+type Header = [&'static str; 3];
+const AZURE: Header = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
+const BURSTGPT: Header = ["Timestamp", "Request tokens", "Response tokens"];
+
+pub(super) struct Rows {
+    header: Header,
+    /// Times are in units of so many seconds; `None` where they are dates.
+    unit_s: Option<f64>,
     columns: Option<Columns<3>>,
 }
 
-/// Whether a line is the header of this format.
-pub(super) fn is_header(text: &str) -> bool {
-    columns(text).is_ok()
+/// Whether a line is the header of Azure's format.
+pub(super) fn is_azure(text: &str) -> bool {
+    Columns::find(text, AZURE).is_ok()
 }
 
-fn columns(header: &str) -> Result<Columns<3>, Problem> {
-    Columns::find(header, [TIME, INPUT, OUTPUT])
+/// Whether a line is the header of BurstGPT's format.
+pub(super) fn is_burstgpt(text: &str) -> bool {
+    Columns::find(text, BURSTGPT).is_ok()
 }
 
-impl LineParser for Azure {
-    /// Arrivals count from 1970.
+impl Rows {
+    /// Azure's, whose arrivals count from 1970.
+    pub(super) fn azure() -> Rows {
+        Rows { header: AZURE, unit_s: None, columns: None }
+    }
+
+    /// BurstGPT's, with times in units of `unit_s` seconds.
+    pub(super) fn burstgpt(unit_s: f64) -> Rows {
+        Rows { header: BURSTGPT, unit_s: Some(unit_s), columns: None }
+    }
+
+    fn time_us(&self, cell: &str) -> Result<u64, Problem> {
+        let field = self.header[0];
+        match self.unit_s {
+            Some(unit_s) => micros(field, number_in(field, cell)?, unit_s),
+            None => timestamp_us(cell).ok_or_else(|| {
+                Problem::field(field, format!("{cell:?}, allowed such as 2023-11-16 18:17:03.9799600"))
+            }),
+        }
+    }
+}
+
+impl LineParser for Rows {
     fn parse(&mut self, text: &[u8], number: u64) -> Result<Option<TraceRequest>, Problem> {
         let text = text_of(text)?;
-        let Some(found) = &self.columns else {
-            self.columns = Some(columns(text)?);
+        let Some(columns) = &self.columns else {
+            self.columns = Some(Columns::find(text, self.header)?);
             return Ok(None);
         };
-        let [time, input, output] = found.cells(text)?;
-        let arrival_us = timestamp_us(time).ok_or_else(|| {
-            Problem::field(TIME, format!("{time:?}, allowed such as 2023-11-16 18:17:03.9799600"))
-        })?;
+        let [time, input, output] = columns.cells(text)?;
+        let [_, input_name, output_name] = self.header;
         let request = TraceRequest {
             session: format!("line-{number}"),
-            arrival_us,
-            input_tokens: tokens_in(INPUT, input)?,
-            output_tokens: tokens_in(OUTPUT, output)?,
+            arrival_us: self.time_us(time)?,
+            input_tokens: tokens_in(input_name, input)?,
+            output_tokens: tokens_in(output_name, output)?,
             ..TraceRequest::default()
         };
-        check(request, &NAMES).map(Some)
+        check(request, &Names { input: input_name, output: output_name, blocks: "", other_size: "" })
+            .map(Some)
     }
 }
 
