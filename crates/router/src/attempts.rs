@@ -7,10 +7,11 @@
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
 use crate::dispatcher::{Ask, BackendSet, End};
+use crate::engines::Flight;
 use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::Note;
-use crate::shared::{Flight, Phase, Shared};
+use crate::state::{Phase, RouterState};
 use crate::upstream::{Answer, Lost, Pieces, Pool, Upstream};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header};
@@ -25,7 +26,7 @@ use tokio::time::{Instant, Sleep, sleep};
 #[derive(Debug)]
 pub struct Worker {
     /// What all threads share.
-    pub shared: Arc<Shared>,
+    pub router: Arc<RouterState>,
     /// The thread's idle connections.
     pub pool: Arc<Pool>,
 }
@@ -49,13 +50,11 @@ pub struct Started {
     pub head: Response<()>,
     /// The first bytes; `None` if there are none.
     pub first: Option<Bytes>,
-    /// The rest.
     pub answer: Answer,
 }
 
 /// An answer that is the client's.
 pub struct Begun {
-    /// The answer.
     pub started: Started,
     /// The attempt that brought it.
     pub flight: Flight,
@@ -71,28 +70,28 @@ pub async fn send(
     outgoing: &Outgoing,
     note: &mut Option<Box<Note>>,
 ) -> Result<Begun, Refusal> {
-    let shared = &worker.shared;
-    let limit = if outgoing.stream { shared.limits.first_byte } else { shared.limits.answer };
+    let router = &worker.router;
+    let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
     let mut deadline = Box::pin(sleep(limit));
     let mut tried: BackendSet = 0;
     let mut sent_again = false;
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
     let mut last_failure: Option<(usize, Failure)> = None;
-    for attempt in 1..=shared.limits.attempts {
-        let Some(mut flight) = shared.assign(&outgoing.ask, tried) else { break };
+    for attempt in 1..=router.limits.attempts {
+        let Some(mut flight) = router.engines.assign(&outgoing.ask, tried) else { break };
         let backend = flight.backend;
         if let Some((from, failure)) = last_failure {
-            tell_sent_elsewhere(shared, from, backend, failure);
+            router.engines.tell_sent_elsewhere(from, backend, failure);
         }
         tried |= 1 << backend;
         if let Some(note) = note {
-            note.attempt(&shared.targets[backend].name);
+            note.attempt(&router.engines.targets[backend].name);
         }
         if attempt > 1 {
             deadline.as_mut().reset(Instant::now() + limit);
         }
-        let may_move = attempt < shared.limits.attempts && !sent_again;
+        let may_move = attempt < router.limits.attempts && !sent_again;
         let excluded = tried | !outgoing.ask.serving;
         let elsewhere = may_move.then_some(excluded);
         // What remains of an earlier request is not trusted after it has failed once.
@@ -102,7 +101,7 @@ pub async fn send(
                 let status = started.head.status().as_u16();
                 flight.first_byte(status);
                 match Failure::of_status(status) {
-                    Some(failure) if may_move && shared.has_other(excluded) => {
+                    Some(failure) if may_move && router.engines.has_other(excluded) => {
                         sent_again = true;
                         flight.end(End::Failed(failure));
                         second_best = Some((started, flight));
@@ -126,7 +125,7 @@ pub async fn send(
                     break;
                 }
                 sent_again |= lost.may_have_arrived;
-                if lost.failure == Failure::ClosedKept && !shared.has_other(excluded) {
+                if lost.failure == Failure::ClosedKept && !router.engines.has_other(excluded) {
                     tried &= !(1 << backend);
                 }
                 lost.failure
@@ -137,17 +136,10 @@ pub async fn send(
     if let Some((started, flight)) = second_best {
         return Ok(Begun { started, flight, deadline });
     }
-    shared.unanswered.fetch_add(1, Ordering::Relaxed);
+    router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
     let (attempts, failure) = (tried.count_ones(), last_failure.map(|(_, failure)| failure));
-    shared.lines.unanswered(attempts, failure);
+    router.engines.lines.unanswered(attempts, failure);
     Err(failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, attempts)))
-}
-
-fn tell_sent_elsewhere(shared: &Shared, from: usize, to: usize, failure: Failure) {
-    if from != to {
-        let name = |backend: usize| &shared.targets[backend].name;
-        shared.engine_lines[from].sent_elsewhere(name(from), name(to), failure);
-    }
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {
@@ -181,19 +173,19 @@ async fn begin(
     elsewhere: Option<BackendSet>,
     fresh: bool,
 ) -> Result<Started, Lost> {
-    let shared = &worker.shared;
+    let router = &worker.router;
     let mut exchange = pin!(exchange(worker, outgoing, backend, fresh));
     let last = deadline.deadline();
     let mut was_silent = false;
     loop {
-        let mut news = pin!(shared.news(backend));
+        let mut news = pin!(router.engines.news(backend));
         news.as_mut().enable();
-        let is_silent = shared.is_silent(backend);
-        if is_silent && elsewhere.is_some_and(|excluded| shared.has_other(excluded)) {
+        let is_silent = router.engines.is_silent(backend);
+        if is_silent && elsewhere.is_some_and(|excluded| router.engines.has_other(excluded)) {
             return Err(Lost::perhaps_arrived(Failure::Ejected));
         }
         if is_silent != was_silent {
-            let soon = Instant::now() + shared.limits.first_byte;
+            let soon = Instant::now() + router.limits.first_byte;
             deadline.as_mut().reset(if is_silent { last.min(soon) } else { last });
             was_silent = is_silent;
         }
@@ -201,7 +193,7 @@ async fn begin(
             biased;
             started = exchange.as_mut() => return started,
             () = deadline.as_mut() => return Err(Lost::perhaps_arrived(Failure::FirstByteTimeout)),
-            () = cut(shared) => return Err(Lost::perhaps_arrived(Failure::Shutdown)),
+            () = cut(router) => return Err(Lost::perhaps_arrived(Failure::Shutdown)),
             () = news => {}
         }
     }
@@ -209,8 +201,8 @@ async fn begin(
 
 /// Waits until answers must end. The connection to the client wakes this task when the phase
 /// changes, so that nothing has to be registered for each request.
-async fn cut(shared: &Shared) {
-    let is_cut = |_: &mut std::task::Context| match shared.phase() {
+async fn cut(router: &RouterState) {
+    let is_cut = |_: &mut std::task::Context| match router.phase() {
         Phase::Cut => Poll::Ready(()),
         _ => Poll::Pending,
     };
@@ -233,7 +225,7 @@ async fn exchange(
             other => return other,
         }
     }
-    let upstream = Upstream::connect(&worker.shared.targets[backend], &worker.shared.limits).await?;
+    let upstream = Upstream::connect(&worker.router.engines.targets[backend], &worker.router.limits).await?;
     first_byte(upstream, worker, outgoing, backend).await
 }
 
@@ -247,7 +239,7 @@ async fn first_byte(
     *request.method_mut() = outgoing.head.method.clone();
     *request.uri_mut() = outgoing.head.uri.clone();
     *request.headers_mut() = outgoing.head.headers.clone();
-    request.headers_mut().insert(header::HOST, worker.shared.targets[backend].host.clone());
+    request.headers_mut().insert(header::HOST, worker.router.engines.targets[backend].host.clone());
     let (head, mut answer) = upstream.exchange(request).await?.into_parts();
     let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
     let first = first.map_err(|_| Lost::perhaps_arrived(Failure::Closed))?;

@@ -109,7 +109,6 @@ impl Default for Limits {
     }
 }
 
-/// A value that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Too few or too many backends.
@@ -123,11 +122,7 @@ pub enum ConfigError {
     RepeatedName(String),
     /// An address that is not of the form `http://HOST:PORT`.
     #[error("backend {name}: '{url}' is not of the form http://HOST:PORT")]
-    BackendUrl {
-        /// The backend.
-        name: String,
-        url: String,
-    },
+    BackendUrl { name: String, url: String },
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),

@@ -35,7 +35,6 @@ pub struct DecisionRecord {
 /// What was known of one backend when a decision was made.
 #[derive(Debug, Clone, Serialize)]
 pub struct CandidateRecord {
-    /// Its name.
     pub backend: String,
     /// Its score, lower is better; absent when it could not be chosen.
     pub score: Option<f64>,
@@ -50,7 +49,7 @@ pub struct CandidateRecord {
 }
 
 /// How an attempt ended.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Status of the answer; absent if there was none.
     pub status: Option<u16>,
@@ -68,7 +67,6 @@ pub struct Outcome {
     pub cached_tokens: Option<u64>,
 }
 
-/// The ring.
 #[derive(Debug, Default)]
 pub struct Decisions {
     entries: VecDeque<Entry>,
@@ -76,22 +74,16 @@ pub struct Decisions {
     first: u64,
 }
 
-/// A record before names are filled in.
+/// A [`DecisionRecord`] before names are filled in.
 #[derive(Debug)]
 pub struct Entry {
-    /// See [`DecisionRecord::at_us`].
     pub at_us: u64,
-    /// See [`DecisionRecord::session`].
     pub session: u64,
-    /// See [`DecisionRecord::input_tokens`].
     pub input_tokens: u64,
-    /// See [`DecisionRecord::attempt`].
     pub attempt: u32,
-    /// What was decided.
     pub decision: Decision,
     /// On what grounds.
     pub candidates: Vec<Candidate>,
-    /// How it ended.
     pub outcome: Option<Outcome>,
 }
 
@@ -164,27 +156,18 @@ mod tests {
         Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, candidates, outcome: None }
     }
 
-    const DONE: Outcome = Outcome {
-        status: Some(200),
-        failure: None,
-        cancelled: false,
-        first_byte_us: Some(7),
-        prompt_tokens: None,
-        predicted_tokens: None,
-        cached_tokens: None,
-    };
-
     #[test]
     fn the_last_decisions_are_kept_and_no_more() {
+        let done = Outcome { status: Some(200), first_byte_us: Some(7), ..Outcome::default() };
         let mut decisions = Decisions::default();
         for number in 0..REMEMBERED as u64 + 10 {
             assert_eq!(decisions.push(entry(number)), number);
         }
-        decisions.finish(3, DONE);
-        decisions.finish(10, DONE);
+        decisions.finish(3, done);
+        decisions.finish(10, done);
         let records = decisions.records(&["a".into()]);
         assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 10));
-        assert_eq!((records[0].outcome, records[1].outcome), (Some(DONE), None));
+        assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));
     }
 }

@@ -65,7 +65,6 @@ pub struct Assignment {
     computed: bool,
 }
 
-/// How an assignment ended.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
     /// With a whole answer.
@@ -81,7 +80,6 @@ pub enum End {
     Cancelled,
 }
 
-/// The state. See the module.
 #[derive(Debug)]
 pub struct Dispatcher {
     policy: Policy,
@@ -213,15 +211,7 @@ impl Dispatcher {
         if assignment.first_byte_us.is_none() {
             backend.pending_prefill_tokens -= assignment.new_tokens;
         }
-        let mut outcome = Outcome {
-            status: None,
-            failure: None,
-            cancelled: false,
-            first_byte_us: assignment.first_byte_us,
-            prompt_tokens: None,
-            predicted_tokens: None,
-            cached_tokens: None,
-        };
+        let mut outcome = Outcome { first_byte_us: assignment.first_byte_us, ..Outcome::default() };
         let mut change = None;
         let mut cached_bytes = None;
         match end {

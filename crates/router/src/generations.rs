@@ -35,19 +35,16 @@ impl<V: Copy> Generations<V> {
         self.young.insert(key, value).or(former)
     }
 
-    /// Forgets `key`.
     pub fn remove(&mut self, key: u64) {
         self.young.remove(&key);
         self.old.remove(&key);
     }
 
-    /// Forgets everything.
     pub fn clear(&mut self) {
         self.young.clear();
         self.old.clear();
     }
 
-    /// How many entries there are.
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }

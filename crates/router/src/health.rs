@@ -43,44 +43,28 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// All failures, in the order of the journey of a request.
-    pub const ALL: [Failure; 15] = [
-        Failure::Refused,
-        Failure::Unreachable,
-        Failure::Closed,
-        Failure::ClosedKept,
-        Failure::Garbage,
-        Failure::FirstByteTimeout,
-        Failure::Ejected,
-        Failure::NotFound,
-        Failure::TooManyRequests,
-        Failure::Unavailable,
-        Failure::ServerError,
-        Failure::ProgressTimeout,
-        Failure::BrokenOff,
-        Failure::ErrorEvent,
-        Failure::Shutdown,
+    /// All failures, in the order of the journey of a request, with their names in metrics and
+    /// records.
+    pub const NAMES: [(Failure, &str); 15] = [
+        (Failure::Refused, "refused"),
+        (Failure::Unreachable, "unreachable"),
+        (Failure::Closed, "closed"),
+        (Failure::ClosedKept, "closed-kept"),
+        (Failure::Garbage, "garbage"),
+        (Failure::FirstByteTimeout, "first-byte-timeout"),
+        (Failure::Ejected, "ejected"),
+        (Failure::NotFound, "not-found"),
+        (Failure::TooManyRequests, "too-many-requests"),
+        (Failure::Unavailable, "unavailable"),
+        (Failure::ServerError, "server-error"),
+        (Failure::ProgressTimeout, "progress-timeout"),
+        (Failure::BrokenOff, "broken-off"),
+        (Failure::ErrorEvent, "error-event"),
+        (Failure::Shutdown, "shutdown"),
     ];
 
-    /// The name in metrics and records.
     pub fn name(self) -> &'static str {
-        match self {
-            Failure::Refused => "refused",
-            Failure::Unreachable => "unreachable",
-            Failure::Closed => "closed",
-            Failure::ClosedKept => "closed-kept",
-            Failure::Garbage => "garbage",
-            Failure::FirstByteTimeout => "first-byte-timeout",
-            Failure::Ejected => "ejected",
-            Failure::NotFound => "not-found",
-            Failure::TooManyRequests => "too-many-requests",
-            Failure::Unavailable => "unavailable",
-            Failure::ServerError => "server-error",
-            Failure::ProgressTimeout => "progress-timeout",
-            Failure::BrokenOff => "broken-off",
-            Failure::ErrorEvent => "error-event",
-            Failure::Shutdown => "shutdown",
-        }
+        Failure::NAMES[self as usize].1
     }
 
     /// The failure that a status means for which another engine may do better.
@@ -146,7 +130,6 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The name in the log.
     pub fn name(self) -> &'static str {
         match self {
             Cause::Gone => "gone",
@@ -162,16 +145,12 @@ impl Cause {
 pub enum Change {
     /// It must not be used any more.
     Ejected {
-        /// Why.
         cause: Cause,
         /// The failure that settled it.
         last: Failure,
     },
     /// It is still not used, and now for another reason.
-    StillDown {
-        /// The reason.
-        cause: Cause,
-    },
+    StillDown { cause: Cause },
     /// It may be used again.
     Readmitted,
 }

@@ -24,7 +24,6 @@ pub enum Kind {
 /// A value: its type and the bytes it takes, without the space around it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
-    /// Its type.
     pub kind: Kind,
     pub at: Range<usize>,
     /// An array or object in which [`is_media_key`] or [`may_be_data_url`] holds of a string.
@@ -37,7 +36,6 @@ pub struct Value {
 pub struct SyntaxError {
     /// What should have been there.
     pub expected: &'static str,
-    /// Position in the bytes.
     pub at: usize,
 }
 

@@ -14,7 +14,7 @@
 //!   `listing` (of models), `request_log`.
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
 //!   `local`
-//!   (the router's own pages), `shared`, `log_lines`, `server`.
+//!   (the router's own pages), `engines`, `state`, `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
@@ -23,6 +23,7 @@ mod config;
 mod decisions;
 mod dispatcher;
 mod encoding;
+mod engines;
 mod generations;
 mod health;
 mod json;
@@ -43,9 +44,9 @@ mod request_log;
 mod respond;
 mod routes;
 mod server;
-mod shared;
 mod sse;
 mod stall;
+mod state;
 mod stats;
 mod tokens;
 mod upstream;

@@ -4,7 +4,7 @@
 use crate::dispatcher::BackendSet;
 use crate::models::{self, Said};
 use crate::probe;
-use crate::shared::Shared;
+use crate::state::RouterState;
 use http::HeaderValue;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,26 +22,26 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LIST: &str = "/v1/models";
 
 /// Asks an engine for its list, with the client's key where there is a client.
-async fn read(shared: &Shared, backend: usize, key: Option<HeaderValue>) -> Said {
-    let target = &shared.targets[backend];
+async fn read(router: &RouterState, backend: usize, key: Option<HeaderValue>) -> Said {
+    let target = &router.engines.targets[backend];
     let open = key.is_none();
-    let said = match probe::get(target, LIST, key, &shared.limits).await {
+    let said = match probe::get(target, LIST, key, &router.limits).await {
         Err(_) => Said::Failed,
         Ok(answer) => match models::parse(&answer.body).filter(|_| answer.status.is_success()) {
             Some(list) => Said::List(list),
             None => Said::Other(answer),
         },
     };
-    shared.models.note(target, backend, &said, open);
+    router.models.note(target, backend, &said, open);
     said
 }
 
 /// Asks all engines that are up, each within the time of a probe.
-pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
+pub async fn read_all(router: &Arc<RouterState>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
     let mut reading = JoinSet::new();
-    for backend in (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)) {
-        let (shared, key) = (shared.clone(), key.clone());
-        reading.spawn(async move { (backend, read(&shared, backend, key).await) });
+    for backend in router.engines.usable() {
+        let (router, key) = (router.clone(), key.clone());
+        reading.spawn(async move { (backend, read(&router, backend, key).await) });
     }
     let mut said = reading.join_all().await;
     said.sort_by_key(|&(backend, _)| backend);
@@ -50,27 +50,27 @@ pub async fn read_all(shared: &Arc<Shared>, key: Option<HeaderValue>) -> Vec<(us
 
 /// The engines that may serve a model. Before it is called unknown all engines are asked again: an
 /// adapter may have been loaded since.
-pub async fn serving(shared: &Arc<Shared>, model: &str, key: Option<&HeaderValue>) -> BackendSet {
-    let serving = shared.models.serving(model);
+pub async fn serving(router: &Arc<RouterState>, model: &str, key: Option<&HeaderValue>) -> BackendSet {
+    let serving = router.models.serving(model);
     if serving != 0 {
         return serving;
     }
-    let mut read_again = shared.models.read_again.lock().await;
+    let mut read_again = router.models.read_again.lock().await;
     if read_again.is_none_or(|at| at.elapsed() >= READ_AGAIN_AFTER) {
-        read_all(shared, key.cloned()).await;
+        read_all(router, key.cloned()).await;
         *read_again = Some(Instant::now());
     }
-    shared.models.serving(model)
+    router.models.serving(model)
 }
 
 /// Reads the list of one engine again and again, for ever.
-pub async fn watch(shared: Arc<Shared>, backend: usize) {
+pub async fn watch(router: Arc<RouterState>, backend: usize) {
     let mut answered = false;
     loop {
-        if shared.is_usable(backend) {
-            let said = read(&shared, backend, None).await;
+        if router.engines.is_usable(backend) {
+            let said = read(&router, backend, None).await;
             if let (false, Said::Other(answer)) = (answered, &said) {
-                models::warn_unlisted(&shared.targets[backend], answer.status);
+                models::warn_unlisted(&router.engines.targets[backend], answer.status);
             }
             answered |= !matches!(said, Said::Failed);
         }

@@ -7,7 +7,7 @@ use crate::refusal::Refusal;
 use crate::relay::Reply;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{Group, Own};
-use crate::shared::{Phase, Shared};
+use crate::state::{Phase, RouterState};
 use http::header::{self, ALLOW};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Answers a request for one of the router's own pages, which `group` lists.
 pub async fn answer(
-    shared: &Arc<Shared>,
+    router: &Arc<RouterState>,
     own: Own,
     group: Option<&Group>,
     request: &Request<Incoming>,
@@ -29,21 +29,23 @@ pub async fn answer(
     }
     match own {
         Own::Health => {
-            if shared.phase() != Phase::Serving {
+            if router.phase() != Phase::Serving {
                 return Err(Refusal::shutting_down());
             }
-            let up = (0..shared.targets.len()).filter(|&backend| shared.is_usable(backend)).count();
+            let up = router.engines.usable().count();
             if up == 0 {
                 return Err(Refusal::no_backend());
             }
             Ok(respond::json(format!(r#"{{"status":"ok","backends_up":{up}}}"#)))
         }
-        Own::Metrics => Ok(respond::text(shared.metrics())),
-        Own::Decisions => Ok(respond::json(serde_json::to_vec(&shared.decisions()).unwrap_or_default())),
-        Own::Models => models(shared, request, None).await,
+        Own::Metrics => Ok(respond::text(router.metrics())),
+        Own::Decisions => {
+            Ok(respond::json(serde_json::to_vec(&router.engines.decisions()).unwrap_or_default()))
+        }
+        Own::Models => models(router, request, None).await,
         Own::Model => {
             let name = path.strip_prefix("/v1/models/").unwrap_or_default();
-            models(shared, request, Some(&percent_decoded(name))).await
+            models(router, request, Some(&percent_decoded(name))).await
         }
     }
 }
@@ -60,18 +62,18 @@ fn options(group: &Group) -> Response<Reply> {
 /// The models of all engines that are up, or one of them. The engines are asked now, with the
 /// client's own key: what it may not see it does not see here.
 async fn models(
-    shared: &Arc<Shared>,
+    router: &Arc<RouterState>,
     request: &Request<Incoming>,
     name: Option<&str>,
 ) -> Result<Response<Reply>, Refusal> {
     let key = request.headers().get(header::AUTHORIZATION).cloned();
     let mut lists = Vec::new();
     let mut other = None;
-    for (backend, said) in listing::read_all(shared, key).await {
+    for (backend, said) in listing::read_all(router, key).await {
         match said {
             Said::List(list) => lists.push(list),
             // One that is slow to say it now has said it before.
-            Said::Failed => lists.extend(shared.models.open_list(backend)),
+            Said::Failed => lists.extend(router.models.open_list(backend)),
             Said::Other(answer) => other = other.or(Some((backend, answer))),
         }
     }
@@ -80,7 +82,7 @@ async fn models(
         let (backend, answer) = other.ok_or_else(Refusal::no_backend)?;
         let mut response = respond::json(answer.body);
         *response.status_mut() = answer.status;
-        response.headers_mut().insert(BACKEND_HEADER, shared.targets[backend].header.clone());
+        response.headers_mut().insert(BACKEND_HEADER, router.engines.targets[backend].header.clone());
         return Ok(response);
     }
     let models = models::union(lists);

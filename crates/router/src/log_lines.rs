@@ -1,14 +1,18 @@
-//! The router's log lines about requests and its own end. A line that many requests could repeat is
-//! written once a minute for each engine. `docs/reference/logs.md` says what each means.
+//! The router's log lines about engines and requests. A line that could repeat is written once a
+//! minute for each engine. `docs/reference/logs.md` says what each means.
 
-use crate::health::Failure;
+use crate::health::{Change, Failure};
 use forebay_transfer::LogGate;
 
-/// What is told of one engine's requests.
+/// What is told of one engine. Each kind of change has a gate of its own, so that "ejected" is not
+/// left without its "used again".
 #[derive(Debug, Default)]
 pub struct EngineLines {
     sent_elsewhere: LogGate,
     broken: LogGate,
+    ejected: LogGate,
+    still_out: LogGate,
+    used_again: LogGate,
 }
 
 impl EngineLines {
@@ -28,6 +32,27 @@ impl EngineLines {
         }
         if let Some(repeated) = self.broken.pass() {
             tracing::warn!(engine, reason = failure.name(), repeated, "answer broke off");
+        }
+    }
+
+    /// Its health changed, and so many engines may be used now.
+    pub fn changed(&self, engine: &str, change: Change, engines_left: usize) {
+        let gate = match change {
+            Change::Ejected { .. } => &self.ejected,
+            Change::StillDown { .. } => &self.still_out,
+            Change::Readmitted => &self.used_again,
+        };
+        let Some(repeated) = gate.pass() else { return };
+        match change {
+            Change::Ejected { cause, last } => {
+                let (reason, last) = (cause.name(), last.name());
+                tracing::warn!(engine, reason, last, engines_left, repeated, "engine ejected");
+            }
+            Change::StillDown { cause } => {
+                let reason = cause.name();
+                tracing::warn!(engine, reason, engines_left, repeated, "engine is still out");
+            }
+            Change::Readmitted => tracing::info!(engine, engines_left, repeated, "engine is used again"),
         }
     }
 }

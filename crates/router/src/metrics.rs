@@ -3,6 +3,7 @@
 
 use crate::health::Failure;
 use crate::stats::{BackendStats, RouterStats};
+use http::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::prometheus_text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -11,8 +12,60 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted beside the backends' figures.
+/// What is counted beside the engines' figures.
+#[derive(Debug)]
+pub struct Counters {
+    /// Requests refused because of what the client sent.
+    pub bad_requests: AtomicU64,
+    /// Requests refused because too many were under way.
+    pub overloaded: AtomicU64,
+    /// Requests that no engine answered.
+    pub unanswered: AtomicU64,
+    /// Answers by status, from 100: those of each backend, and last the router's own.
+    statuses: Vec<[AtomicU64; STATUSES]>,
+}
+
+const FIRST_STATUS: u16 = 100;
+const STATUSES: usize = 500;
+
+impl Counters {
+    pub fn new(backends: usize) -> Counters {
+        let statuses = || [const { AtomicU64::new(0) }; STATUSES];
+        Counters {
+            bad_requests: AtomicU64::new(0),
+            overloaded: AtomicU64::new(0),
+            unanswered: AtomicU64::new(0),
+            statuses: (0..=backends).map(|_| statuses()).collect(),
+        }
+    }
+
+    /// Counts an answer that goes to a client: a backend's, or the router's own.
+    pub fn count_status(&self, backend: Option<usize>, status: StatusCode) {
+        let statuses = &self.statuses[backend.unwrap_or(self.statuses.len() - 1)];
+        if let Some(count) = statuses.get(usize::from(status.as_u16().saturating_sub(FIRST_STATUS))) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All of it now.
+    pub fn counts(&self, log_lines_dropped: u64) -> Counts {
+        let counts = |statuses: &[AtomicU64; STATUSES]| {
+            let counts = (FIRST_STATUS..).zip(statuses.iter().map(|count| count.load(Ordering::Relaxed)));
+            counts.filter(|&(_, count)| count > 0).collect()
+        };
+        Counts {
+            statuses: self.statuses.iter().map(counts).collect(),
+            log_lines_dropped,
+            bad_request: self.bad_requests.load(Ordering::Relaxed),
+            overloaded: self.overloaded.load(Ordering::Relaxed),
+            no_answer: self.unanswered.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// [`Counters`] at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
     /// Answers by status: those of each backend, and last the router's own.
@@ -85,7 +138,7 @@ impl Page {
 
     fn requests(&self, page: &mut Families<'_, '_>) -> fmt::Result {
         let ends = self.stats.backends.iter().flat_map(|of| {
-            let failures = Failure::ALL.iter().map(|failure| failure.name()).zip(of.failures);
+            let failures = Failure::NAMES.iter().map(|(_, name)| *name).zip(of.failures);
             let ends = [("answered", of.answered), ("cancelled", of.cancelled)].into_iter().chain(failures);
             ends.map(move |(end, count)| ([("backend", &of.name[..]), ("end", end)], count))
         });

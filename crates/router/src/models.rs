@@ -15,7 +15,6 @@ use std::collections::HashMap;
 use std::time::Instant;
 use tokio::sync::Mutex;
 
-/// A model as an engine lists it.
 #[derive(Debug, Clone)]
 pub struct Listed {
     /// The name that requests give.

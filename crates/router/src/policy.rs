@@ -50,7 +50,6 @@ pub struct View<'a> {
 /// What matters of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Length of the prompt.
     pub input_tokens: u64,
     /// The engine that served this request's session before.
     pub home: Option<usize>,

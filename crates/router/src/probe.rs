@@ -3,7 +3,7 @@
 
 use crate::config::{Limits, Target};
 use crate::health::Failure;
-use crate::shared::Shared;
+use crate::state::RouterState;
 use crate::upstream::{Pieces, Pool, Upstream};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, StatusCode, header};
@@ -52,16 +52,16 @@ pub async fn get(
 
 /// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no such
 /// path is alive.
-pub async fn watch(shared: Arc<Shared>, backend: usize) {
-    let limits = &shared.limits;
+pub async fn watch(router: Arc<RouterState>, backend: usize) {
+    let limits = &router.limits;
     loop {
-        let result = match get(&shared.targets[backend], &limits.probe_path, None, limits).await {
+        let result = match get(&router.engines.targets[backend], &limits.probe_path, None, limits).await {
             Ok(answer) if answer.status.is_server_error() => Err(Failure::Unavailable),
             Ok(_) => Ok(()),
             Err(failure) => Err(failure),
         };
         let well = result.is_ok();
-        shared.probed(backend, result);
+        router.engines.probed(backend, result);
         tokio::time::sleep(if well { limits.probe_interval } else { limits.reprobe_interval }).await;
     }
 }

@@ -14,8 +14,8 @@ use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::Note;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{self, Group, Rule};
-use crate::shared::{Permit, Shared};
 use crate::sse::UsageTap;
+use crate::state::{Permit, RouterState};
 use crate::tokens::Length;
 use crate::upstream::Pieces;
 use bytes::{Bytes, BytesMut};
@@ -56,25 +56,25 @@ pub async fn answer(
     request: Request<Incoming>,
     reset: Option<Arc<AtomicBool>>,
 ) -> Response<Reply> {
-    let shared = &worker.shared;
+    let router = &worker.router;
     let path = request.uri().path();
     let group = routes::find(path);
     if let Some(Rule::Own(own)) = group.map(|group| group.rule) {
-        return local::answer(shared, own, group, &request)
+        return local::answer(router, own, group, &request)
             .await
             .unwrap_or_else(|refusal| respond::refuse(&refusal));
     }
     let mut journey =
-        Journey { reset, note: shared.log.as_ref().map(|log| log.note(request.method(), path)) };
+        Journey { reset, note: router.log.as_ref().map(|log| log.note(request.method(), path)) };
     let answer = match group {
         None => Err(unknown_path(path)),
         Some(group) => forward(&worker, group, request, &mut journey).await,
     };
     answer.unwrap_or_else(|refusal| {
         if refusal.status.is_client_error() {
-            shared.bad_requests.fetch_add(1, Ordering::Relaxed);
+            router.counters.bad_requests.fetch_add(1, Ordering::Relaxed);
         }
-        shared.count_status(None, refusal.status);
+        router.counters.count_status(None, refusal.status);
         if let Some(note) = &mut journey.note {
             note.refused(refusal.status, &refusal.message);
         }
@@ -125,14 +125,14 @@ async fn complete(
     request: Request<Incoming>,
     journey: &mut Journey,
 ) -> Result<Response<Reply>, Refusal> {
-    let shared = &worker.shared;
+    let router = &worker.router;
     let overloaded = || {
-        let message = format!("more than {} requests are under way", shared.limits.max_in_flight);
+        let message = format!("more than {} requests are under way", router.limits.max_in_flight);
         Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, message)
     };
-    let permit = shared.admit().ok_or_else(overloaded)?;
+    let permit = router.admit().ok_or_else(overloaded)?;
     let (head, body) = request.into_parts();
-    let body = read_body(body, shared.limits.max_body_bytes, shared.limits.client_stall).await?;
+    let body = read_body(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
     let facts = endpoint.map(|endpoint| read_facts(endpoint, &head, &body)).transpose()?;
     let model = match &facts {
         Some(facts) => facts.model(&body),
@@ -144,11 +144,11 @@ async fn complete(
             if let Some(note) = &mut journey.note {
                 note.model(model);
             }
-            serving(shared, model, &head).await?
+            serving(router, model, &head).await?
         }
     };
     let outgoing = match (endpoint, facts) {
-        (Some(endpoint), Some(facts)) => prepare(shared, endpoint, head, body, &facts, serving),
+        (Some(endpoint), Some(facts)) => prepare(router, endpoint, head, body, &facts, serving),
         _ => prepare_by_load(head, body, serving),
     };
     let answer = attempts::send(worker, &outgoing, &mut journey.note).await?;
@@ -168,12 +168,12 @@ fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFac
 }
 
 /// The engines that may serve a model.
-async fn serving(shared: &Arc<Shared>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
-    if shared.any_model {
-        let serving = shared.models.serving(model);
+async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
+    if router.any_model {
+        let serving = router.models.serving(model);
         return Ok(if serving == 0 { BackendSet::MAX } else { serving });
     }
-    match listing::serving(shared, model, head.headers.get(header::AUTHORIZATION)).await {
+    match listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await {
         0 => Err(Refusal::of_model(model)),
         serving => Ok(serving),
     }
@@ -228,14 +228,14 @@ async fn read_body(mut body: Incoming, max_bytes: usize, limit: Duration) -> Res
 }
 
 fn prepare(
-    shared: &Shared,
+    router: &RouterState,
     endpoint: Endpoint,
     mut head: http::request::Parts,
     body: Bytes,
     facts: &RequestFacts,
     serving: BackendSet,
 ) -> Outgoing {
-    let root = separate(shared, endpoint, &head.headers, &body, facts);
+    let root = separate(router, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
     let media = if facts.has_media { media::find(prompt) } else { Vec::new() };
     let stood_in = (!media.is_empty()).then(|| media::with_stand_ins(prompt, &media));
@@ -244,7 +244,7 @@ fn prepare(
     let named = SESSION_HEADERS.iter().find_map(|name| head.headers.get(*name)).map(HeaderValue::as_bytes);
     let named = named.or_else(|| facts.user.clone().map(|user| &body[user]));
     let session = match named {
-        Some(name) => xxh3_64_with_seed(name, shared.hash_seed),
+        Some(name) => xxh3_64_with_seed(name, router.hash_seed),
         None => chain.first().unwrap_or_else(|| xxh3_64_with_seed(prompt, root)),
     };
     let endpoint = (!prompt.is_empty()).then_some(endpoint);
@@ -290,13 +290,13 @@ fn address_to_engines(head: &mut Head) {
 /// What the hashes of a prompt's chunks start from: prompts that can share no KV have different
 /// ones.
 fn separate(
-    shared: &Shared,
+    router: &RouterState,
     endpoint: Endpoint,
     headers: &HeaderMap,
     body: &[u8],
     facts: &RequestFacts,
 ) -> u64 {
-    let mut root = xxh3_64_with_seed(&[endpoint as u8], shared.hash_seed);
+    let mut root = xxh3_64_with_seed(&[endpoint as u8], router.hash_seed);
     for (number, at) in &facts.separators {
         root = xxh3_64_with_seed(&body[at.clone()], root.wrapping_add(u64::from(*number) + 1));
     }
@@ -326,14 +326,14 @@ fn relay(
     journey: &mut Journey,
 ) -> Response<Reply> {
     let Begun { started, flight, deadline } = answer;
-    let shared = &worker.shared;
+    let router = &worker.router;
     let status = started.head.status();
-    shared.count_status(Some(flight.backend), status);
+    router.counters.count_status(Some(flight.backend), status);
     let mut note = journey.note.take();
     if let Some(note) = &mut note {
         note.first_byte(status);
     }
-    let backend = shared.targets[flight.backend].header.clone();
+    let backend = router.engines.targets[flight.backend].header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
     let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
     let (decoder, readable) = match Coding::of(started.head.headers()) {
@@ -358,10 +358,10 @@ fn relay(
             flight,
             pool: worker.pool.clone(),
             deadline,
-            progress: shared.limits.progress,
+            progress: router.limits.progress,
             reset: journey.reset.take(),
             note,
-            _permit: permit,
+            permit,
         })
     });
     // The length of a document does not change on its way, that of a stream may.

@@ -3,11 +3,12 @@
 
 use crate::dispatcher::End;
 use crate::encoding::Decoder;
+use crate::engines::Flight;
 use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::Note;
-use crate::shared::{Flight, Permit};
 use crate::sse::UsageTap;
+use crate::state::Permit;
 use crate::upstream::{Answer, Pool};
 use crate::usage::{self, Usage};
 use bytes::{Bytes, BytesMut};
@@ -158,7 +159,7 @@ pub struct Parts {
     /// What the request log will say of it.
     pub note: Option<Box<Note>>,
     /// The request's right to be under way.
-    pub _permit: Permit,
+    pub permit: Permit,
 }
 
 impl Relay {
@@ -227,7 +228,7 @@ impl Relay {
             return Poll::Ready(Some(Ok(first)));
         }
         let Some(answer) = &mut self.parts.answer else { return Poll::Ready(None) };
-        if self.parts.flight.is_cut() {
+        if self.parts.permit.is_cut() {
             return Poll::Ready(Some(Err(Failure::Shutdown)));
         }
         if let Poll::Ready(piece) = answer.poll_bytes(context) {

@@ -102,7 +102,6 @@ pub enum BadRequest {
     /// A field has a type that the API does not allow.
     #[error("{field}: expected {expected}, found {found}")]
     WrongType {
-        /// The field's name.
         field: &'static str,
         /// What the API allows.
         expected: &'static str,

@@ -21,9 +21,7 @@ const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 /// Where the lines go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestLogPlace {
-    /// Standard error.
     Stderr,
-    /// Appended to this file.
     File(PathBuf),
 }
 

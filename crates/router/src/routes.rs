@@ -22,7 +22,6 @@ pub enum Rule {
 pub enum Own {
     /// Can requests be served?
     Health,
-    /// Prometheus text.
     Metrics,
     /// The last decisions.
     Decisions,
@@ -38,7 +37,6 @@ pub struct Group {
     pub paths: &'static [&'static str],
     /// The methods; HEAD goes where GET goes. Refused paths are refused with any.
     pub methods: &'static [Method],
-    /// What is done.
     pub rule: Rule,
 }
 

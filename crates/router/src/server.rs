@@ -9,8 +9,8 @@ use crate::listing;
 use crate::probe;
 use crate::proxy;
 use crate::request_log::{RequestLog, RequestLogPlace};
-use crate::shared::{Phase, Shared};
 use crate::stall::StallGuard;
+use crate::state::{Phase, RouterState};
 use crate::stats::RouterStats;
 use crate::upstream::Pool;
 use http::header::CONNECTION;
@@ -45,7 +45,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Why a router did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A value that is not allowed.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The address cannot be listened on.
@@ -63,7 +62,6 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// Starts routers.
 #[derive(Debug)]
 pub struct Router;
 
@@ -71,7 +69,7 @@ pub struct Router;
 #[derive(Debug)]
 pub struct RouterHandle {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    router: Arc<RouterState>,
     threads: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
 }
 
@@ -95,25 +93,25 @@ impl Router {
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
         let thread_count = config.threads;
-        let shared = Shared::new(config, targets, log);
+        let router = RouterState::new(config, targets, log);
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
-            let shared = shared.clone();
+            let router = router.clone();
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(StartError::Thread)?;
             let (done, ended) = oneshot::channel();
             let run = move || {
-                runtime.block_on(run_thread(listener, shared, number == 0));
+                runtime.block_on(run_thread(listener, router, number == 0));
                 drop(done);
             };
             let name = format!("route-{number}");
             let thread = std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Thread)?;
             threads.push((thread, ended));
         }
-        Ok(RouterHandle { addr, shared, threads })
+        Ok(RouterHandle { addr, router, threads })
     }
 }
 
@@ -125,12 +123,12 @@ impl RouterHandle {
 
     /// Its figures.
     pub fn stats(&self) -> RouterStats {
-        self.shared.stats()
+        self.router.engines.stats()
     }
 
     /// Why each of the last requests went where it went, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.shared.decisions()
+        self.router.engines.decisions()
     }
 
     /// Ends in four steps: `/health` says 503 while requests are still taken, for
@@ -144,16 +142,16 @@ impl RouterHandle {
     /// The same, but when `hurry` ends requests under way end as well.
     pub async fn shutdown_or_hurry(mut self, hurry: impl Future<Output = ()>) {
         let mut hurry = pin!(hurry);
-        let shared = self.shared.clone();
-        shared.enter(Phase::Leaving);
+        let router = self.router.clone();
+        router.enter(Phase::Leaving);
         let mut hurried = false;
-        if !shared.limits.shutdown_delay.is_zero() {
+        if !router.limits.shutdown_delay.is_zero() {
             tokio::select! {
-                () = tokio::time::sleep(shared.limits.shutdown_delay) => {}
+                () = tokio::time::sleep(router.limits.shutdown_delay) => {}
                 () = &mut hurry => hurried = true,
             }
         }
-        shared.enter(if hurried { Phase::Cut } else { Phase::Draining });
+        router.enter(if hurried { Phase::Cut } else { Phase::Draining });
         for (thread, ended) in self.threads.drain(..) {
             let mut ended = pin!(ended);
             // Resolves, with an error, when the thread drops its end; after that joining does not
@@ -162,14 +160,14 @@ impl RouterHandle {
                 _ = &mut ended => {}
                 () = &mut hurry, if !hurried => {
                     hurried = true;
-                    shared.enter(Phase::Cut);
+                    router.enter(Phase::Cut);
                     let _ = ended.await;
                 }
             }
             let _ = thread.join();
         }
-        tracing::info!(in_flight = shared.in_flight(), "drain ends");
-        if let Some(log) = &self.shared.log {
+        tracing::info!(in_flight = router.in_flight(), "drain ends");
+        if let Some(log) = &self.router.log {
             log.flush(LOG_FLUSH);
         }
     }
@@ -187,24 +185,25 @@ fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
 
 impl Drop for RouterHandle {
     fn drop(&mut self) {
-        self.shared.enter(Phase::Draining);
+        self.router.enter(Phase::Draining);
     }
 }
 
-async fn run_thread(listener: StdListener, shared: Arc<Shared>, probes: bool) {
+async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: bool) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
-    let limits = &shared.limits;
-    let pool = Arc::new(Pool::new(shared.targets.len(), limits.max_idle_connections, limits.keep_idle));
-    let worker = Arc::new(Worker { shared: shared.clone(), pool: pool.clone() });
+    let limits = &router.limits;
+    let pool =
+        Arc::new(Pool::new(router.engines.targets.len(), limits.max_idle_connections, limits.keep_idle));
+    let worker = Arc::new(Worker { router: router.clone(), pool: pool.clone() });
     if probes {
-        for backend in 0..shared.targets.len() {
-            tokio::spawn(probe::watch(shared.clone(), backend));
-            tokio::spawn(listing::watch(shared.clone(), backend));
+        for backend in 0..router.engines.targets.len() {
+            tokio::spawn(probe::watch(router.clone(), backend));
+            tokio::spawn(listing::watch(router.clone(), backend));
         }
     }
-    tokio::spawn(probe::sweep(pool, shared.limits.clone()));
+    tokio::spawn(probe::sweep(pool, router.limits.clone()));
     let mut connections = JoinSet::new();
-    let mut phases = shared.phases();
+    let mut phases = router.phases();
     while *phases.borrow_and_update() < Phase::Draining {
         tokio::select! {
             accepted = listener.accept(), if connections.len() < limits.max_connections => match accepted {
@@ -221,7 +220,7 @@ async fn run_thread(listener: StdListener, shared: Arc<Shared>, probes: bool) {
     let mut drained = pin!(async { while connections.join_next().await.is_some() {} });
     tokio::select! {
         () = &mut drained => return,
-        () = tokio::time::sleep(shared.limits.drain) => shared.enter(Phase::Cut),
+        () = tokio::time::sleep(router.limits.drain) => router.enter(Phase::Cut),
         _ = phases.wait_for(|&phase| phase == Phase::Cut) => {}
     }
     let _ = tokio::time::timeout(LAST_BYTES, drained).await;
@@ -234,19 +233,19 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream) {
     if stream.set_nodelay(true).is_err() {
         return;
     }
-    let shared = worker.shared.clone();
+    let router = worker.router.clone();
     let reset = Arc::new(AtomicBool::new(false));
-    let io = TokioIo::new(StallGuard::new(stream, shared.limits.client_stall, reset.clone()));
+    let io = TokioIo::new(StallGuard::new(stream, router.limits.client_stall, reset.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
         let worker = worker.clone();
         // To a client of HTTP/1.0 an answer without a length ends like its connection: in order, or
         // not.
         let reset = (request.version() == Version::HTTP_10).then(|| reset.clone());
         async move {
-            let shared = worker.shared.clone();
+            let router = worker.router.clone();
             let mut answer = proxy::answer(worker, request, reset).await;
             // So that no request is on its way when the connection is closed.
-            if shared.phase() != Phase::Serving {
+            if router.phase() != Phase::Serving {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(answer)
@@ -258,7 +257,7 @@ async fn serve(worker: Arc<Worker>, stream: TcpStream) {
             .header_read_timeout(IDLE_CLIENT)
             .serve_connection(io, service)
     );
-    let mut phases = shared.phases();
+    let mut phases = router.phases();
     // A broken client connection concerns nobody else: what it meant for its request is recorded
     // there. When the phase changes the connection is polled, and with it whatever answer it waits
     // for.

@@ -31,8 +31,8 @@ pub struct BackendStats {
     pub answered: u64,
     /// Requests whose client went away.
     pub cancelled: u64,
-    /// Attempts that failed, in the order of [`Failure::ALL`].
-    pub failures: [u64; Failure::ALL.len()],
+    /// Attempts that failed, in the order of [`Failure::NAMES`].
+    pub failures: [u64; Failure::NAMES.len()],
     /// How often it was taken out of use.
     pub ejections: u64,
     /// Tokens of answered prompts, where the answer reported what was cached.
@@ -63,7 +63,7 @@ impl BackendStats {
             index_chunks: 0,
             answered: 0,
             cancelled: 0,
-            failures: [0; Failure::ALL.len()],
+            failures: [0; Failure::NAMES.len()],
             ejections: 0,
             prompt_tokens: 0,
             cached_tokens: 0,

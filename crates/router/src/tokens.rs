@@ -24,7 +24,6 @@ pub const MEDIA_BYTES: usize = 4096;
 /// How long a prompt is, as far as its bytes tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Length {
-    /// Its form.
     pub kind: PromptKind,
     /// Bytes of its text in JSON, and [`MEDIA_BYTES`] for each of its media.
     pub bytes: usize,
@@ -42,9 +41,8 @@ impl Length {
 /// `usage.prompt_tokens`.
 #[derive(Debug)]
 pub struct BytesPerToken {
-    text: Sums,
-    messages: Sums,
-    token_ids: Sums,
+    /// By [`PromptKind`].
+    kinds: [Sums; 3],
     /// Tokens of media: here `bytes` is their number.
     media: Sums,
 }
@@ -61,18 +59,14 @@ impl Default for BytesPerToken {
     fn default() -> BytesPerToken {
         let start = |ratio: f64| Sums { bytes: ratio * PRIOR_TOKENS, tokens: PRIOR_TOKENS };
         let media = Sums { bytes: PRIOR_MEDIA, tokens: PRIOR_MEDIA * MEDIA_TOKENS };
-        BytesPerToken { text: start(4.0), messages: start(4.0), token_ids: start(6.0), media }
+        BytesPerToken { kinds: [4.0, 4.0, 6.0].map(start), media }
     }
 }
 
 impl BytesPerToken {
     /// The learned ratio, always positive.
     pub fn ratio(&self, kind: PromptKind) -> f64 {
-        let sums = match kind {
-            PromptKind::Text => self.text,
-            PromptKind::Messages => self.messages,
-            PromptKind::TokenIds => self.token_ids,
-        };
+        let sums = self.kinds[kind as usize];
         sums.bytes / sums.tokens
     }
 
@@ -97,11 +91,7 @@ impl BytesPerToken {
             }
             return;
         }
-        let sums = match length.kind {
-            PromptKind::Text => &mut self.text,
-            PromptKind::Messages => &mut self.messages,
-            PromptKind::TokenIds => &mut self.token_ids,
-        };
+        let sums = &mut self.kinds[length.kind as usize];
         sums.add(length.bytes as f64, tokens as f64);
         if sums.tokens > WINDOW_TOKENS {
             sums.keep(WINDOW_TOKENS / 2.0 / sums.tokens);

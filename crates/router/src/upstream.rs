@@ -59,7 +59,6 @@ impl Body for Pieces {
 /// An exchange that brought no answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Lost {
-    /// Why.
     pub failure: Failure,
     /// May the engine have seen the request?
     pub may_have_arrived: bool,
@@ -77,7 +76,6 @@ impl Lost {
     }
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Upstream {
     sender: http1::SendRequest<Pieces>,

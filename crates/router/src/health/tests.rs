@@ -140,8 +140,15 @@ fn what_is_unwell_may_still_answer_and_what_is_silent_may_not() {
     }
 }
 
+#[test]
+fn a_failure_has_the_name_that_records_give_it() {
+    for (failure, name) in Failure::NAMES {
+        assert_eq!((failure.name(), serde_json::json!(failure)), (name, serde_json::json!(name)));
+    }
+}
+
 fn any_told() -> impl Strategy<Value = Told> {
-    let failure = || prop::sample::select(Failure::ALL.to_vec());
+    let failure = || prop::sample::select(Failure::NAMES.map(|(failure, _)| failure).to_vec());
     prop_oneof![
         Just(Told::Answered),
         Just(Told::ProbeAnswered),
@@ -177,7 +184,7 @@ proptest! {
         thresholds in any_thresholds(),
         before in prop::collection::vec(any_told(), 0..40),
         between in prop::collection::vec(any_told(), 5),
-        failure in prop::sample::select(Failure::ALL.to_vec()),
+        failure in prop::sample::select(Failure::NAMES.map(|(failure, _)| failure).to_vec()),
     ) {
         let mut health = Health::new(thresholds);
         for told in before {
