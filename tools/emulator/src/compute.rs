@@ -61,13 +61,13 @@ impl Compute {
         for (block, tokens) in blocks_of(&positions, shape.block_tokens()) {
             let first = block * shape.block_tokens();
             let parent = match block.checked_sub(1) {
-                Some(parent) => request.block_names()[parent],
+                Some(parent) => request.block_names[parent],
                 None => self.truth.hasher().root(),
             };
-            self.truth.set_keys(&mut self.keys, parent, &request.tokens()[first..first + tokens.end]);
+            self.truth.set_keys(&mut self.keys, parent, &request.tokens[first..first + tokens.end]);
             for layer in 0..shape.layers() {
                 self.truth.fill(layer, &self.keys, tokens.clone(), &mut self.extent);
-                self.device.write(layer, request.blocks()[block], &tokens, &self.extent);
+                self.device.write(layer, request.blocks[block], &tokens, &self.extent);
             }
         }
     }
@@ -76,9 +76,9 @@ impl Compute {
     /// prefill completes, and again for the last token; in between each step reads the KV of the
     /// token that it computed.
     fn sample(&mut self, request: &Request, share: &Share) -> u32 {
-        let end = request.tokens().len();
+        let end = request.tokens.len();
         let known = self.contexts.get(&share.request).copied();
-        let is_last = request.output_tokens() + 1 >= request.max_tokens();
+        let is_last = request.output_tokens() + 1 >= request.max_tokens;
         let digest = match known {
             Some(digest) if digest.tokens() == share.start && !is_last => digest,
             _ => ContextDigest::EMPTY,
@@ -94,7 +94,7 @@ impl Compute {
         for (block, tokens) in blocks_of(&(digest.tokens()..end), shape.block_tokens()) {
             self.sums.reset(tokens.len());
             for layer in 0..shape.layers() {
-                self.device.read(layer, request.blocks()[block], &mut self.extent);
+                self.device.read(layer, request.blocks[block], &mut self.extent);
                 self.truth.read(layer, tokens.clone(), &self.extent, &mut self.sums);
             }
             self.sums.as_slice().iter().for_each(|sum| digest.absorb(*sum));

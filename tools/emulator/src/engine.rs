@@ -37,7 +37,6 @@ const DRAIN_POLL: Duration = Duration::from_millis(5);
 /// and too few to starve requests when a store is slow.
 const STORE_SHARE: usize = 4;
 
-/// What an engine is to be.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Model and GPU. Its memory and scheduler may be changed before use.

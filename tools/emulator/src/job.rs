@@ -111,7 +111,6 @@ pub enum Rejected {
          {max_tokens} are wanted"
     )]
     TooLong {
-        /// Length of the prompt.
         prompt_tokens: usize,
         /// Output wanted.
         max_tokens: usize,

@@ -32,7 +32,6 @@ pub struct ModelFacts {
     pub name: String,
     /// Layers that keep KV.
     pub layers: usize,
-    /// Size of the vocabulary.
     pub vocab: u32,
     /// Longest context, prompt and output together.
     pub max_model_tokens: usize,
@@ -89,11 +88,7 @@ pub struct HostLinkFacts {
 pub enum ProfileError {
     /// No shipped profile has this name.
     #[error("unknown profile {name:?}; shipped are: {shipped}")]
-    Unknown {
-        name: String,
-        /// The names there are.
-        shipped: String,
-    },
+    Unknown { name: String, shipped: String },
     /// Not TOML, a field is missing, unknown or of the wrong type.
     #[error("profile: {0}")]
     Format(#[from] toml::de::Error),

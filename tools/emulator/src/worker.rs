@@ -144,7 +144,7 @@ impl Worker {
         match self.scheduler.submit(std::mem::take(&mut job.prompt), job.max_tokens) {
             Ok(request) => {
                 if let (Some(external), Some(request)) = (&self.external, self.scheduler.request(request)) {
-                    external.used(request.chunk_ids());
+                    external.used(&request.chunk_ids);
                 }
                 self.jobs.insert(request, job);
             }
@@ -265,9 +265,9 @@ impl Worker {
         let first = active.first_token.is_none();
         if first {
             active.first_token = Some(Instant::now());
-            self.stats.prompt_tokens += state.prompt_tokens() as u64;
+            self.stats.prompt_tokens += state.prompt_tokens as u64;
             if let Some(external) = &mut self.external {
-                external.computed(state.prompt_tokens() - state.hit().tokens());
+                external.computed(state.prompt_tokens - state.hit.tokens());
             }
             self.stats.times.ttft.observe(self.clock.model_s_since(active.job.arrived));
         }
@@ -279,7 +279,7 @@ impl Worker {
         let update = |active: &mut ActiveJob| Update {
             index: active.job.index,
             tokens: std::mem::take(&mut active.pending),
-            hit: state.hit(),
+            hit: state.hit,
             end: finished.is_some().then_some(End::Length),
         };
         let delivered = due.then(|| (active.job.updates.clone(), update(active)));

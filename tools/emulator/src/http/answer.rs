@@ -4,7 +4,6 @@ use crate::scheduler::CacheHit;
 use crate::text;
 use serde::Serialize;
 
-/// Which API was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/completions`.
@@ -34,7 +33,6 @@ impl Endpoint {
 /// What all pieces of an answer have in common.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// Which API was called.
     pub endpoint: Endpoint,
     /// The answer's id.
     pub id: String,

@@ -1,23 +1,41 @@
 //! The two endpoints that generate: a request in, an answer out, whole or as server-sent events.
 
-use super::App;
 use super::answer::{Endpoint, Head, Output, Usage};
 use super::error::ApiError;
 use super::fields::{Fields, Options};
 use super::prompt::Prompt;
-use super::wait::Answers;
 use super::{chat, prompt};
-use crate::job::End;
+use crate::job::{Delivery, End, Intake, Ticket, Update};
+use crate::scheduler::CacheHit;
+use crate::stats::Stats;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What all handlers share.
+#[derive(Debug)]
+pub struct App {
+    /// Where jobs go.
+    pub intake: Arc<Intake>,
+    /// Served name of the model.
+    pub model: String,
+    pub vocab: u32,
+    /// Tokens per streamed chunk after the first.
+    pub stream_interval: usize,
+    pub block_tokens: usize,
+    /// What the engine counts, written by its thread.
+    pub stats: Arc<Mutex<Stats>>,
+}
 
 /// `POST /v1/completions`.
 pub async fn completions(
@@ -79,7 +97,7 @@ async fn answer(
     let head = Head {
         endpoint,
         id: new_id(endpoint),
-        created_s: super::now_s(),
+        created_s: now_s(),
         model: app.model.clone(),
         return_token_ids: options.return_token_ids,
     };
@@ -92,7 +110,7 @@ async fn answer(
 fn new_id(endpoint: Endpoint) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let seed = super::now_s() ^ u64::from(std::process::id()) << 32;
+    let seed = now_s() ^ u64::from(std::process::id()) << 32;
     format!("{}-{:016x}{number:08x}", endpoint.id_prefix(), xxh3_64_with_seed(&number.to_le_bytes(), seed))
 }
 
@@ -164,4 +182,51 @@ impl Streamed {
 
 fn event(data: &str) -> String {
     format!("data: {data}\n\n")
+}
+
+/// Seconds of Unix time.
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The answers under way. Dropped before their end, when the client goes away, they are aborted.
+#[derive(Debug)]
+struct Answers {
+    updates: UnboundedReceiver<Update>,
+    tickets: Vec<Option<Ticket>>,
+}
+
+impl Answers {
+    /// Hands all prompts over, or none.
+    fn submit(
+        intake: &Arc<Intake>,
+        prompts: Vec<Prompt>,
+        options: &Options,
+        stream_interval: usize,
+    ) -> Result<Answers, ApiError> {
+        let (sender, updates) = unbounded_channel();
+        let delivery = if options.stream { Delivery::Every(stream_interval) } else { Delivery::AtEnd };
+        let tickets = prompts.into_iter().zip(0..).map(|(prompt, index)| {
+            let ticket = intake.submit(index, prompt.tokens, options.max_tokens, delivery, sender.clone())?;
+            Ok(Some(ticket))
+        });
+        Ok(Answers { tickets: tickets.collect::<Result<_, ApiError>>()?, updates })
+    }
+
+    /// The next piece of an answer; `None` when all answers have ended.
+    async fn next(&mut self) -> Option<Update> {
+        let open = self.tickets.iter().position(Option::is_some)?;
+        let update = self.updates.recv().await.unwrap_or_else(|| Update {
+            index: open as u32,
+            tokens: Vec::new(),
+            hit: CacheHit::default(),
+            end: Some(End::Failed("the engine has stopped".into())),
+        });
+        if update.end.is_some()
+            && let Some(mut ticket) = self.tickets.get_mut(update.index as usize).and_then(Option::take)
+        {
+            ticket.ended();
+        }
+        Some(update)
+    }
 }

@@ -14,37 +14,18 @@ mod metrics;
 mod prompt;
 #[cfg(test)]
 mod tests;
-mod wait;
 
-use crate::job::Intake;
-use crate::stats::Stats;
+pub use generate::App;
+
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use error::ApiError;
-use parking_lot::Mutex;
+use generate::now_s;
 use prometheus_client::encoding::prometheus_text::CONTENT_TYPE;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// What all handlers share.
-#[derive(Debug)]
-pub struct App {
-    /// Where jobs go.
-    pub intake: Arc<Intake>,
-    /// Served name of the model.
-    pub model: String,
-    /// Size of the vocabulary.
-    pub vocab: u32,
-    /// Tokens per streamed chunk after the first.
-    pub stream_interval: usize,
-    /// Tokens of a KV block.
-    pub block_tokens: usize,
-    /// What the engine counts, written by its thread.
-    pub stats: Arc<Mutex<Stats>>,
-}
 
 /// The routes. Bodies of more than `max_body_bytes` are refused with 413.
 pub fn router(app: Arc<App>, max_body_bytes: usize) -> Router {
@@ -82,11 +63,6 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     let stats = app.stats.lock().clone();
     let text = metrics::render(stats, &app.model, app.block_tokens);
     ([(axum::http::header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
-}
-
-/// Seconds of Unix time.
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 async fn unknown_path(uri: axum::http::Uri) -> ApiError {

@@ -7,7 +7,7 @@
 //! became free, so the cache is an LRU.
 
 use crate::truth::BlockHash;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Names a block of the pool: its position in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,10 +33,7 @@ pub enum CacheEvent {
         tokens: Vec<u32>,
     },
     /// Blocks left the cache.
-    Removed {
-        /// Their names.
-        hashes: Vec<BlockHash>,
-    },
+    Removed { hashes: Vec<BlockHash> },
 }
 
 /// Adds a block to the last event if it follows its last block, else starts another event.
@@ -57,27 +54,24 @@ pub(super) fn note_stored(
     events.push(CacheEvent::Stored { hashes: vec![name], parent, tokens: block.to_vec() });
 }
 
-/// End of the list of free blocks.
-const NONE: u32 = u32::MAX;
-
 #[derive(Debug)]
 struct Block {
     holders: u32,
     name: Option<BlockHash>,
     /// Whether one of the holders will never let go.
     stranded: bool,
-    /// Neighbours in the list of free blocks, towards the longest and the shortest free.
-    older: u32,
-    newer: u32,
+    /// Its place among the free ones, while it is free.
+    freed: u64,
 }
 
 /// The pool. Every block is held, free or, after an I/O that may still write it, withdrawn.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
-    oldest_free: u32,
-    newest_free: u32,
-    free: usize,
+    /// The free blocks, those that were freed first in front.
+    free: BTreeMap<u64, BlockId>,
+    /// How often a block has become free.
+    freed: u64,
     withdrawn: usize,
     stranded: usize,
     cached: HashMap<BlockHash, BlockId>,
@@ -87,18 +81,17 @@ pub struct BlockPool {
 impl BlockPool {
     /// A pool of `blocks` free blocks without names.
     pub fn new(blocks: u32) -> BlockPool {
-        let fresh = || Block { holders: 0, name: None, stranded: false, older: NONE, newer: NONE };
+        let fresh = || Block { holders: 0, name: None, stranded: false, freed: 0 };
         let mut pool = BlockPool {
             blocks: (0..blocks).map(|_| fresh()).collect(),
-            oldest_free: NONE,
-            newest_free: NONE,
-            free: 0,
+            free: BTreeMap::new(),
+            freed: 0,
             withdrawn: 0,
             stranded: 0,
             cached: HashMap::new(),
             evicted: Vec::new(),
         };
-        (0..blocks).for_each(|index| pool.append_free(index));
+        (0..blocks).for_each(|index| pool.add_free(BlockId(index)));
         pool
     }
 
@@ -108,12 +101,12 @@ impl BlockPool {
 
     /// Blocks that may be given out.
     pub fn free(&self) -> usize {
-        self.free
+        self.free.len()
     }
 
     /// Blocks in use by requests and stores, stranded ones included.
     pub fn held(&self) -> usize {
-        self.blocks.len() - self.free - self.withdrawn
+        self.blocks.len() - self.free() - self.withdrawn
     }
 
     /// Blocks that are or may become free.
@@ -135,25 +128,24 @@ impl BlockPool {
     /// ones.
     pub fn has_room(&self, count: usize, also_held: &[BlockId]) -> bool {
         let taken = also_held.iter().filter(|id| self.blocks[id.index()].holders == 0).count();
-        count + taken <= self.free
+        count + taken <= self.free()
     }
 
     /// Holds `count` blocks more, the longest free first; their names are forgotten. Nothing
     /// happens if there are fewer free ones.
     pub fn allocate(&mut self, count: usize) -> Option<Vec<BlockId>> {
-        if count > self.free {
+        if count > self.free() {
             return None;
         }
-        let ids = (0..count).map(|_| {
-            let index = self.oldest_free;
-            self.unlink_free(index);
-            let block = &mut self.blocks[index as usize];
+        let longest_free = std::iter::from_fn(|| self.free.pop_first()).take(count);
+        let ids = longest_free.map(|(_, id)| {
+            let block = &mut self.blocks[id.index()];
             block.holders = 1;
             if let Some(name) = block.name.take() {
                 self.cached.remove(&name);
                 self.evicted.push(name);
             }
-            BlockId(index)
+            id
         });
         Some(ids.collect())
     }
@@ -161,7 +153,7 @@ impl BlockPool {
     /// Adds a holder.
     pub fn hold(&mut self, id: BlockId) {
         if self.blocks[id.index()].holders == 0 {
-            self.unlink_free(id.0);
+            self.free.remove(&self.blocks[id.index()].freed);
         }
         self.blocks[id.index()].holders += 1;
     }
@@ -172,7 +164,7 @@ impl BlockPool {
         debug_assert!(block.holders > 0, "a block is released as often as it is held");
         block.holders -= 1;
         if block.holders == 0 {
-            self.append_free(id.0);
+            self.add_free(id);
         }
     }
 
@@ -225,28 +217,9 @@ impl BlockPool {
         self.cached.keys().copied().collect()
     }
 
-    fn append_free(&mut self, index: u32) {
-        let older = self.newest_free;
-        let block = &mut self.blocks[index as usize];
-        (block.older, block.newer) = (older, NONE);
-        match older {
-            NONE => self.oldest_free = index,
-            older => self.blocks[older as usize].newer = index,
-        }
-        self.newest_free = index;
-        self.free += 1;
-    }
-
-    fn unlink_free(&mut self, index: u32) {
-        let Block { older, newer, .. } = self.blocks[index as usize];
-        match older {
-            NONE => self.oldest_free = newer,
-            older => self.blocks[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.newest_free = older,
-            newer => self.blocks[newer as usize].older = older,
-        }
-        self.free -= 1;
+    fn add_free(&mut self, id: BlockId) {
+        self.freed += 1;
+        self.blocks[id.index()].freed = self.freed;
+        self.free.insert(self.freed, id);
     }
 }

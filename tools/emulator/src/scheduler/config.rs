@@ -40,13 +40,11 @@ pub enum Refused {
          {max_tokens}"
     )]
     TooLong {
-        /// Length of the prompt.
         prompt_tokens: usize,
         /// Output wanted.
         max_tokens: usize,
         limit_tokens: usize,
     },
-    /// The queue is full.
     #[error("{limit} requests are queued, which is the limit")]
     QueueFull { limit: usize },
 }

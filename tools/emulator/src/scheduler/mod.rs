@@ -389,7 +389,6 @@ impl Scheduler {
         &self.pool
     }
 
-    /// Sums since the start.
     pub fn counters(&self) -> Counters {
         self.counters
     }

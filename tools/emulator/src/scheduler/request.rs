@@ -30,7 +30,7 @@ impl CacheHit {
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// In the queue. It holds blocks if chunks were loaded for it.
     Waiting,
     /// In the queue while the chunks from `first_chunk` on come from the store: vLLM's
@@ -52,25 +52,25 @@ pub(super) struct Namer {
 /// A request and its progress.
 #[derive(Debug)]
 pub struct Request {
-    pub(super) tokens: Vec<u32>,
-    pub(super) prompt_tokens: usize,
-    pub(super) max_tokens: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) max_tokens: usize,
     /// Names of the whole blocks and chunks of `tokens`.
-    pub(super) block_names: Vec<BlockHash>,
-    pub(super) chunk_ids: Vec<ChunkId>,
+    pub(crate) block_names: Vec<BlockHash>,
+    pub(crate) chunk_ids: Vec<ChunkId>,
     /// Blocks in token order; more than `computed` needs while a load is on its way.
-    pub(super) blocks: Vec<BlockId>,
+    pub(crate) blocks: Vec<BlockId>,
     /// Tokens whose KV is in `blocks`.
-    pub(super) computed: usize,
+    pub(crate) computed: usize,
     /// Of `blocks`, how many the prefix cache has been told about.
-    pub(super) named: usize,
-    pub(super) stored_chunks: usize,
-    pub(super) phase: Phase,
-    pub(super) hit: CacheHit,
-    pub(super) started: bool,
+    pub(crate) named: usize,
+    pub(crate) stored_chunks: usize,
+    pub(crate) phase: Phase,
+    pub(crate) hit: CacheHit,
+    pub(crate) started: bool,
     /// The store did not deliver all once, or was not let, and is not asked again: asking for ever
     /// would never end.
-    pub(super) load_failed: bool,
+    pub(crate) load_failed: bool,
 }
 
 impl Request {
@@ -94,44 +94,9 @@ impl Request {
         request
     }
 
-    /// Prompt and output so far.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Length of the prompt.
-    pub fn prompt_tokens(&self) -> usize {
-        self.prompt_tokens
-    }
-
     /// Tokens of output so far.
     pub fn output_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_tokens
-    }
-
-    /// Tokens of output that end the request.
-    pub fn max_tokens(&self) -> usize {
-        self.max_tokens
-    }
-
-    /// Blocks in token order.
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-
-    /// Names of the whole blocks, in order.
-    pub fn block_names(&self) -> &[BlockHash] {
-        &self.block_names
-    }
-
-    /// Ids of the whole chunks, in order; none without a store.
-    pub fn chunk_ids(&self) -> &[ChunkId] {
-        &self.chunk_ids
-    }
-
-    /// What was cached when it first ran.
-    pub fn hit(&self) -> CacheHit {
-        self.hit
     }
 
     pub(super) fn push_output(&mut self, token: u32, namer: &Namer) {

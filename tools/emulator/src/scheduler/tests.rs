@@ -95,7 +95,7 @@ impl Rig {
         }
         for (id, request) in completed.finished {
             let (prompt, max_tokens) = self.wanted.remove(&id).expect("a request finishes once");
-            assert_eq!(request.tokens()[prompt.len()..], expected_output(&prompt, max_tokens), "{id:?}");
+            assert_eq!(request.tokens[prompt.len()..], expected_output(&prompt, max_tokens), "{id:?}");
             self.finished.push(id);
         }
         self.check();
@@ -104,27 +104,26 @@ impl Rig {
 
     fn compute(&mut self, share: &Share) -> Option<u32> {
         let request = self.scheduler.request(share.request).expect("a share is of a live request");
-        assert!(share.tokens > 0 && share.start + share.tokens <= request.tokens().len());
+        assert!(share.tokens > 0 && share.start + share.tokens <= request.tokens.len());
         if !self.started.contains(&share.request) {
             self.started.push(share.request);
         }
         for position in share.start..share.start + share.tokens {
-            let block = request.blocks()[position / BLOCK_TOKENS];
-            let value = content(&request.tokens()[..=position]);
+            let block = request.blocks[position / BLOCK_TOKENS];
+            let value = content(&request.tokens[..=position]);
             self.device[block.index()][position % BLOCK_TOKENS] = value;
         }
         share.samples.then(|| {
-            self.check_contents(request, request.tokens().len());
-            (content(request.tokens()) % 3) as u32
+            self.check_contents(request, request.tokens.len());
+            (content(&request.tokens) % 3) as u32
         })
     }
 
     /// The first `tokens` slots of a request's blocks hold its KV and nobody else's.
     fn check_contents(&self, request: &Request, tokens: usize) {
         for position in 0..tokens {
-            let read =
-                self.device[request.blocks()[position / BLOCK_TOKENS].index()][position % BLOCK_TOKENS];
-            assert_eq!(read, content(&request.tokens()[..=position]), "position {position} of {tokens}");
+            let read = self.device[request.blocks[position / BLOCK_TOKENS].index()][position % BLOCK_TOKENS];
+            assert_eq!(read, content(&request.tokens[..=position]), "position {position} of {tokens}");
         }
     }
 
@@ -180,7 +179,7 @@ impl Rig {
     fn check(&self) {
         self.scheduler.requests.values().for_each(|request| self.check_contents(request, request.computed));
         let mut holders = vec![0; self.device.len()];
-        let tables = self.scheduler.requests.values().flat_map(|request| request.blocks());
+        let tables = self.scheduler.requests.values().flat_map(|request| &request.blocks);
         let stores = self.stores.iter().flat_map(|(chunk, _)| &chunk.blocks);
         tables.chain(stores).for_each(|block| holders[block.index()] += 1);
         let pool = &self.scheduler.pool;

@@ -1,5 +1,5 @@
-//! The bytes themselves: fills the extents of a block and reads them back. This file knows words,
-//! lanes and keys. Words are little-endian.
+//! The bytes themselves: fills the extents of a block and reads them back, and folds what was read
+//! into a digest. This file knows words, lanes and keys. Words are little-endian.
 
 use super::hash::BlockHash;
 use super::{BlockHasher, SplitMix64, fold_product};
@@ -124,28 +124,6 @@ pub struct BlockKeys {
     high: Vec<u32>,
 }
 
-impl BlockKeys {
-    /// How many tokens have keys.
-    pub fn len(&self) -> usize {
-        self.low.len()
-    }
-
-    /// Whether no token has a key.
-    pub fn is_empty(&self) -> bool {
-        self.low.is_empty()
-    }
-
-    fn clear(&mut self) {
-        self.low.clear();
-        self.high.clear();
-    }
-
-    fn push(&mut self, key: u64) {
-        self.low.push(key as u32);
-        self.high.push((key >> 32) as u32);
-    }
-}
-
 /// The sums of a block's tokens, one each, over the layers read so far.
 #[derive(Clone, Debug, Default)]
 pub struct BlockSums(Vec<u64>);
@@ -174,7 +152,6 @@ pub struct KvTruth {
 }
 
 impl KvTruth {
-    /// The KV of `namespace` in `shape`.
     pub fn new(namespace: &NamespaceKey, shape: KvShape) -> KvTruth {
         let mut random = SplitMix64(xxh3_64(namespace.as_bytes()));
         let key_seed = random.next();
@@ -193,11 +170,13 @@ impl KvTruth {
 
     /// Sets `keys` to those of `tokens`, the first tokens of the block that follows `parent`.
     pub fn set_keys(&self, keys: &mut BlockKeys, parent: BlockHash, tokens: &[u32]) {
-        keys.clear();
+        keys.low.clear();
+        keys.high.clear();
         let mut key = fold_product(parent.low_u64() ^ self.key_seed, parent.high_u64() | 1);
         for &token in tokens {
             key = fold_product(key ^ 0x4528_21E6_38D0_1377, u64::from(token) ^ self.key_seed);
-            keys.push(key);
+            keys.low.push(key as u32);
+            keys.high.push((key >> 32) as u32);
         }
     }
 
@@ -249,5 +228,38 @@ impl KvTruth {
 
     fn lanes_of(&self, layer: usize) -> &[Lane] {
         &self.lanes[layer * self.shape.lanes..(layer + 1) * self.shape.lanes]
+    }
+}
+
+/// Folds the KV of a context's tokens, in order, into 64 bits that the next token follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextDigest {
+    state: u64,
+    tokens: u32,
+}
+
+// Digits of pi behind the point, in 64-bit pieces: constants nobody could have chosen for a
+// purpose.
+const STEP: u64 = 0x243F_6A88_85A3_08D3;
+const FINISH: u64 = 0x1319_8A2E_0370_7344;
+
+impl ContextDigest {
+    pub const EMPTY: ContextDigest = ContextDigest { state: 0xA409_3822_299F_31D0, tokens: 0 };
+
+    /// Adds the next token's KV, given as its sum over all layers.
+    pub fn absorb(&mut self, token_sum: u64) {
+        self.state = fold_product(self.state ^ token_sum, STEP);
+        self.tokens += 1;
+    }
+
+    /// Tokens absorbed.
+    pub fn tokens(&self) -> usize {
+        self.tokens as usize
+    }
+
+    /// The token that follows this context, below `vocab` (0 is taken as 1).
+    pub fn next_token(&self, vocab: u32) -> u32 {
+        let random = fold_product(self.state ^ u64::from(self.tokens), FINISH);
+        ((u128::from(random) * u128::from(vocab.max(1))) >> 64) as u32
     }
 }

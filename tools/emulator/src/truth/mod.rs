@@ -20,14 +20,12 @@
 //! itself and enters the digest before the next one is emitted. **One wrong byte anywhere gives a
 //! wrong token**, except with a probability of 1 in the size of the vocabulary.
 
-mod context;
 mod hash;
 mod kv;
 mod oracle;
 
-pub use context::ContextDigest;
 pub use hash::{BlockHash, BlockHasher};
-pub use kv::{BlockKeys, BlockSums, KvShape, KvTruth, ShapeError};
+pub use kv::{BlockKeys, BlockSums, ContextDigest, KvShape, KvTruth, ShapeError};
 pub use oracle::Oracle;
 
 /// Folds a 64 x 64 bit product into 64 bits: the mixing step of wyhash (Wang Yi, public domain).

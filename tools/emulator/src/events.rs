@@ -1,10 +1,26 @@
-//! The sockets: one task that numbers batches, publishes them and replays the last ones. Who asks
-//! for a replay holds up nobody but others who do, and those for a moment.
+//! KV events in vLLM's wire format, so that routers and indexers made for vLLM understand this
+//! engine.
+//!
+//! One task numbers batches, publishes them and replays the last ones. Who asks for a replay holds
+//! up nobody but others who do, and those for a moment.
+//!
+//! # The wire, as vLLM has it since events became maps (0.24)
+//!
+//! A PUB socket sends three frames for each batch: the topic, the sequence number as 8 bytes
+//! big-endian, and a msgpack array `[timestamp, [events], data_parallel_rank]`. An event is a map
+//! with `type` `BlockStored`, `BlockRemoved` or `AllBlocksCleared`. Sequence numbers start at 0 and
+//! have no gaps. Block hashes are integers, the lower 64 bits.
+//!
+//! A ROUTER socket replays: a request of an empty frame and a sequence number is answered with
+//! `[empty, number, payload]` for every buffered batch from that number on, and then with
+//! `[empty, -1, empty]`. What is older than the buffer is gone, and there is no snapshot. The first
+//! batch of an engine says that its cache is empty, so a subscriber that was there before a restart
+//! forgets what it knew.
 
-use super::wire;
 use crate::scheduler::CacheEvent;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rmpv::Value;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -46,12 +62,7 @@ pub struct EventsConfig {
 pub enum EventsError {
     /// The address cannot be bound.
     #[error("cannot bind {socket} for KV events to {address}: {error}")]
-    Bind {
-        socket: &'static str,
-        address: SocketAddr,
-        /// What the socket said.
-        error: ZmqError,
-    },
+    Bind { socket: &'static str, address: SocketAddr, error: ZmqError },
     /// The socket was bound to something that is not an IP address and a port.
     #[error("{socket} for KV events is bound to {endpoint}, which is not TCP")]
     NotTcp { socket: &'static str, endpoint: String },
@@ -81,7 +92,6 @@ impl EventSender {
 /// The running publisher. It ends when every [`EventSender`] is gone.
 #[derive(Debug)]
 pub struct Publisher {
-    /// Where the PUB socket is.
     pub publish: SocketAddr,
     /// Where the ROUTER socket is.
     pub replay: Option<SocketAddr>,
@@ -146,9 +156,9 @@ struct Publishing {
 
 impl Publishing {
     async fn run(mut self) {
-        self.publish(wire::encode_cleared(now_s())).await;
+        self.publish(encode_cleared(now_s())).await;
         while let Some(events) = self.batches.recv().await {
-            self.publish(wire::encode(now_s(), &events, self.block_tokens)).await;
+            self.publish(encode(now_s(), &events, self.block_tokens)).await;
         }
     }
 
@@ -213,4 +223,56 @@ fn number_frame(number: u64) -> Bytes {
 
 fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Where vLLM says that blocks are which an engine itself holds.
+const MEDIUM: &str = "GPU";
+
+/// A batch as a payload: `[timestamp_s, [events], data_parallel_rank 0]`.
+fn encode(timestamp_s: f64, events: &[CacheEvent], block_tokens: usize) -> Vec<u8> {
+    let events = events.iter().map(|event| encode_event(event, block_tokens)).collect();
+    payload(timestamp_s, events)
+}
+
+/// A batch that says that everything stored before is gone.
+fn encode_cleared(timestamp_s: f64) -> Vec<u8> {
+    payload(timestamp_s, vec![map(vec![("type", "AllBlocksCleared".into())])])
+}
+
+fn payload(timestamp_s: f64, events: Vec<Value>) -> Vec<u8> {
+    let batch = Value::Array(vec![timestamp_s.into(), Value::Array(events), 0.into()]);
+    let mut bytes = Vec::new();
+    // Writing to a Vec cannot fail.
+    let _ = rmpv::encode::write_value(&mut bytes, &batch);
+    bytes
+}
+
+fn encode_event(event: &CacheEvent, block_tokens: usize) -> Value {
+    match event {
+        CacheEvent::Stored { hashes, parent, tokens } => map(vec![
+            ("type", "BlockStored".into()),
+            ("block_hashes", array(hashes.iter().map(|hash| hash.low_u64().into()))),
+            ("parent_block_hash", parent.map_or(Value::Nil, |parent| parent.low_u64().into())),
+            ("token_ids", array(tokens.iter().map(|token| (*token).into()))),
+            ("block_size", (block_tokens as u64).into()),
+            ("lora_id", Value::Nil),
+            ("medium", MEDIUM.into()),
+            ("lora_name", Value::Nil),
+            ("group_idx", 0.into()),
+        ]),
+        CacheEvent::Removed { hashes } => map(vec![
+            ("type", "BlockRemoved".into()),
+            ("block_hashes", array(hashes.iter().map(|hash| hash.low_u64().into()))),
+            ("medium", MEDIUM.into()),
+            ("group_idx", 0.into()),
+        ]),
+    }
+}
+
+fn map(fields: Vec<(&str, Value)>) -> Value {
+    Value::Map(fields.into_iter().map(|(name, value)| (name.into(), value)).collect())
+}
+
+fn array(values: impl Iterator<Item = Value>) -> Value {
+    Value::Array(values.collect())
 }
