@@ -1,6 +1,6 @@
 #!/bin/sh
 # Rebuilds the PTX of every kernel in this folder, or with --check compares it with what is here. Users need none of this.
-# KERNELS names another folder: tools/bench/src/copy has kernels of its own.
+# KERNELS names another folder: tools/bench/kernels has kernels of its own.
 # NVCC names the compiler; `pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime` (13.0) gives one.
 # sm_80 is the oldest GPU that the kernels run on; the driver translates the text for newer ones.
 set -eu

@@ -13,6 +13,7 @@ mod output;
 mod route;
 mod store;
 mod tiers;
+mod timing;
 
 use output::CommandResult;
 

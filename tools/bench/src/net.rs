@@ -138,7 +138,6 @@ impl Args {
     }
 }
 
-/// Runs the benchmark.
 pub fn run(args: Args) -> CommandResult {
     let (parts, cases) = (args.parts()?, args.cases()?);
     let wanted = |part| parts.contains(&part);

@@ -3,8 +3,8 @@
 //! run in this process, and share memory as two processes do. Chunks are small, so that messages
 //! weigh more than bytes.
 
-use super::copy::cpu_s;
 use crate::output::{CommandResult, Error, Output, finish};
+use crate::timing::cost;
 use forebay_client::{Client, ClientOptions, LentChunk, NewChunk, Reserved, Slot};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
@@ -17,7 +17,7 @@ use forebay_transfer::{
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Chunks of the prompt: 128k tokens in chunks of 64.
 const CHUNKS: usize = 2048;
@@ -53,7 +53,6 @@ struct Cost {
     messages: f64,
 }
 
-/// Runs the benchmark.
 pub fn run(args: Args) -> CommandResult {
     let folder = match &args.dir {
         Some(dir) => tempfile::tempdir_in(dir)?,
@@ -101,7 +100,6 @@ fn start(folder: &Path) -> Result<Node, Error> {
     Ok(Node::start(&config)?)
 }
 
-/// The chunks of a prompt.
 fn prompt(number: u32) -> Vec<ChunkId> {
     let namespace = NamespaceKey::from_bytes([1; 32]);
     let first = ChunkId::derive(&namespace, None, &[number]);
@@ -139,10 +137,10 @@ impl Engine {
 
     /// Does it, and says what it cost.
     fn cost(&self, act: impl FnOnce() -> CommandResult) -> Result<Cost, Error> {
-        let (begin, cpu_before_s, before) = (Instant::now(), cpu_s(), self.client.messages());
-        act()?;
-        let (ms, cpu_ms) = (begin.elapsed().as_secs_f64() * 1e3, (cpu_s() - cpu_before_s) * 1e3);
-        Ok(Cost { ms, cpu_ms, messages: (self.client.messages() - before) as f64 })
+        let before = self.client.messages();
+        let cost = cost(act)?;
+        let messages = (self.client.messages() - before) as f64;
+        Ok(Cost { ms: cost.wall_s * 1e3, cpu_ms: cost.cpu_s * 1e3, messages })
     }
 
     /// Where the layers of a chunk lie.

@@ -14,7 +14,9 @@ mod load;
 mod process;
 
 use crate::output::{CommandResult, Output, finish};
+use crate::timing::median;
 use forebay_results::{Peer, Results, Row};
+use forebay_trace::quantile::Quantiles;
 use load::Prompts;
 use process::{Pinned, Priority, free_port};
 use std::net::SocketAddr;
@@ -86,7 +88,6 @@ struct Arm {
     process: Pinned,
 }
 
-/// Runs the benchmark.
 pub fn run(args: Args) -> CommandResult {
     let cpus = process::cpus()?;
     let (Some(&router_cpu), Some(&load_cpu)) = (cpus.first(), cpus.last()) else {
@@ -160,23 +161,14 @@ impl Figures {
         let times = load::open_loop([engine, arm.address], prompts, rate, length, u64::from(run)).await?;
         drop(priority);
         let [direct, routed] = times;
-        let added = |percent| percentile(&routed.first_ms, percent) - percentile(&direct.first_ms, percent);
-        self.added_p50_ms.push(added(50.0));
-        self.added_p99_ms.push(added(99.0));
+        let [direct_ms, routed_ms] = [direct.first_ms, routed.first_ms].map(Quantiles::of);
+        let added = |routed: Option<f64>, direct: Option<f64>| routed.unwrap_or(0.0) - direct.unwrap_or(0.0);
+        self.added_p50_ms.push(added(routed_ms.p50, direct_ms.p50));
+        self.added_p99_ms.push(added(routed_ms.p99, direct_ms.p99));
         let stalled = routed.end_ms.iter().filter(|&&time| time > STALL_MS).count();
         self.stalled_share.push(stalled as f64 / routed.end_ms.len().max(1) as f64);
         Ok(())
     }
-}
-
-/// By linear interpolation; 0 without values.
-fn percentile(values: &[f64], percent: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let place = percent / 100.0 * sorted.len().saturating_sub(1) as f64;
-    let at = |index: usize| sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0);
-    let (low, part) = (place as usize, place.fract());
-    at(low) * (1.0 - part) + at(low + 1) * part
 }
 
 fn rows(size: &str, figures: &[Figures], peer: Option<&PeerCommand>) -> Vec<Row> {
@@ -192,7 +184,7 @@ fn rows(size: &str, figures: &[Figures], peer: Option<&PeerCommand>) -> Vec<Row>
         row.peer = peer.zip(figures.get(1)).map(|(peer, figures)| Peer {
             name: peer.name.clone(),
             version: peer.version.clone(),
-            value: Row::of_runs("", unit, pick(figures)).value,
+            value: median(pick(figures)),
         });
         row
     };
@@ -231,14 +223,6 @@ fn start_peer(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_interpolate() {
-        assert_eq!(percentile(&[], 50.0), 0.0);
-        assert_eq!(percentile(&[3.0, 1.0, 2.0], 50.0), 2.0);
-        assert_eq!(percentile(&[1.0, 2.0], 75.0), 1.75);
-        assert_eq!(percentile(&[1.0, 2.0], 100.0), 2.0);
-    }
 
     #[test]
     fn a_peer_has_a_name_a_version_and_a_command() {

@@ -3,9 +3,9 @@
 
 use super::plan::Plan;
 use super::rig::Rig;
-use super::timing::median;
 use super::way::{Course, Way};
 use crate::output::Outcome;
+use crate::timing::median;
 use forebay_results::Row;
 
 const MIB: u64 = 1 << 20;

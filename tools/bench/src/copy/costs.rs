@@ -3,9 +3,9 @@
 
 use super::plan::Plan;
 use super::rig::Rig;
-use super::timing::{cost, median};
 use super::way::Way;
 use crate::output::Outcome;
+use crate::timing::{cost, median};
 use forebay_cuda::links::Direction;
 use forebay_results::Row;
 use std::time::Duration;

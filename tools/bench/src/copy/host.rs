@@ -6,8 +6,8 @@
 //! block by block, which is the peer; and as one transfer of all blocks. Blocks lie in different
 //! random orders at the source and at the target, so that none can be merged.
 
-use super::timing::{Cost, cost};
 use crate::output::Outcome;
+use crate::timing::{Cost, cost};
 use forebay_results::{Peer, Row};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
@@ -23,7 +23,6 @@ use std::time::Instant;
 const GIB: usize = 1 << 30;
 const HOST: Place = Place::Host(0);
 
-/// Runs the benchmark.
 pub fn rows(runs: u32, threads: u32) -> Outcome<Vec<Row>> {
     let bench = CopyBench::new(threads as usize)?;
     let sizes = [("26kib", 26 << 10), ("256kib", 256 << 10), ("1gib", GIB)];

@@ -2,11 +2,10 @@
 //! ceiling of the same run; and, where there are no GPUs, copies in host memory. It measures what
 //! callers get.
 //!
-//! `plan` is what is asked for, and `gpus` measures it. `rig` is all memory, `ends` that of one GPU
-//! and a copy of it, `bytes` what is in it. `way` is who copies, with `gather` for a kernel that
-//! does it alone; `ceiling` is what no one can exceed. `sweep`, `paged`, `break_even`, `costs` and
-//! `victim` each make rows, and `plot` a picture of the first. `daemon` is about relays of another
-//! process, and `host` is the benchmark of host memory.
+//! `plan` is what is asked for. `rig` is all memory, `ends` that of one GPU and a copy of it,
+//! `bytes` what is in it. `way` is who copies; `ceiling` is what no one can exceed. `sweep`,
+//! `paged`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first.
+//! `daemon` is about relays of another process, and `host` is the benchmark of host memory.
 
 mod break_even;
 mod bytes;
@@ -14,8 +13,6 @@ mod ceiling;
 mod costs;
 mod daemon;
 mod ends;
-mod gather;
-mod gpus;
 mod host;
 mod paged;
 mod plan;
@@ -23,16 +20,17 @@ mod plot;
 mod rig;
 mod size;
 mod sweep;
-mod timing;
 mod victim;
 mod way;
 
 pub use daemon::{NodeArgs, run_node};
-pub use timing::cpu_s;
 
 use crate::output::{CommandResult, Outcome, Output, finish};
+use forebay_cuda::device::Device;
 use forebay_cuda::driver::Driver;
 use forebay_results::Results;
+use rig::Rig;
+use std::time::Duration;
 
 /// Arguments of `forebay bench copy`.
 #[derive(clap::Args)]
@@ -57,7 +55,7 @@ pub struct Args {
 pub fn run(args: Args) -> CommandResult {
     let mut results = Results::new("copy");
     match driver(&args)? {
-        Some(driver) => gpus::measure(driver, &args.gpus, args.runs, &mut results)?,
+        Some(driver) => measure(driver, &args.gpus, args.runs, &mut results)?,
         None => results.rows = host::rows(args.runs, args.threads)?,
     }
     finish(&results, &args.output)
@@ -76,4 +74,41 @@ fn driver(args: &Args) -> Outcome<Option<&'static Driver>> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Measures everything.
+fn measure(driver: &'static Driver, args: &plan::Args, runs: u32, results: &mut Results) -> Outcome<()> {
+    let count = Device::count(driver)?;
+    if count == 0 {
+        return Err("no GPU is visible; --host measures host memory".into());
+    }
+    let plan = args.plan(runs, count)?;
+    let rig = Rig::start(driver, count, |gpu| plan.bytes_of(gpu))?;
+    results.gpus(rig.ends.iter().map(|ends| ends.device.name()).collect::<Result<_, _>>()?);
+    let relays = rig.has_relays(plan.first());
+    if !relays {
+        eprintln!("no other GPU reaches GPU {}: what needs relays is left out", plan.first());
+    }
+    // First copies come first.
+    results.rows.extend(costs::of_starting(&rig, &plan, relays)?);
+    let mut swept = sweep::sweep(&rig, &plan)?;
+    results.rows.append(&mut swept.rows);
+    results.rows.push(swept.cores);
+    // GPUs that have just copied at the same time, as in the sweep, leave each other alone for a
+    // second.
+    std::thread::sleep(Duration::from_millis(1_500));
+    results.rows.extend(paged::rows(&rig, &plan)?);
+    if relays {
+        results.rows.extend(break_even::rows(&rig, &plan)?);
+        results.rows.extend(victim::rows(&rig, &plan)?);
+        if args.daemon {
+            results.rows.extend(daemon::rows(&rig, plan.runs)?);
+        }
+    }
+    results.rows.push(costs::of_idling()?);
+    if let Some(file) = &args.plot {
+        let picture = plot::svg(&swept.points);
+        std::fs::write(file, picture).map_err(|error| format!("{}: {error}", file.display()))?;
+    }
+    Ok(())
 }

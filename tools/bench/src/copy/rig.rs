@@ -3,9 +3,9 @@
 //! right behind; then every byte that came is looked at.
 
 use super::ends::{Ends, Job};
-use super::timing::{Cost, at_once};
 use super::way::{Way, Ways};
 use crate::output::Outcome;
+use crate::timing::{Cost, at_once};
 use forebay_cuda::device::{Current, Device};
 use forebay_cuda::driver::Driver;
 use forebay_cuda::kernels::Piece;

@@ -7,9 +7,9 @@ use super::ends::Job;
 use super::plan::Plan;
 use super::rig::{Rig, Timed};
 use super::size::Size;
-use super::timing::{Cost, median};
 use super::way::{Course, Way};
 use crate::output::Outcome;
+use crate::timing::{Cost, median};
 use forebay_results::{Peer, Row};
 
 /// Smaller copies vary more, and take no time.

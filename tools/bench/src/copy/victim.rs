@@ -19,8 +19,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Source beside it.
-const PTX: &str = concat!(include_str!("victim.ptx"), "\0");
+const PTX: &str = concat!(include_str!("../../kernels/victim.ptx"), "\0");
 /// Rows and columns of the matrices that are multiplied, and how often that is done: some tens of
 /// milliseconds.
 const PRODUCT: (u32, u32) = (4096, 8);

@@ -2,14 +2,15 @@
 //! ways. Each gets a job and returns when it is done.
 
 use super::ends::{Ends, Job};
-use super::gather::Gather;
 use crate::output::{Error, Outcome};
+use forebay_cuda::device::HostMemory;
 use forebay_cuda::driver::{BatchCopy, CopyList};
-use forebay_cuda::kernels::Piece;
+use forebay_cuda::kernels::{Kernels, Piece};
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
 use forebay_cuda::{Copier, CopierOptions};
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
+use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
@@ -216,4 +217,45 @@ fn free_bytes(ends: &Ends) -> Outcome<u64> {
     // SAFETY: results are written to valid places; the device's context is current.
     driver.check("cuMemGetInfo", unsafe { (driver.table().memory_info)(&mut free, &mut total) })?;
     Ok(free as u64)
+}
+
+/// Blocks: one for nearly each multiprocessor, more than a link needs.
+const BLOCKS: u32 = 128;
+/// Pieces that a list has room for at first.
+const PIECES: usize = 1 << 14;
+
+/// A kernel that copies between a GPU and the host's memory by itself, and its list: the usual way
+/// for small pages where no link but the GPU's own is used.
+struct Gather {
+    kernels: Kernels,
+    list: Mutex<HostMemory>,
+}
+
+impl Gather {
+    /// For one GPU.
+    fn new(ends: &Ends) -> Outcome<Gather> {
+        let list = Mutex::new(list_for(ends, PIECES)?);
+        Ok(Gather { kernels: Kernels::load(&ends.device)?, list })
+    }
+
+    /// Copies, and waits until it is done.
+    fn copy(&self, ends: &Ends, job: &Job) -> Outcome<()> {
+        let (mut list, pieces) = (self.list.lock(), &job.pieces);
+        if size_of_val(&pieces[..]) > list.bytes() {
+            *list = list_for(ends, pieces.len())?;
+        }
+        let (_current, stream) = (ends.device.enter()?, ends.stream(job.direction));
+        let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+        // SAFETY: the list has room and is held until the kernel has ended; the ranges are the
+        // rig's, and no two copies of the rig at a time share any.
+        unsafe {
+            std::ptr::copy_nonoverlapping(pieces.as_ptr(), list.start().cast(), pieces.len());
+            self.kernels.copy(stream, list.start() as u64, pieces.len() as u32, bytes, BLOCKS)?;
+        }
+        Ok(stream.synchronize()?)
+    }
+}
+
+fn list_for(ends: &Ends, pieces: usize) -> Outcome<HostMemory> {
+    Ok(HostMemory::new(&ends.device, pieces * size_of::<Piece>())?)
 }

@@ -8,11 +8,12 @@ use crate::output::Error;
 use forebay_store::log::Layout;
 use forebay_store::ssd::{Existing, init};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use tempfile::TempPath;
 
 /// A file with a log in it. Removed when dropped.
 pub struct TestFile {
-    path: PathBuf,
+    path: TempPath,
     log_bytes: u64,
     room_bytes: u64,
 }
@@ -20,7 +21,7 @@ pub struct TestFile {
 impl TestFile {
     /// Makes a file with room for `objects_bytes` of objects in the log, and for as many behind it.
     pub fn make(dir: &Path, objects_bytes: u64) -> Result<TestFile, Error> {
-        let path = dir.join(format!("forebay-bench-disk-{}", std::process::id()));
+        let path = TempPath::try_from_path(dir.join(format!("forebay-bench-disk-{}", std::process::id())))?;
         // Footers take a page for each object, the smallest of which has twenty; segments being
         // filled or emptied take some more.
         let segment_bytes = (objects_bytes / 64).next_multiple_of(MIB).clamp(8 * MIB, 256 * MIB);
@@ -56,12 +57,5 @@ impl TestFile {
         let end = self.log_bytes + self.room_bytes;
         let places: Vec<u64> = (0..(end - from) / MIB).map(|number| from + number * MIB).collect();
         Raw::open(&self.path, &Buffers::new(objects)?)?.run(Direction::Write, &places)
-    }
-}
-
-impl Drop for TestFile {
-    fn drop(&mut self) {
-        // There is nobody to tell; the directory is the user's.
-        let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -14,8 +14,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+use tempfile::TempPath;
 
 const LOG: LogUuid = LogUuid([0x1b; 16]);
 const SEGMENT_BYTES: u64 = 256 << 20;
@@ -26,29 +27,11 @@ const SPARE: u64 = 8;
 /// Of the first life. Lives are numbered by the epoch in which they began.
 const FIRST_SEQUENCE: u64 = (1 << 32) + 1;
 
-/// A log. Removed when dropped.
-pub struct Image {
-    path: PathBuf,
-}
-
-impl Image {
-    /// Makes a log of `chunks` chunks with one layer of `layer_bytes`.
-    pub fn make(path: &Path, chunks: u64, layer_bytes: u64) -> Result<Image, Error> {
-        let image = Image { path: path.into() };
-        write(path, chunks, layer_bytes)?;
-        Ok(image)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        // There is nobody to tell; the directory is the user's.
-        let _ = std::fs::remove_file(&self.path);
-    }
+/// Makes a log of `chunks` chunks with one layer of `layer_bytes`. It is removed when it is dropped.
+pub fn make(path: &Path, chunks: u64, layer_bytes: u64) -> Result<TempPath, Error> {
+    let image = TempPath::try_from_path(path)?;
+    write(path, chunks, layer_bytes)?;
+    Ok(image)
 }
 
 fn write(path: &Path, chunks: u64, layer_bytes: u64) -> Result<(), Error> {
@@ -150,8 +133,8 @@ mod tests {
     #[test]
     fn a_log_recovers_every_chunk_of_its_image_and_reads_no_footer() {
         let dir = tempfile::tempdir().unwrap();
-        let image = Image::make(&dir.path().join("log"), 10_000, 80 << 10).unwrap();
-        let medium = FileMedium::open(image.path()).unwrap();
+        let image = make(&dir.path().join("log"), 10_000, 80 << 10).unwrap();
+        let medium = FileMedium::open(&image).unwrap();
         let (tier, recovered) = DiskTier::open(&DiskTierConfig::default(), &[&medium]).unwrap();
         assert_eq!((tier.stat().chunks, recovered[0].chunks), (10_000, 10_000));
         assert_eq!((recovered[0].footers_read, recovered[0].lost), (0, 0));

@@ -33,7 +33,6 @@ pub struct Objects {
 /// Buffers in one piece of memory: first those to write from, then those to read into.
 #[derive(Clone)]
 pub struct Buffers {
-    /// The memory.
     pub arena: Arc<Arena>,
     /// How it is divided.
     pub objects: Objects,

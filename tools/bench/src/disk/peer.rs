@@ -25,7 +25,6 @@ pub struct PeerProcess {
     child: Child,
     tell: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    /// Its version.
     pub version: String,
 }
 

@@ -17,11 +17,11 @@ const LAYER_BYTES: u64 = 80 << 10;
 /// Opens a log of so many chunks again and again.
 pub fn rows(dir: &Path, chunks: u32, runs: u32) -> Result<Vec<Row>, Error> {
     let path = dir.join(format!("forebay-bench-recovery-{}", std::process::id()));
-    let image = image::Image::make(&path, chunks.into(), LAYER_BYTES)?;
+    let image = image::make(&path, chunks.into(), LAYER_BYTES)?;
     let (mut seconds, mut index_bytes, mut resident_bytes) = (Vec::new(), 0, 0);
     for run in 0..runs {
-        leave_page_cache(image.path())?;
-        let medium = FileMedium::open(image.path())?;
+        leave_page_cache(&image)?;
+        let medium = FileMedium::open(&image)?;
         let before_bytes = resident()?;
         let begin = Instant::now();
         let config = DiskTierConfig { max_chunks: chunks, ..DiskTierConfig::default() };

@@ -3,9 +3,8 @@
 
 use super::memory::{MIB, Objects};
 use crate::output::Error;
+use crate::timing::{cost, median};
 use forebay_results::{Peer, Row};
-use rustix::time::{ClockId, clock_gettime};
-use std::time::Instant;
 
 /// One side in all runs of one kind.
 #[derive(Default)]
@@ -35,10 +34,9 @@ pub struct Figures {
 impl Side {
     /// Runs a part of a run that moves `count` objects. CPU time is that of the whole process.
     pub fn time(&mut self, count: usize, part: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        let (begin, cpu_before_s) = (Instant::now(), cpu_s());
-        part()?;
-        self.wall_s += begin.elapsed().as_secs_f64();
-        self.cpu_s += cpu_s() - cpu_before_s;
+        let cost = cost(part)?;
+        self.wall_s += cost.wall_s;
+        self.cpu_s += cost.cpu_s;
         self.count += count;
         Ok(())
     }
@@ -57,7 +55,7 @@ impl Side {
     }
 
     fn cpu_us(&self) -> f64 {
-        Row::of_runs("", "", &self.cpu_us_per_object).value
+        median(&self.cpu_us_per_object)
     }
 
     fn rate(&self, name: String, objects: Objects) -> Row {
@@ -73,7 +71,7 @@ impl Figures {
     pub fn rate_rows(&self, name: &str, objects: Objects) -> [Row; 2] {
         let peer = |of: &Option<(String, Side)>, name: &str| {
             let (version, side) = of.as_ref()?;
-            let value = Row::of_runs("", "", &side.mib_per_s).value;
+            let value = median(&side.mib_per_s);
             Some(Peer { name: name.into(), version: version.clone(), value })
         };
         let mut raw = self.raw.rate(format!("disk.raw.{name}"), objects);
@@ -98,10 +96,4 @@ pub fn cpu_rows(name: &str, both: [&Figures; 2]) -> [Row; 2] {
         ours.peer = Some(Peer { name: "lmcache".into(), version: version.clone(), value });
     }
     [ours, row(format!("disk.raw.cpu_us.{name}"), both.map(|figures| &figures.raw))]
-}
-
-/// User and system time of this process so far.
-fn cpu_s() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -3,21 +3,20 @@
 use crate::output::Error;
 use forebay_net::tcp::TlsConfig;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
+use tempfile::TempDir;
 
 const CERTIFICATE: &str = "certificate.pem";
 const KEY: &str = "key.pem";
 const AUTHORITY: &str = "authority.pem";
 
 /// Certificates in a directory of their own. Removed when this is dropped.
-pub struct Certificates(PathBuf);
+pub struct Certificates(TempDir);
 
 impl Certificates {
     pub fn make() -> Result<Certificates, Error> {
-        let directory = std::env::temp_dir().join(format!("forebay-bench-net-{}", std::process::id()));
-        std::fs::create_dir_all(&directory)?;
-        let made = Certificates(directory);
+        let made = Certificates(tempfile::tempdir()?);
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
@@ -27,20 +26,13 @@ impl Certificates {
         for (name, text) in
             [(AUTHORITY, authority.pem()), (CERTIFICATE, certificate.pem()), (KEY, key.serialize_pem())]
         {
-            std::fs::write(made.0.join(name), text)?;
+            std::fs::write(made.directory().join(name), text)?;
         }
         Ok(made)
     }
 
     pub fn directory(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for Certificates {
-    fn drop(&mut self) {
-        // What is left behind is of no use to anybody.
-        let _ = std::fs::remove_dir_all(&self.0);
+        self.0.path()
     }
 }
 

@@ -2,11 +2,12 @@
 //! on its standard input, a line at a time, with one line of answer each.
 
 use super::blocks::{End, Shape, fill_all, wrong_blocks};
-use super::pair::{Way, cpu_s};
+use super::pair::Way;
 use super::rail::{self, Rail};
 use super::raw;
 use super::segment::{Memory, Segment};
 use crate::output::{CommandResult, Error};
+use crate::timing::cpu_s;
 use forebay_net::{Access, Agent};
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub fn run(args: Args) -> CommandResult {
     let way = Way { flows: args.flows, tls: args.tls, segment: args.segment, rails: args.rail };
     let agent = Agent::start(way.config("owner")?)?;
     let registration = agent.register(memory.backing(), Access::OPEN)?;
-    println!("{} {}", hex(&agent.metadata()), registration.base());
+    println!("{} {}", hex::encode(agent.metadata()), registration.base());
     for line in std::io::stdin().lock().lines() {
         println!("{}", answer(&line?, shape, &memory)?);
     }
@@ -54,8 +55,4 @@ fn answer(line: &str, shape: Shape, memory: &Memory) -> Result<String, Error> {
         other => return Err(format!("'{other}' is not known here").into()),
     }
     Ok("ok".into())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,9 +6,9 @@ use super::certificates;
 use super::rail::{self, Rail};
 use super::segment::{Memory, Segment};
 use crate::output::Error;
+use crate::timing::cpu_s;
 use forebay_net::{Access, Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::time::{ClockId, clock_gettime};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ impl Pair {
         let agent = Agent::start(way.config("asking")?)?;
         let memory = Memory::new(way.segment, shape.bytes())?;
         let bases = [agent.register(memory.backing(), Access::OPEN)?.base(), base.parse()?];
-        let peer = agent.add_peer(&unhex(metadata)?)?;
+        let peer = agent.add_peer(&hex::decode(metadata)?)?;
         let blocks = |base: u64, end: End| {
             let block = |block| (base + shape.offset(end, block) as u64, shape.block_bytes as u64);
             Descriptors::from_blocks((0..shape.blocks).map(block))
@@ -227,15 +227,4 @@ impl Drop for Owner {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Processor time of this process so far.
-pub fn cpu_s() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-fn unhex(text: &str) -> Result<Vec<u8>, Error> {
-    let byte = |at| text.get(at..at + 2).ok_or("half a byte").map(|digits| u8::from_str_radix(digits, 16));
-    (0..text.len()).step_by(2).map(|at| Ok(byte(at)??)).collect()
 }

@@ -4,6 +4,7 @@
 
 use super::blocks::Shape;
 use crate::output::Error;
+use crate::timing::median;
 use forebay_results::{Peer, Row};
 use serde::Deserialize;
 use std::process::{Command, Stdio};
@@ -44,7 +45,7 @@ fn measure_one(command: &str, op: &str, shape: Shape, runs: u32) -> Result<(Syst
     if bad_blocks > 0 {
         return Err(format!("{name}: {bad_blocks} blocks are wrong").into());
     }
-    let value = Row::of_runs("", "GB/s", &gbps).value;
+    let value = median(&gbps);
     Ok((System { gbps, cpu_s_per_gb }, Peer { name, version, value }))
 }
 

@@ -8,6 +8,7 @@ use super::raw::Raw;
 use super::segment::Segment;
 use super::{peers, rail};
 use crate::output::Error;
+use crate::timing::median;
 use forebay_net::Op;
 use forebay_results::Row;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -83,8 +84,8 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
     let Case { op, shape, .. } = case;
     let name = case.name(way);
     let figures = transfers(way, case, runs)?;
-    let raw = Row::of_runs("", "GB/s", &figures.raw_gbps);
-    let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(raw.value);
+    let raw = median(&figures.raw_gbps);
+    let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(raw);
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
     let mut rows = Vec::new();
     for (system, peer) in peers::measure(commands, op.name(), shape, runs)? {
@@ -101,12 +102,11 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
 pub fn measure_tls(way: &Way, runs: u32) -> Result<Vec<Row>, Error> {
     let shape = Shape::new(TLS_BLOCK_BYTES, None);
     let case = Case { op: OpName::Write, shape, threads: 1 };
-    let plain = transfers(way, case, runs)?;
-    let plain = Row::of_runs("", "GB/s", &plain.gbps);
+    let plain = median(&transfers(way, case, runs)?.gbps);
     let certificates = Certificates::make()?;
     let encrypted = Way { tls: Some(certificates.directory().to_path_buf()), ..way.clone() };
     let figures = transfers(&encrypted, case, runs)?;
-    let mut row = Row::of_runs("net.tls.write.1mb", "GB/s", &figures.gbps).with_ceiling(plain.value);
+    let mut row = Row::of_runs("net.tls.write.1mb", "GB/s", &figures.gbps).with_ceiling(plain);
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
     Ok(vec![row, cipher(runs)?])
 }

@@ -1,9 +1,10 @@
 //! What does not depend on the number of bytes: posting, round trips, starting and doing nothing.
 
 use super::blocks::Shape;
-use super::pair::{Pair, Way, cpu_s, run};
+use super::pair::{Pair, Way, run};
 use super::raw;
 use crate::output::Error;
+use crate::timing::{cpu_s, median};
 use forebay_net::{Access, Agent, Descriptors, Op, Run, Select};
 use forebay_results::Row;
 use forebay_transfer::HostBuffer;
@@ -56,19 +57,19 @@ fn round_trip(way: &Way, name: &str, bytes: usize, runs: u32) -> Result<Row, Err
     let mut pair = Pair::start(way, Shape { block_bytes: bytes, blocks: 1 })?;
     let request = pair.request(Op::Write)?;
     let port: u16 = pair.ask(&format!("echo {bytes}"))?.parse()?;
-    let (mut ours, mut plain) = (Vec::new(), Vec::new());
+    let mut ours = Vec::new();
     let trips = || -> Result<f64, Error> {
         let one = |_| {
             let begin = Instant::now();
             run(&request).map(|()| begin.elapsed().as_secs_f64() * 1e6)
         };
-        Ok(median((0..ROUND_TRIPS).map(one).collect::<Result<Vec<f64>, Error>>()?))
+        Ok(median(&(0..ROUND_TRIPS).map(one).collect::<Result<Vec<f64>, Error>>()?))
     };
-    plain.push(median(raw::round_trips(port, bytes, ROUND_TRIPS)?));
+    let plain = median(&raw::round_trips(port, bytes, ROUND_TRIPS)?);
     for _ in 0..runs {
         ours.push(trips()?);
     }
-    Ok(Row::of_runs(name, "us", &ours).with_ceiling(median(plain)))
+    Ok(Row::of_runs(name, "us", &ours).with_ceiling(plain))
 }
 
 /// How long it takes until there is an agent that listens.
@@ -92,9 +93,4 @@ fn idle(way: &Way) -> Result<Row, Error> {
     let mine = (cpu_s() - mine_s) / IDLE.as_secs_f64();
     let both = (pair.cpu_s()? - both_s) / IDLE.as_secs_f64();
     Ok(Row::of_runs("net.idle.cpu_core", "cores", &[mine, both - mine]))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

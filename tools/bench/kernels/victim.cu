@@ -2,7 +2,7 @@
 // and a vector, bound by the GPU's memory; and a kernel that only keeps multiprocessors busy, where a driver that tests use
 // knows no other. Fast enough to fill a GPU, not to be the fastest there is.
 //
-// Rebuilt and checked by crates/forebay-cuda/kernels/build.sh; the PTX beside this file is what is shipped.
+// Rebuilt and checked by crates/cuda/kernels/build.sh; the PTX beside this file is what is shipped.
 
 // A block of 256 threads makes a tile of 64 x 64, each thread 4 x 4 of it, 16 columns of the left side at a time.
 constexpr unsigned int TILE = 64, DEPTH = 16, EACH = 4;
