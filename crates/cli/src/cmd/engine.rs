@@ -2,8 +2,8 @@
 //! a place for its KV: with `--memory` a memory tier beside it, with `--ssd` a log below that, with
 //! `--node` the node of this host. What an engine does is `forebay-emulator`'s.
 
-use super::route::size;
 use super::signals::Signals;
+use super::values::size;
 use forebay_client::{Client, ClientOptions};
 use forebay_emulator::events::EventsConfig;
 use forebay_emulator::latency::Launch;
@@ -34,7 +34,7 @@ const HOST: Place = Place::Host(0);
 const LINK_WINDOW: (u32, u64) = (2, 32 << 20);
 
 /// Length of a segment of a new log.
-const SEGMENT_BYTES: u64 = 4 << 20;
+pub const SEGMENT_BYTES: u64 = 4 << 20;
 
 /// Arguments of `forebay engine`.
 #[derive(clap::Args)]
@@ -76,7 +76,7 @@ pub struct Args {
     #[arg(long, value_name = "REQUESTS", default_value_t = 4096)]
     max_requests: usize,
     /// Longest body, such as 4MiB or 200000
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "16MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "16MiB")]
     max_body: usize,
     /// Tokens per streamed chunk after the first
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
@@ -91,14 +91,14 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", default_value = "", requires = "kv_events")]
     kv_events_topic: String,
     /// Keep KV in a memory tier of this size too, such as 1GiB
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size::<usize>)]
     memory: Option<usize>,
     /// Keep KV in this log below the memory tier too, or in `forebay.log` in this directory; made
     /// if it is missing
     #[arg(long, value_name = "FILE_OR_DIR", requires = "memory")]
     ssd: Option<PathBuf>,
     /// Size of a log that is made
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB", requires = "ssd")]
+    #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "1GiB", requires = "ssd")]
     ssd_size: usize,
     /// Keep KV with the node that listens on this socket, in place of a memory tier of its own
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["memory", "ssd"])]
@@ -191,13 +191,14 @@ impl Args {
 }
 
 /// A log of the SSD tier, and how long it is made if it is not there.
-struct Log {
-    path: PathBuf,
-    bytes: u64,
+pub struct Log {
+    pub path: PathBuf,
+    pub bytes: u64,
 }
 
 impl Log {
-    fn open(&self, mover: &MoverHandle, chunk_bytes: u64) -> Result<Ssd, Error> {
+    /// Opens the log for the mover's place 0 of the host, and makes it first if it is not there.
+    pub fn open(&self, mover: &MoverHandle, chunk_bytes: u64) -> Result<Ssd, Error> {
         if chunk_bytes >= SEGMENT_BYTES {
             return Err(format!(
                 "--ssd: a chunk has {chunk_bytes} bytes; allowed are less than {SEGMENT_BYTES}"
@@ -213,7 +214,7 @@ impl Log {
     }
 
     /// Everything that memory takes in is written.
-    fn write_back(&self, memory_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
+    pub fn write_back(&self, memory_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
         WriteBackConfig::new(Policy::All, memory_bytes, self.bytes, chunk_bytes)
     }
 }
@@ -277,7 +278,8 @@ fn join(mover: &MoverHandle) -> Result<(), Error> {
     add_copy(mover, "d2h", DEVICE, HOST)
 }
 
-fn add_copy(mover: &MoverHandle, name: &str, from: Place, to: Place) -> Result<(), Error> {
+/// Lets bytes be copied from one place to another.
+pub fn add_copy(mover: &MoverHandle, name: &str, from: Place, to: Place) -> Result<(), Error> {
     let (window_lots, window_bytes) = LINK_WINDOW;
     let link = mover.add_link(LinkSpec::new(name, window_lots, window_bytes), Box::new(HostLink::new(1)?))?;
     mover.add_path(PathSpec::direct(from, to, link))??;

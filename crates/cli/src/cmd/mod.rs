@@ -11,6 +11,6 @@ pub mod route;
 pub mod run;
 pub mod signals;
 pub mod store;
-pub mod tiers;
 pub mod torture;
 pub mod trace;
+pub mod values;

@@ -3,6 +3,7 @@
 //! `forebay-trace`'s.
 
 use super::reading::{ReadArgs, show_notes};
+use super::values::seconds;
 use forebay_emulator::EngineConfig;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
@@ -229,7 +230,7 @@ async fn replay(args: ReplayArgs) -> CommandResult {
         () = sampled => return Err("load sampling ended by itself".into()),
     };
     args.output.show(&RecordLog::read(&args.log)?)?;
-    ending.judge(&outcome, &args)
+    ending.lock().judge(&outcome, &args)
 }
 
 /// A log that already holds the arm would mix two runs into one.
@@ -363,8 +364,7 @@ struct Requests {
 }
 
 /// How the reading of the trace went, seen from outside of the replay.
-#[derive(Clone)]
-struct Ending(Arc<Mutex<TraceEnd>>);
+type Ending = Arc<Mutex<TraceEnd>>;
 
 struct TraceEnd {
     reader: TraceReader,
@@ -389,7 +389,7 @@ impl Trace {
             }
         };
         let format = reader.format();
-        let ending = Ending(Arc::new(Mutex::new(TraceEnd { reader, error: None })));
+        let ending = Arc::new(Mutex::new(TraceEnd { reader, error: None }));
         let requests = Requests { left, ending: ending.clone() };
         if out_of_order == 0 {
             return Ok(Trace { requests: Box::new(requests), format, out_of_order, ending });
@@ -420,7 +420,7 @@ impl Iterator for Requests {
 
     fn next(&mut self) -> Option<TraceRequest> {
         self.left = self.left.checked_sub(1)?;
-        let mut end = self.ending.0.lock();
+        let mut end = self.ending.lock();
         match end.reader.next()? {
             Ok(request) => Some(request),
             Err(error) => {
@@ -431,15 +431,14 @@ impl Iterator for Requests {
     }
 }
 
-impl Ending {
+impl TraceEnd {
     /// Whether the replay was all that was asked for and all answers were right.
-    fn judge(&self, outcome: &ReplayOutcome, args: &ReplayArgs) -> CommandResult {
-        let mut end = self.0.lock();
-        show_notes(&end.reader);
+    fn judge(&mut self, outcome: &ReplayOutcome, args: &ReplayArgs) -> CommandResult {
+        show_notes(&self.reader);
         if outcome.out_of_order > 0 {
             say_sorted(outcome.out_of_order);
         }
-        if let Some(error) = end.error.take() {
+        if let Some(error) = self.error.take() {
             return Err(error.into());
         }
         verdict(outcome, args.max_failures, &args.log).map_or(Ok(()), |wrong| Err(wrong.into()))
@@ -471,12 +470,6 @@ impl From<PacingArg> for Pacing {
             PacingArg::Closed => Pacing::Closed,
         }
     }
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
-    let duration = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
-    if duration.is_zero() { Err("must be more than 0 seconds".into()) } else { Ok(duration) }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! routing itself is `forebay-router`'s.
 
 use super::signals::Signals;
+use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
 use forebay_router::{Backend, Limits, Policy, RequestLogPlace, Router, RouterConfig};
 use std::net::SocketAddr;
@@ -69,7 +70,7 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "20")]
     drain: Duration,
     /// Longest body, such as 4MiB or 200000
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "16MiB")]
+    #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "16MiB")]
     max_body: usize,
     /// Requests under way at once; more are refused
     #[arg(long, default_value_t = Limits::default().max_in_flight)]
@@ -128,42 +129,11 @@ fn request_log(text: &str) -> Result<RequestLogPlace, String> {
     Ok(if text == "-" { RequestLogPlace::Stderr } else { RequestLogPlace::File(text.into()) })
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let duration = seconds_or_none(text).ok().filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds above 0"))
-}
-
-fn seconds_or_none(text: &str) -> Result<Duration, String> {
-    let duration = text.parse().ok().and_then(|number| Duration::try_from_secs_f64(number).ok());
-    duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds, 0 or more"))
-}
-
-/// A size above 0, as sizes are written everywhere.
-pub fn size(text: &str) -> Result<usize, String> {
-    let bytes = forebay_transfer::size::parse(text)?;
-    let some = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
-    some.ok_or_else(|| {
-        format!("{text} is not allowed; allowed is {}, above 0", forebay_transfer::size::ALLOWED)
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
-    fn sizes_and_seconds_are_read_or_refused_with_their_text() {
-        assert_eq!((size("4MiB"), size("200000")), (Ok(4 << 20), Ok(200_000)));
-        assert_eq!((size("256M"), size("1.5GiB")), (Ok(256 << 20), Ok(3 << 29)));
-        for bad in ["4MB", "x", "0"] {
-            let refused = size(bad).unwrap_err();
-            assert!(refused.contains(bad) && refused.contains("powers of 1024"), "{refused}");
-        }
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for bad in ["0", "-1", "NaN", "1e300", "x", ""] {
-            assert!(seconds(bad).unwrap_err().contains("not allowed"), "{bad}");
-            assert_eq!(seconds_or_none(bad).is_ok(), bad == "0", "{bad}");
-        }
-        assert!(backend("a").unwrap_err().contains("NAME=URL"));
+    fn a_backend_is_a_name_and_a_url() {
+        assert!(super::backend("a").unwrap_err().contains("NAME=URL"));
+        assert_eq!(super::backend("a=http://h:1").map(|backend| backend.url), Ok("http://h:1".into()));
     }
 }

@@ -3,16 +3,14 @@
 //! is known there.
 
 mod change;
-mod file;
 mod look;
-mod size;
+mod show;
 
 use clap::Subcommand;
-use file::in_file;
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
 use forebay_store::ssd::{Existing, SsdError, init};
-use size::{Size, size};
+use show::{Size, in_file};
 use std::path::{Path, PathBuf};
 
 /// Arguments of `forebay store`.
@@ -29,10 +27,10 @@ enum Command {
         /// File to make, or raw partition to use
         file: PathBuf,
         /// Size of the log, such as 100G: all that it will ever take of the disk
-        #[arg(long, value_name = "SIZE", value_parser = size)]
+        #[arg(long, value_name = "SIZE", value_parser = super::values::size::<u64>)]
         size: u64,
         /// Size of a segment; no chunk may be larger
-        #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+        #[arg(long, value_name = "SIZE", value_parser = super::values::size::<u64>, default_value = "256M")]
         segment: u64,
         /// Destroy what the file or partition holds
         #[arg(long)]

@@ -77,7 +77,6 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     match args.worker {
         Some(kind) => work(kind),

@@ -4,14 +4,15 @@
 
 use super::reading::{ReadArgs, micros, show_notes};
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
-use super::tiers::{self, TierArgs};
-use forebay_results::output::CommandResult;
-use forebay_trace::format::{Rereadable, TraceReader, write_line};
+use forebay_results::output::{CommandResult, Error};
+use forebay_store::admission::Policy;
+use forebay_trace::format::{Rereadable, TraceError, TraceReader, write_line};
 use forebay_trace::generate::{Generator, Marginals};
-use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, InfoError, info};
+use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, InfoError, PrefixInfo, info};
+use forebay_trace::request::TraceRequest;
 use forebay_trace::reuse::Reuse;
 use forebay_trace::sample::{SampleOptions, SampleReport, sample};
-use forebay_trace::tiers::TierReport;
+use forebay_trace::tiers::{ModelCost, TierReport, TierSizes, TierStudy};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -50,6 +51,36 @@ struct InfoArgs {
     /// Write the figures as JSON, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// The memory and SSD tiers to study.
+#[derive(clap::Args)]
+struct TierArgs {
+    /// Tiers to try, such as memory=2%,ssd=20% of the distinct blocks; or in bytes (64GiB) or
+    /// tokens (500000tokens)
+    #[arg(long, value_name = "SIZES", num_args = 1..)]
+    tiers: Vec<TierSizes>,
+    /// Which chunks go to the SSD when memory drops them: all, second-hit, adaptive
+    #[arg(
+        long,
+        value_name = "POLICY,..",
+        value_delimiter = ',',
+        default_values_t = Policy::NAMES.map(|(policy, _)| policy),
+        requires = "tiers"
+    )]
+    admission: Vec<Policy>,
+    /// Most bytes that may be written to the SSD in a day
+    #[arg(long, value_name = "BYTES", value_parser = forebay_transfer::size::parse, requires = "tiers")]
+    endurance: Option<u64>,
+    /// KV of a token; by default that of Llama 3 8B, whose FLOP are counted
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = clap::value_parser!(u32).range(1..),
+        default_value_t = ModelCost::DENSE_8B.kv_bytes_per_token,
+        requires = "tiers"
+    )]
+    kv_bytes_per_token: u32,
 }
 
 /// What `info --json` writes.
@@ -134,9 +165,33 @@ fn run_info(args: &InfoArgs) -> CommandResult {
     // The tiers' sizes are shares of what the first reading finds.
     let (trace, options) = (Rereadable::new(&args.read.trace)?, args.read.options(0)?);
     let info = surveyed(trace.open(options)?, &args.cache_tokens)?;
-    let tiers = tiers::run(&args.tiers, trace.open(options)?, info.prefix.as_ref())?;
+    let tiers = args.tiers.study(trace.open(options)?, info.prefix.as_ref())?;
     print!("{tiers}");
     write_json(args.json.as_deref(), &Figures { info: &info, tiers: Some(&tiers) })
+}
+
+impl TierArgs {
+    /// Whether there is anything to study.
+    fn are_given(&self) -> bool {
+        !self.tiers.is_empty()
+    }
+
+    /// Tries the tiers on the requests of a trace, of which `prefix` is known already.
+    fn study(
+        &self,
+        requests: impl IntoIterator<Item = Result<TraceRequest, TraceError>>,
+        prefix: Option<&PrefixInfo>,
+    ) -> Result<TierReport, Error> {
+        let prefix =
+            prefix.ok_or("--tiers: the trace says nothing about prefixes, so nothing could be a hit")?;
+        let study = TierStudy {
+            sizes: self.tiers.clone(),
+            policies: self.admission.clone(),
+            model: ModelCost { kv_bytes_per_token: self.kv_bytes_per_token, ..ModelCost::DENSE_8B },
+            endurance_bytes_per_day: self.endurance,
+        };
+        Ok(study.run(requests, prefix)?)
+    }
 }
 
 /// The figures of a trace, which are printed with what there is to know about it.

@@ -14,78 +14,77 @@ use tokio_util::sync::CancellationToken;
 /// How long what runs may take to end in order after a cancellation. What does not, is killed.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Replays `workload` under `policy`, appends what came of it to `records`, and gives what there is
-/// to say of it beside.
-pub async fn run(
-    policy: Policy,
-    workload: &Workload,
-    shape: &Shape,
-    records: &RecordWriter,
-    cancel: &CancellationToken,
-) -> Result<Option<String>, Error> {
-    // Engines may take minutes to start. Dropping what has started kills it.
-    let Some(system) = cancel.run_until_cancelled(shape.start(policy)).await else { return Ok(None) };
-    let replayed = replay(system?, policy, workload, shape, records, cancel);
-    tokio::select! {
-        said = replayed => said,
-        () = too_late(cancel) => Ok(None),
+/// The replay of a workload under a policy.
+pub struct Arm<'a> {
+    pub policy: Policy,
+    pub workload: &'a Workload,
+    pub shape: &'a Shape,
+    /// What comes of it is appended here.
+    pub records: &'a RecordWriter,
+    pub cancel: &'a CancellationToken,
+}
+
+impl Arm<'_> {
+    /// Runs it, and gives what there is to say of it beside the records.
+    pub async fn run(&self) -> Result<Option<String>, Error> {
+        // Engines may take minutes to start. Dropping what has started kills it.
+        let starting = self.shape.start(self.policy);
+        let Some(system) = self.cancel.run_until_cancelled(starting).await else { return Ok(None) };
+        tokio::select! {
+            said = self.replay(system?) => said,
+            () = self.too_late() => Ok(None),
+        }
     }
-}
 
-/// Comes back when a cancellation is [`END_LIMIT`] ago.
-async fn too_late(cancel: &CancellationToken) {
-    cancel.cancelled().await;
-    tokio::time::sleep(END_LIMIT).await;
-}
-
-async fn replay(
-    system: System,
-    policy: Policy,
-    workload: &Workload,
-    shape: &Shape,
-    records: &RecordWriter,
-    cancel: &CancellationToken,
-) -> Result<Option<String>, Error> {
-    let (arm, host) = (policy.name(), shape.host());
-    records.write(&Line::Run(run_info(arm, workload, shape)))?;
-    let options = Options {
-        arm: arm.to_owned(),
-        model: host.profile.model.name.clone(),
-        pacing: workload.pacing,
-        clock_ratio: host.clock_ratio,
-        vocab: host.profile.model.vocab,
-        ..Options::default()
-    };
-    let replayer = Replayer::new(&system.url(), options)?;
-    let live = LiveLine::new(arm, replayer.progress());
-    let check = shape.check()?;
-    let kill = Kill::halfway(system.cluster_to_harm(), workload.requests.len());
-    let sink = |record: &RequestRecord| {
-        kill.note(record);
-        records.write(&Line::Request(record.clone()))
-    };
-    let replay = replayer.run(workload.requests.clone(), check, sink, cancel);
-    let outcome = tokio::select! {
-        outcome = live.during(replay) => outcome,
-        failed = system.sample(arm, host.clock_ratio, records) => return Err(failed),
-        failed = kill.carry_out(replayer.progress()) => return Err(failed),
-    };
-    let counts = system.counts().await?;
-    let said = kill.words(arm, &counts);
-    for (name, value) in counts.into_iter().chain(kill.counts()) {
-        records.write(&Line::Counter(Counter { arm: arm.to_owned(), name: name.to_owned(), value }))?;
+    /// Comes back when a cancellation is [`END_LIMIT`] ago.
+    async fn too_late(&self) {
+        self.cancel.cancelled().await;
+        tokio::time::sleep(END_LIMIT).await;
     }
-    system.stop().await?;
-    outcome?;
-    Ok(said)
-}
 
-fn run_info(arm: &str, workload: &Workload, shape: &Shape) -> RunInfo {
-    let parameter = |name: &str, value: String| (name.to_owned(), value);
-    let parameters = vec![
-        parameter("trace", workload.description.clone()),
-        parameter("host", shape.description()),
-        parameter("version", env!("CARGO_PKG_VERSION").to_owned()),
-    ];
-    RunInfo { arm: arm.to_owned(), parameters }
+    async fn replay(&self, system: System) -> Result<Option<String>, Error> {
+        let Arm { workload, records, .. } = self;
+        let (arm, host) = (self.policy.name(), self.shape.host());
+        records.write(&Line::Run(self.run_info()))?;
+        let options = Options {
+            arm: arm.to_owned(),
+            model: host.profile.model.name.clone(),
+            pacing: workload.pacing,
+            clock_ratio: host.clock_ratio,
+            vocab: host.profile.model.vocab,
+            ..Options::default()
+        };
+        let replayer = Replayer::new(&system.url(), options)?;
+        let live = LiveLine::new(arm, replayer.progress());
+        let check = self.shape.check()?;
+        let kill = Kill::halfway(system.cluster_to_harm(), workload.requests.len());
+        let sink = |record: &RequestRecord| {
+            kill.note(record);
+            records.write(&Line::Request(record.clone()))
+        };
+        let replay = replayer.run(workload.requests.clone(), check, sink, self.cancel);
+        let outcome = tokio::select! {
+            outcome = live.during(replay) => outcome,
+            failed = system.sample(arm, host.clock_ratio, records) => return Err(failed),
+            failed = kill.carry_out(replayer.progress()) => return Err(failed),
+        };
+        let counts = system.counts().await?;
+        let said = kill.words(arm, &counts);
+        for (name, value) in counts.into_iter().chain(kill.counts()) {
+            records.write(&Line::Counter(Counter { arm: arm.to_owned(), name: name.to_owned(), value }))?;
+        }
+        system.stop().await?;
+        outcome?;
+        Ok(said)
+    }
+
+    fn run_info(&self) -> RunInfo {
+        let parameters = [
+            ("trace", self.workload.description.clone()),
+            ("host", self.shape.description()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).into();
+        RunInfo { arm: self.policy.name().to_owned(), parameters }
+    }
 }

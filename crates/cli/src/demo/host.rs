@@ -1,9 +1,9 @@
 //! The emulated host: engines, the memory tier and the SSD that they share, the links between them,
 //! and the router in front. It starts and stops them.
 
-use super::fault::Fault;
 use super::rows::{self, Count};
-use super::shape::{HostShape, SAMPLE_EVERY, engine_name};
+use super::shape::{CHUNK_TOKENS, Fault, HostShape, SAMPLE_EVERY, engine_name};
+use crate::cmd::engine::{Log, add_copy};
 use forebay_emulator::{Engine, EngineHandle, StoreConnection};
 use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
@@ -46,11 +46,15 @@ impl HostShape {
         let tier = TierConfig::new(capacity_bytes);
         let Some(ssd) = &self.ssd else { return Ok(Store::open(mover, HOST, Pages::Base, tier)?) };
         // What is loaded from the SSD goes from its staging to the memory tier too.
-        let link = LinkSpec::new("host-copy", 2, 32 << 20);
-        let link = mover.add_link(link, Box::new(HostLink::new(1)?))?;
-        mover.add_path(PathSpec::direct(HOST, HOST, link))??;
-        let log = ssd.open(policy.name(), mover, HOST)?;
-        Ok(Store::open_with_ssd(mover, HOST, Pages::Base, tier, log, &ssd.write_back(self))?)
+        add_copy(mover, "host-copy", HOST, HOST)?;
+        // A log for each policy, so that each finds what it left there and nothing of the others.
+        let named = |error| format!("{}: {error}", ssd.directory.display());
+        std::fs::create_dir_all(&ssd.directory).map_err(named)?;
+        let log = Log { path: ssd.directory.join(format!("{}.log", policy.name())), bytes: ssd.bytes };
+        let chunk_bytes = CHUNK_TOKENS as u64 * self.bytes_per_token();
+        let write_back = log.write_back(self.memory_tokens * self.bytes_per_token(), chunk_bytes);
+        let ssd = log.open(mover, chunk_bytes)?;
+        Ok(Store::open_with_ssd(mover, HOST, Pages::Base, tier, ssd, &write_back)?)
     }
 
     /// Starts everything, cold but for the SSD.

@@ -2,13 +2,12 @@
 //! tier, and on an SSD below it if they are given one, once for each routing policy. Each time
 //! memory is cold, and the SSD has what the same policy left there. This file knows the order of
 //! events; `workload` says what is asked, `shape` what is to run, `system` runs it, in this process
-//! (`host`, `ssd`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real),
+//! (`host`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real),
 //! `arm` how one policy is replayed, `kill` what may happen to a node meanwhile, `rows` what is
 //! kept of it.
 
 mod arm;
 mod cluster;
-mod fault;
 mod figures;
 mod host;
 mod kill;
@@ -16,24 +15,24 @@ mod node_config;
 mod processes;
 mod rows;
 mod shape;
-mod ssd;
 mod system;
 mod vllm;
 mod workload;
 
 use crate::cmd::signals::Signals;
-use fault::Fault;
+use arm::Arm;
 use forebay_emulator::profile::Profile;
 use forebay_results::output::{CommandResult, Error};
 use forebay_router::Policy;
 use forebay_trace::generate::Marginals;
 use forebay_trace::record::{RecordLog, RecordWriter};
 use forebay_trace::report;
-use shape::{ClusterShape, HostShape, SsdShape};
+use shape::{ClusterShape, Fault, HostShape, SsdShape};
 use std::path::PathBuf;
 use system::Shape;
 use tokio_util::sync::CancellationToken;
 use vllm::Vllm;
+use workload::Workload;
 
 /// GPU and model that the engines emulate.
 const PROFILE: &str = "h20-qwen3-coder-30b-a3b";
@@ -90,7 +89,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     ssd: Option<PathBuf>,
     /// Size of a new log
-    #[arg(long, value_name = "SIZE", value_parser = crate::cmd::route::size, default_value = "1GiB", requires = "ssd")]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cmd::values::size::<usize>, default_value = "1GiB", requires = "ssd")]
     ssd_size: usize,
     /// Run the node and each engine as a process of its own
     #[arg(long)]
@@ -133,8 +132,11 @@ async fn compare(args: Args) -> CommandResult {
         EngineKind::Emulated => Marginals::demo(),
         EngineKind::Vllm => Marginals::demo_small(),
     };
-    let trace = args.trace.as_deref();
-    let workload = workload::load(trace, &marginals, args.requests, args.seed, context_tokens)?;
+    let limit = args.requests.unwrap_or(usize::MAX);
+    let workload = match &args.trace {
+        Some(path) => Workload::read(path, limit, context_tokens)?,
+        None => Workload::generate(&marginals, limit, args.seed)?,
+    };
     std::fs::create_dir_all(&args.out)?;
     let records = args.out.join("records.jsonl");
     // A demo is one comparison: what an earlier one left would be mixed into it.
@@ -146,7 +148,9 @@ async fn compare(args: Args) -> CommandResult {
     println!("{}", shape.description());
     let mut said = Vec::new();
     for policy in &args.policies {
-        said.extend(arm::run(*policy, &workload, &shape, &writer, &cancel).await?);
+        let (workload, shape, records, cancel) = (&workload, &shape, &writer, &cancel);
+        let arm = Arm { policy: *policy, workload, shape, records, cancel };
+        said.extend(arm.run().await?);
         if cancel.is_cancelled() {
             eprintln!("interrupted: the report covers what ran until now");
             break;

@@ -1,7 +1,7 @@
 //! What the demo's nodes read: a configuration each when they start, and one list of all of them.
 
 use super::shape::{CHUNK_TOKENS, ClusterShape, node_name};
-use super::ssd::SEGMENT_BYTES;
+use crate::cmd::engine::SEGMENT_BYTES;
 use forebay_node::{DirectoryConfig, NodeConfig, PagesConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_router::Policy;
 use std::io;

@@ -71,28 +71,13 @@ pub enum ProcessError {
     Io { name: String, error: std::io::Error },
     /// It did not say that it is ready.
     #[error("{name} was not ready within {} s: {errors}", limit.as_secs())]
-    NotReady {
-        name: String,
-        /// How long it had.
-        limit: Duration,
-        /// The last of its stderr.
-        errors: String,
-    },
+    NotReady { name: String, limit: Duration, errors: String },
     /// It ended by itself, or badly.
     #[error("{name} ended with {status}: {errors}")]
-    Ended {
-        name: String,
-        status: ExitStatus,
-        /// The last of its stderr.
-        errors: String,
-    },
+    Ended { name: String, status: ExitStatus, errors: String },
     /// It had to be killed.
     #[error("{name} did not end within {} s and was killed: {errors}", STOP_LIMIT.as_secs())]
-    Wedged {
-        name: String,
-        /// The last of its stderr.
-        errors: String,
-    },
+    Wedged { name: String, errors: String },
 }
 
 impl Process {

@@ -1,12 +1,13 @@
-//! What the demo's host, cluster and SSDs are to be: sizes, numbers and names.
+//! What the demo's host, cluster and SSDs are to be: sizes, numbers and names, and the faults that it
+//! can inject.
 
-use super::fault::Fault;
 use super::vllm::Vllm;
 use forebay_emulator::EngineConfig;
 use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
 use forebay_results::output::Error;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// KV bytes that are really kept for a token in a layer. Small, so that many engines fit a small
@@ -32,11 +33,29 @@ pub fn node_name(number: usize) -> String {
     format!("node-{number}")
 }
 
+/// A fault to inject.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fault {
+    /// Each byte that the store's links move has one bit flipped with this probability.
+    FlipBit(f64),
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let chance = text.strip_prefix("flip-bit:").and_then(|chance| chance.parse::<f64>().ok());
+        let chance = chance.filter(|chance| *chance > 0.0 && *chance <= 1.0);
+        chance.map(Fault::FlipBit).ok_or_else(|| {
+            format!("'{text}' is no fault; allowed: flip-bit:P with P above 0 and at most 1, such as flip-bit:1e-5")
+        })
+    }
+}
+
 /// Everything in one process.
 pub struct HostShape {
     /// GPU and model that each engine emulates.
     pub profile: Profile,
-    /// How many engines.
     pub engines: u16,
     /// KV pool of each.
     pub pool_tokens: usize,
@@ -140,6 +159,20 @@ impl ClusterShape {
         match self.vllm {
             Some(_) => self.host.profile.model.kv_bytes_per_token,
             None => self.host.bytes_per_token(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_a_name_and_a_probability() {
+        assert_eq!("flip-bit:1e-5".parse(), Ok(Fault::FlipBit(1e-5)));
+        for bad in ["flip-bit", "flip-bit:", "flip-bit:0", "flip-bit:2", "flip-bit:nan", "drop:0.1"] {
+            let error = bad.parse::<Fault>().unwrap_err();
+            assert!(error.contains(bad) && error.contains("flip-bit:P"), "{error}");
         }
     }
 }

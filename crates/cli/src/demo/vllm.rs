@@ -46,11 +46,7 @@ pub enum ModelError {
     Io { file: PathBuf, error: std::io::Error },
     /// It does not say what is needed.
     #[error("{file}: {error}")]
-    Json {
-        file: PathBuf,
-        /// What is wrong.
-        error: serde_json::Error,
-    },
+    Json { file: PathBuf, error: serde_json::Error },
 }
 
 /// A vLLM that does not answer.

@@ -2,7 +2,7 @@
 
 use forebay_results::output::Error;
 use forebay_trace::format::{ReadOptions, TraceReader};
-use forebay_trace::generate::{Generator, Marginals};
+use forebay_trace::generate::{Generator, Marginals, MarginalsError};
 use forebay_trace::replay::Pacing;
 use forebay_trace::request::{TraceRequest, sort_by_arrival};
 use std::collections::HashSet;
@@ -26,61 +26,52 @@ pub struct EmptyTrace {
     skipped: u64,
 }
 
-/// Reads `trace`, or generates one of `marginals`. `limit` keeps the first requests; sessions with
-/// a request of more than `context_tokens`, which no engine could take, are left out.
-pub fn load(
-    trace: Option<&Path>,
-    marginals: &Marginals,
-    limit: Option<usize>,
-    seed: u64,
-    context_tokens: usize,
-) -> Result<Workload, Error> {
-    let limit = limit.unwrap_or(usize::MAX);
-    match trace {
-        Some(path) => read(path, limit, context_tokens),
-        None => Ok(generate(marginals, limit, seed)?),
+impl Workload {
+    /// Generates one of `marginals`, of which the first `limit` requests are kept.
+    pub fn generate(marginals: &Marginals, limit: usize, seed: u64) -> Result<Workload, MarginalsError> {
+        let requests: Vec<_> = Generator::new(marginals, seed)?.take(limit).collect();
+        let description = format!(
+            "Trace: {} requests of {} generated agent sessions (seed {seed}), closed loop with think times",
+            requests.len(),
+            marginals.sessions
+        );
+        Ok(Workload { requests, pacing: Pacing::Closed, description })
     }
-}
 
-fn generate(marginals: &Marginals, limit: usize, seed: u64) -> Result<Workload, Error> {
-    let requests: Vec<_> = Generator::new(marginals, seed)?.take(limit).collect();
-    let description = format!(
-        "Trace: {} requests of {} generated agent sessions (seed {seed}), closed loop with think times",
-        requests.len(),
-        marginals.sessions
-    );
-    Ok(Workload { requests, pacing: Pacing::Closed, description })
-}
-
-fn read(path: &Path, limit: usize, context_tokens: usize) -> Result<Workload, Error> {
-    let mut reader = TraceReader::open(path, ReadOptions::default())?;
-    let mut requests = Vec::new();
-    for request in reader.by_ref().take(limit) {
-        requests.push(request?);
+    /// Reads the first `limit` requests of a trace. Sessions with a request of more than
+    /// `context_tokens`, which no engine could take, are left out.
+    pub fn read(path: &Path, limit: usize, context_tokens: usize) -> Result<Workload, Error> {
+        let mut reader = TraceReader::open(path, ReadOptions::default())?;
+        let mut requests = Vec::new();
+        for request in reader.by_ref().take(limit) {
+            requests.push(request?);
+        }
+        let too_long = leave_out_too_long(&mut requests, context_tokens);
+        let (name, skipped) = (path.display().to_string(), reader.skipped().lines);
+        if requests.is_empty() {
+            return Err(EmptyTrace { name, skipped }.into());
+        }
+        let out_of_order = sort_by_arrival(&mut requests);
+        let format = reader.format();
+        let (pacing, how) = match format.records_sessions() {
+            true => (Pacing::Closed, "closed loop with think times"),
+            false => (Pacing::Open, "by their time stamps"),
+        };
+        let skipped = if skipped > 0 { format!(", {skipped} bad lines skipped") } else { String::new() };
+        let sorted = match out_of_order {
+            0 => String::new(),
+            count => format!(", {count} out of order and sorted by arrival"),
+        };
+        let left_out = match too_long {
+            0 => String::new(),
+            count => format!(", {count} requests of sessions beyond {context_tokens} tokens left out"),
+        };
+        let description = format!(
+            "Trace: {} requests of {name} ({format}), {how}{skipped}{sorted}{left_out}",
+            requests.len()
+        );
+        Ok(Workload { requests, pacing, description })
     }
-    let too_long = leave_out_too_long(&mut requests, context_tokens);
-    let (name, skipped) = (path.display().to_string(), reader.skipped().lines);
-    if requests.is_empty() {
-        return Err(EmptyTrace { name, skipped }.into());
-    }
-    let out_of_order = sort_by_arrival(&mut requests);
-    let format = reader.format();
-    let (pacing, how) = match format.records_sessions() {
-        true => (Pacing::Closed, "closed loop with think times"),
-        false => (Pacing::Open, "by their time stamps"),
-    };
-    let skipped = if skipped > 0 { format!(", {skipped} bad lines skipped") } else { String::new() };
-    let sorted = match out_of_order {
-        0 => String::new(),
-        count => format!(", {count} out of order and sorted by arrival"),
-    };
-    let left_out = match too_long {
-        0 => String::new(),
-        count => format!(", {count} requests of sessions beyond {context_tokens} tokens left out"),
-    };
-    let description =
-        format!("Trace: {} requests of {name} ({format}), {how}{skipped}{sorted}{left_out}", requests.len());
-    Ok(Workload { requests, pacing, description })
 }
 
 /// Removes sessions with a request that does not fit, and says how many requests that were.

@@ -2,14 +2,15 @@
 //! leaves a log that was closed in good order, or, if it is stopped half-way, one that the next
 //! open recovers.
 
-use super::file::{in_file, open};
 use super::look::tell;
+use super::show::in_file;
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
 use forebay_store::log::{
     DiskTierConfig, GivenUp, Inspection, Medium, Offline, Rebuilt, give_up_unreadable, inspect, rebuild,
     verify,
 };
+use forebay_store::ssd::FileMedium;
 use std::path::Path;
 
 /// What is to be known when a checkpoint or the journal is lost.
@@ -18,7 +19,7 @@ const DELETIONS_FORGOTTEN: &str =
 
 /// Checks everything and drops what is damaged.
 pub fn scrub(file: &Path) -> CommandResult {
-    let medium = open(file)?;
+    let medium = FileMedium::open(file)?;
     let found = verify(&medium).map_err(|error| in_file(file, error))?;
     tell(file, &found);
     if found.is_sound() {
@@ -34,7 +35,7 @@ pub fn scrub(file: &Path) -> CommandResult {
 
 /// Drops all chunks of a tenant and overwrites what they leave.
 pub fn purge(file: &Path, tenant: TenantId) -> CommandResult {
-    let medium = open(file)?;
+    let medium = FileMedium::open(file)?;
     let seen = inspect(&medium, |_| ()).map_err(|error| in_file(file, error))?;
     let mut log = opened(file, &medium, &seen)?;
     let gone = log.purge(tenant).map_err(|error| in_file(file, error))?;
@@ -45,7 +46,7 @@ pub fn purge(file: &Path, tenant: TenantId) -> CommandResult {
 
 /// Rebuilds a log that has no checkpoint.
 pub fn recover(file: &Path) -> CommandResult {
-    let medium = open(file)?;
+    let medium = FileMedium::open(file)?;
     let rebuilt = rebuild(&medium).map_err(|error| in_file(file, error))?;
     tell_rebuilt(file, &rebuilt);
     println!("{DELETIONS_FORGOTTEN}");
@@ -54,7 +55,7 @@ pub fn recover(file: &Path) -> CommandResult {
 
 /// Gives up pages that can never be read, each of which is told at once, whatever comes after it.
 pub fn give_up(file: &Path) -> CommandResult {
-    let medium = open(file)?;
+    let medium = FileMedium::open(file)?;
     let (mut given_up, mut knew_deletions) = (0, false);
     let reopened = give_up_unreadable(&medium, |GivenUp { offset, was }| {
         println!("{}: gave up the page at offset {offset}, {was}: {}", file.display(), was.loss());

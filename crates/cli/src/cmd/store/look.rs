@@ -1,16 +1,16 @@
 //! `forebay store stat` and `verify`: what a log holds, and whether all of it is as it was written.
 //! Neither changes it.
 
-use super::file::{in_file, open_read_only};
-use super::size::Size;
+use super::show::{Size, in_file};
 use forebay_results::output::CommandResult;
 use forebay_store::log::{ChunkFault, ChunkInLog, Inspection, Medium, Verified, VolumeSpace, inspect};
+use forebay_store::ssd::FileMedium;
 use serde_json::{Value, json};
 use std::path::Path;
 
 /// Shows what a log holds.
 pub fn stat(file: &Path, as_json: bool) -> CommandResult {
-    let medium = open_read_only(file)?;
+    let medium = FileMedium::open_read_only(file)?;
     let seen = inspect(&medium, |_| ()).map_err(|error| in_file(file, error))?;
     let space = medium.space()?;
     if as_json {
@@ -23,7 +23,7 @@ pub fn stat(file: &Path, as_json: bool) -> CommandResult {
 
 /// Checks every layer of every chunk.
 pub fn verify(file: &Path) -> CommandResult {
-    let medium = open_read_only(file)?;
+    let medium = FileMedium::open_read_only(file)?;
     let found = forebay_store::log::verify(&medium).map_err(|error| in_file(file, error))?;
     tell(file, &found);
     if found.is_sound() {

@@ -1,16 +1,15 @@
-//! Sizes of logs: read as everywhere, and shown to people.
+//! How logs are shown to people: their sizes, and their names where something is wrong.
 
+use forebay_results::output::Error;
 use std::fmt;
+use std::path::Path;
 
 /// Units that are shown, largest first.
 const UNITS: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 
-/// Reads a size of a log, as sizes are written everywhere.
-pub fn size(text: &str) -> Result<u64, String> {
-    match forebay_transfer::size::parse(text)? {
-        0 => Err(format!("'{text}' is no size of a log; allowed is {}", forebay_transfer::size::ALLOWED)),
-        bytes => Ok(bytes),
-    }
+/// Says in which file something is wrong.
+pub fn in_file(file: &Path, error: impl std::error::Error) -> Error {
+    format!("{}: {error}", file.display()).into()
 }
 
 /// Shows bytes with a unit.
@@ -32,16 +31,6 @@ impl fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_as_powers_of_1024_or_refused_with_their_text() {
-        assert_eq!((size("100G"), size("100GiB"), size("4096")), (Ok(100 << 30), Ok(100 << 30), Ok(4096)));
-        assert_eq!((size("1.5T"), size("64K"), size("7B")), (Ok(3 << 39), Ok(64 << 10), Ok(7)));
-        for bad in ["100GB", "12Q", "iB", "G", "", "-1", "0", "0.3", "1e30", "nan", "inf"] {
-            let refused = size(bad).unwrap_err();
-            assert!(refused.contains(&format!("'{bad}'")), "{refused}");
-        }
-    }
 
     #[test]
     fn sizes_are_shown_with_the_largest_unit_that_is_not_above_them() {
