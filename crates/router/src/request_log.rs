@@ -4,9 +4,9 @@
 use crate::usage::Usage;
 use http::{Method, StatusCode};
 use serde::Serialize;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -40,14 +40,15 @@ enum Message {
 impl RequestLog {
     /// Opens the place and starts the thread that writes.
     pub fn open(place: &RequestLogPlace) -> io::Result<RequestLog> {
-        let output = match place {
-            RequestLogPlace::Stderr => Output::Stderr,
-            RequestLogPlace::File(path) => Output::File(append(path)?),
-        };
-        RequestLog::start(output)
+        match place {
+            RequestLogPlace::Stderr => RequestLog::start(io::stderr()),
+            RequestLogPlace::File(path) => {
+                RequestLog::start(OpenOptions::new().create(true).append(true).open(path)?)
+            }
+        }
     }
 
-    fn start(output: Output) -> io::Result<RequestLog> {
+    fn start(output: impl Write + Send + 'static) -> io::Result<RequestLog> {
         let (queue, lines) = sync_channel(QUEUE_LINES);
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer { output, dropped: dropped.clone(), complaint: None };
@@ -77,17 +78,8 @@ impl RequestLog {
             time_s: rounded(since_epoch),
             method: method.to_string(),
             path: path.to_owned(),
-            model: None,
-            engine: None,
-            attempts: 0,
-            status: None,
             end: "cancelled",
-            error: None,
-            first_byte_s: None,
-            total_s: 0.0,
-            prompt_tokens: None,
-            cached_tokens: None,
-            completion_tokens: None,
+            ..Line::default()
         };
         Box::new(Note { log: self.clone(), started: Instant::now(), line })
     }
@@ -104,10 +96,6 @@ impl RequestLog {
     }
 }
 
-fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
-}
-
 /// One request. It is written when this is dropped: a request whose client went away is dropped
 /// without having been told how it ended.
 #[derive(Debug)]
@@ -118,7 +106,7 @@ pub struct Note {
 }
 
 /// A line, as docs/routing.md explains it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Line {
     time_s: f64,
     method: String,
@@ -182,36 +170,14 @@ fn rounded(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e6
 }
 
-enum Output {
-    Stderr,
-    File(File),
-    #[cfg(test)]
-    Test(Box<dyn Write + Send>),
-}
-
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Output::Stderr => io::stderr().write(bytes),
-            Output::File(file) => file.write(bytes),
-            #[cfg(test)]
-            Output::Test(output) => output.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-struct Writer {
-    output: Output,
+struct Writer<W> {
+    output: W,
     dropped: Arc<AtomicU64>,
     /// The last time that lost lines were complained of, and how many there were.
     complaint: Option<(Instant, u64)>,
 }
 
-impl Writer {
+impl<W: Write> Writer<W> {
     /// Writes until the log is gone. What waits is written in one go.
     fn run(mut self, messages: &Receiver<Message>) {
         while let Ok(message) = messages.recv() {
@@ -276,7 +242,7 @@ mod tests {
     #[test]
     fn lines_that_find_no_room_are_dropped_and_counted_and_nobody_waits() {
         let ((permits, permit), (written, writes)) = (channel(), channel());
-        let log = RequestLog::start(Output::Test(Box::new(Slow(permit, written)))).map(Arc::new).unwrap();
+        let log = RequestLog::start(Slow(permit, written)).map(Arc::new).unwrap();
         let asked = 3 * QUEUE_LINES as u64;
         for _ in 0..asked {
             log.note(&Method::POST, "/v1/completions").refused(StatusCode::NOT_FOUND, "nothing");
