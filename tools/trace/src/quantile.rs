@@ -1,4 +1,4 @@
-//! Quantiles of measured values.
+//! Quantiles of measured values, and summaries that are made of them.
 
 use serde::Serialize;
 
@@ -20,6 +20,30 @@ impl Quantiles {
         let sorted = sorted(values);
         let at = |share| quantile(&sorted, share);
         Quantiles { count: sorted.len(), p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+    }
+}
+
+/// A summary of at least one value. Quantiles are interpolated linearly between the two closest
+/// values, as NumPy does by default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct ValueSummary {
+    pub count: usize,
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl ValueSummary {
+    /// The summary of `values`, or `None` when there are none. Single precision holds all token
+    /// counts that readers let through.
+    pub(crate) fn of(mut values: Vec<f32>) -> Option<ValueSummary> {
+        values.sort_by(f32::total_cmp);
+        let max = f64::from(*values.last()?);
+        let mean = values.iter().copied().map(f64::from).sum::<f64>() / values.len() as f64;
+        let at = |share| quantile(&values, share);
+        Some(ValueSummary { count: values.len(), mean, p50: at(0.5)?, p90: at(0.9)?, p99: at(0.99)?, max })
     }
 }
 
@@ -63,6 +87,14 @@ mod tests {
         assert_eq!(Quantiles::of([f64::NAN]), Quantiles::default());
         let one = Quantiles::of([3.0]);
         assert_eq!((one.p50, one.p99), (Some(3.0), Some(3.0)));
+    }
+
+    #[test]
+    fn a_summary_interpolates_its_quantiles() {
+        assert!(ValueSummary::of(Vec::new()).is_none());
+        let summary = ValueSummary::of(vec![4.0, 1.0, 3.0, 2.0]).unwrap();
+        assert_eq!((summary.count, summary.mean, summary.p50, summary.max), (4, 2.5, 2.5, 4.0));
+        assert!((summary.p90 - 3.7).abs() < 1e-6, "{summary:?}");
     }
 
     proptest! {

@@ -37,7 +37,7 @@ fn assert_spread(name: &str, mut values: Vec<f64>, asked: Spread, tolerance: f64
 /// sqrt(n).
 #[test]
 fn the_marginals_are_those_asked_for() {
-    let mut marginals = Marginals::claude_code();
+    let mut marginals: Marginals = Marginals::CLAUDE_CODE.parse().unwrap();
     marginals.sessions = 4_000;
     marginals.main.turns = Spread { p50: 4.0, p90: 9.0, min: 1.0, max: 40.0 };
     marginals.main.first_own_tokens = Spread { p50: 9_600.0, p90: 20_000.0, min: 500.0, max: 60_000.0 };
@@ -98,7 +98,7 @@ fn the_marginals_are_those_asked_for() {
 
 #[test]
 fn prompts_only_grow_until_they_are_compacted_to_their_system_prompt() {
-    let marginals = Marginals { sessions: 30, ..Marginals::claude_code() };
+    let marginals = Marginals { sessions: 30, ..Marginals::CLAUDE_CODE.parse().unwrap() };
     let requests = generate(&marginals, 2);
     let mut resets = 0;
     for pair in main_lines(&requests).values().flat_map(|line| line.windows(2)) {
@@ -120,8 +120,8 @@ fn prompts_only_grow_until_they_are_compacted_to_their_system_prompt() {
 
 #[test]
 fn a_seed_gives_one_trace_and_more_sessions_change_none() {
-    let few = Marginals { sessions: 5, ..Marginals::demo() };
-    let more = Marginals { sessions: 9, ..Marginals::demo() };
+    let few = Marginals { sessions: 5, ..Marginals::DEMO.parse().unwrap() };
+    let more = Marginals { sessions: 9, ..Marginals::DEMO.parse().unwrap() };
     assert_eq!(generate(&few, 3), generate(&few, 3));
     assert_ne!(generate(&few, 3), generate(&few, 4));
     let of_first_five = |request: &TraceRequest| {
@@ -135,7 +135,7 @@ fn a_seed_gives_one_trace_and_more_sessions_change_none() {
 /// either changes them.
 #[test]
 fn the_demo_trace_never_changes() {
-    let requests = generate(&Marginals::demo(), 1);
+    let requests = generate(&Marginals::DEMO.parse().unwrap(), 1);
     let sum = |value: fn(&TraceRequest) -> u32| {
         requests.iter().map(|request| u64::from(value(request))).sum::<u64>()
     };
@@ -153,7 +153,7 @@ fn h20_prefill_s(new: f64, prompt: f64) -> f64 {
 #[test]
 fn the_demo_trace_is_sized_for_four_engines_and_four_minutes() {
     for seed in 1..6 {
-        let requests = generate(&Marginals::demo(), seed);
+        let requests = generate(&Marginals::DEMO.parse().unwrap(), seed);
         assert!((250..=400).contains(&requests.len()), "seed {seed}: {} requests", requests.len());
         let mut text = Vec::new();
         requests.iter().for_each(|request| write_line(&mut text, request).unwrap());
@@ -186,7 +186,7 @@ fn the_demo_trace_is_sized_for_four_engines_and_four_minutes() {
 
 #[test]
 fn blocks_of_a_generated_trace_become_different_tokens() {
-    let requests = generate(&Marginals { sessions: 2, ..Marginals::demo() }, 1);
+    let requests = generate(&Marginals { sessions: 2, ..Marginals::DEMO.parse().unwrap() }, 1);
     let mut tokens_of: HashMap<Vec<u32>, u64> = HashMap::new();
     for &block in requests.iter().flat_map(|request| &request.blocks) {
         let tokens = block_tokens(block, 64, 150_000).collect();

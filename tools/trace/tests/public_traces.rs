@@ -120,7 +120,7 @@ fn azure_has_its_published_figures() {
         assert_eq!(info.requests, requests);
         assert_printed([info.span_s, info.input_per_output], span_and_ratio, 0);
         assert_printed([info.prefill_share], [prefill_share], 4);
-        let quantiles = |values: info::Quantiles| [values.mean, values.p50, values.p90, values.p99];
+        let quantiles = |values: info::ValueSummary| [values.mean, values.p50, values.p90, values.p99];
         assert_printed(quantiles(info.input_tokens), input, 0);
         assert_printed(quantiles(info.output_tokens), output, 0);
         assert!(info.prefix.is_none() && info.sessions.is_none());

@@ -126,8 +126,8 @@ fn adaptive_is_as_good_as_the_better_policy_on_the_mooncake_traces() {
 #[test]
 fn adaptive_is_as_good_as_the_better_policy_for_generated_agents() {
     let agents = [
-        ("claude-code", Marginals { sessions: 30, ..Marginals::claude_code() }),
-        ("demo", Marginals::demo()),
+        ("claude-code", Marginals { sessions: 30, ..Marginals::CLAUDE_CODE.parse().unwrap() }),
+        ("demo", Marginals::DEMO.parse().unwrap()),
     ];
     for (name, marginals) in agents {
         let requests: Vec<TraceRequest> = Generator::new(&marginals, 1).unwrap().collect();

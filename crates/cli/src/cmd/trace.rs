@@ -236,12 +236,12 @@ fn run_sample(args: &SampleArgs) -> CommandResult {
 }
 
 fn run_generate(args: &GenerateArgs) -> CommandResult {
-    let mut marginals = match (&args.marginals, args.preset) {
+    let mut marginals: Marginals = match (&args.marginals, args.preset) {
         (Some(file), _) => {
-            toml::from_str(&read_text(file)?).map_err(|error| format!("{}: {error}", file.display()))?
+            read_text(file)?.parse().map_err(|error| format!("{}: {error}", file.display()))?
         }
-        (None, Preset::ClaudeCode) => Marginals::claude_code(),
-        (None, Preset::Demo) => Marginals::demo(),
+        (None, Preset::ClaudeCode) => Marginals::CLAUDE_CODE.parse()?,
+        (None, Preset::Demo) => Marginals::DEMO.parse()?,
     };
     marginals.sessions = args.sessions.unwrap_or(marginals.sessions);
     if args.show {

@@ -128,10 +128,11 @@ async fn compare(args: Args) -> CommandResult {
     let shape = args.shape()?;
     let host = shape.host();
     let context_tokens = host.profile.model.max_model_tokens.min(host.pool_tokens);
-    let marginals = match args.engine {
-        EngineKind::Emulated => Marginals::demo(),
-        EngineKind::Vllm => Marginals::demo_small(),
+    let preset = match args.engine {
+        EngineKind::Emulated => Marginals::DEMO,
+        EngineKind::Vllm => Marginals::DEMO_SMALL,
     };
+    let marginals: Marginals = preset.parse()?;
     let limit = args.requests.unwrap_or(usize::MAX);
     let workload = match &args.trace {
         Some(path) => Workload::read(path, limit, context_tokens)?,

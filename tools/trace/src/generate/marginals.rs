@@ -5,6 +5,7 @@ use crate::format::MAX_TOKENS;
 use rand::Rng;
 use rand_distr::{Distribution, StandardNormal};
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 
 /// The most sessions of one trace, so that block ids stay below 2^53.
 pub const MAX_SESSIONS: u32 = 1 << 20;
@@ -101,6 +102,15 @@ pub struct Marginals {
     pub sub_agents: SubAgents,
 }
 
+impl FromStr for Marginals {
+    type Err = toml::de::Error;
+
+    /// Reads TOML.
+    fn from_str(text: &str) -> Result<Marginals, toml::de::Error> {
+        toml::from_str(text)
+    }
+}
+
 /// A marginal that makes no sense.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field}: {found}, allowed {allowed}")]
@@ -111,108 +121,12 @@ pub struct MarginalsError {
 }
 
 impl Marginals {
-    /// Coding agents as Weka recorded them with Claude Code (kv-cache-tester, 710 of its 739
-    /// sessions; what was not published of these was computed over 40 of them). `docs/traces.md`
-    /// says which figure is from where.
-    pub fn claude_code() -> Marginals {
-        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
-        Marginals {
-            sessions: 100,
-            starts_over_s: 3_600.0,
-            block_tokens: 64,
-            context_tokens: 166_000,
-            summary_tokens: spread(15_600.0, 38_000.0, 1_000.0, 80_000.0),
-            service: Service { fixed_ms: 2_300.0, per_new_token_us: 0.0, per_output_token_ms: 17.0 },
-            system_prompts: vec![
-                SystemPrompt { tokens: 12_127, weight: 1.0 },
-                SystemPrompt { tokens: 14_882, weight: 3.0 },
-                SystemPrompt { tokens: 15_759, weight: 1.0 },
-            ],
-            main: Conversation {
-                turns: spread(45.0, 155.0, 1.0, 514.0),
-                first_own_tokens: spread(9_600.0, 100_000.0, 500.0, 150_000.0),
-                growth_tokens: spread(646.0, 3_510.0, 1.0, 60_000.0),
-                output_tokens: spread(216.0, 959.0, 1.0, 32_000.0),
-                think_s: spread(10.0, 166.0, 0.0, 7_200.0),
-            },
-            sub_agents: SubAgents {
-                per_turn: 0.0012,
-                system_tokens: 8_723,
-                conversation: Conversation {
-                    turns: spread(16.0, 19.0, 1.0, 100.0),
-                    first_own_tokens: spread(9_500.0, 19_000.0, 100.0, 60_000.0),
-                    growth_tokens: spread(997.0, 3_336.0, 1.0, 30_000.0),
-                    output_tokens: spread(148.0, 270.0, 1.0, 4_000.0),
-                    think_s: spread(3.0, 3.8, 0.0, 60.0),
-                },
-            },
-        }
-    }
-
-    /// A small trace for four emulated H20 that serve Qwen3-Coder-30B-A3B for four minutes. By the
-    /// fit in `docs/traces.md` prompts take a tenth of their time when all that can be cached is,
-    /// and most of it when nothing is. The shape is that of coding agents, the sizes are chosen;
-    /// nothing in it is measured.
-    pub fn demo() -> Marginals {
-        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
-        Marginals {
-            sessions: 28,
-            starts_over_s: 50.0,
-            block_tokens: 64,
-            context_tokens: 60_000,
-            summary_tokens: spread(3_000.0, 6_000.0, 500.0, 10_000.0),
-            service: Service { fixed_ms: 0.0, per_new_token_us: 61.5, per_output_token_ms: 50.0 },
-            system_prompts: vec![
-                SystemPrompt { tokens: 3_200, weight: 1.0 },
-                SystemPrompt { tokens: 5_600, weight: 2.0 },
-                SystemPrompt { tokens: 8_000, weight: 1.0 },
-            ],
-            main: Conversation {
-                turns: spread(11.0, 14.0, 4.0, 16.0),
-                first_own_tokens: spread(5_000.0, 14_000.0, 1_000.0, 17_000.0),
-                growth_tokens: spread(900.0, 3_000.0, 300.0, 4_000.0),
-                output_tokens: spread(90.0, 200.0, 40.0, 300.0),
-                think_s: spread(5.0, 12.0, 2.0, 20.0),
-            },
-            sub_agents: SubAgents {
-                per_turn: 0.02,
-                system_tokens: 3_000,
-                conversation: Conversation {
-                    turns: spread(4.0, 6.0, 2.0, 8.0),
-                    first_own_tokens: spread(1_500.0, 3_000.0, 500.0, 5_000.0),
-                    growth_tokens: spread(900.0, 2_500.0, 300.0, 4_000.0),
-                    output_tokens: spread(80.0, 160.0, 40.0, 200.0),
-                    think_s: spread(2.0, 4.0, 1.0, 6.0),
-                },
-            },
-        }
-    }
-
-    /// A small trace for a real engine that serves a model of a few MB on a CPU for a minute: the
-    /// shape of coding agents, with chosen sizes.
-    pub fn demo_small() -> Marginals {
-        let spread = |p50, p90, min, max| Spread { p50, p90, min, max };
-        let turns = Conversation {
-            turns: spread(5.0, 7.0, 3.0, 8.0),
-            first_own_tokens: spread(600.0, 1_200.0, 200.0, 1_500.0),
-            growth_tokens: spread(150.0, 400.0, 50.0, 600.0),
-            output_tokens: spread(12.0, 24.0, 4.0, 32.0),
-            think_s: spread(0.5, 1.5, 0.2, 3.0),
-        };
-        Marginals {
-            sessions: 8,
-            starts_over_s: 5.0,
-            context_tokens: 3_600,
-            summary_tokens: spread(600.0, 900.0, 300.0, 1_000.0),
-            system_prompts: vec![
-                SystemPrompt { tokens: 512, weight: 1.0 },
-                SystemPrompt { tokens: 768, weight: 1.0 },
-            ],
-            main: turns,
-            sub_agents: SubAgents { per_turn: 0.0, system_tokens: 512, conversation: turns },
-            ..Marginals::demo()
-        }
-    }
+    /// Coding agents as Weka recorded them with Claude Code, as TOML.
+    pub const CLAUDE_CODE: &str = include_str!("../../presets/claude-code.toml");
+    /// A small trace for four emulated engines, as TOML.
+    pub const DEMO: &str = include_str!("../../presets/demo.toml");
+    /// A small trace for a real engine on a CPU, as TOML.
+    pub const DEMO_SMALL: &str = include_str!("../../presets/demo-small.toml");
 
     /// Refuses marginals from which no trace can be made, naming the field.
     pub fn check(&self) -> Result<(), MarginalsError> {
@@ -283,19 +197,19 @@ fn within(field: &str, value: f64, least: f64, most: f64) -> Result<(), Marginal
 
 #[cfg(test)]
 mod tests {
-    use super::Marginals;
+    use super::*;
 
     #[test]
     fn the_presets_make_sense() {
-        assert_eq!(Marginals::claude_code().check(), Ok(()));
-        assert_eq!(Marginals::demo().check(), Ok(()));
-        assert_eq!(Marginals::demo_small().check(), Ok(()));
+        for preset in [Marginals::CLAUDE_CODE, Marginals::DEMO, Marginals::DEMO_SMALL] {
+            assert_eq!(preset.parse::<Marginals>().unwrap().check(), Ok(()));
+        }
     }
 
     #[test]
     fn what_makes_no_sense_is_refused_by_field() {
         let refused = |change: fn(&mut Marginals)| {
-            let mut marginals = Marginals::demo();
+            let mut marginals: Marginals = Marginals::DEMO.parse().unwrap();
             change(&mut marginals);
             marginals.check().unwrap_err().to_string()
         };

@@ -22,7 +22,7 @@ use std::collections::BinaryHeap;
 /// ```
 /// use forebay_trace::generate::{Generator, Marginals};
 ///
-/// let marginals = Marginals { sessions: 3, ..Marginals::demo() };
+/// let marginals = Marginals { sessions: 3, ..Marginals::DEMO.parse().unwrap() };
 /// let requests: Vec<_> = Generator::new(&marginals, 1).unwrap().collect();
 /// assert!(requests.iter().filter(|request| request.parent_session.is_none()).count() >= 3 * 4);
 /// assert!(requests.is_sorted_by_key(|request| request.arrival_us));

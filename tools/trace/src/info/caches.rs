@@ -2,9 +2,9 @@
 //! request and bounds every other, and some of given sizes, which drop the least recently used
 //! block.
 
-use super::quantiles::{Quantiles, Values};
 use crate::format::TraceError;
 use crate::prefix::{KeyMap, KeySet, prefix_keys};
+use crate::quantile::ValueSummary;
 use crate::request::TraceRequest;
 use crate::reuse::{Reuse, ReuseCounter};
 use forebay_store::admission::{Chunk, ChunkKey, Lru};
@@ -63,7 +63,7 @@ pub struct PrefixInfo {
     /// traces.
     pub reuse: Reuse,
     /// Prompt tokens that such a cache would not have held, per request.
-    pub new_tokens: Quantiles,
+    pub new_tokens: ValueSummary,
     /// The share of requests with less than 5,000 new tokens.
     pub warm: f64,
     /// The share with 5,000 to 20,000.
@@ -93,7 +93,7 @@ pub(super) struct Caches {
     reuse: ReuseCounter,
     requests: u64,
     requests_with_hit: u64,
-    new_tokens: Values,
+    new_tokens: Vec<f32>,
     warm: u64,
     medium: u64,
     limited: Vec<(PrefixCache, Hits)>,
@@ -139,7 +139,7 @@ impl Caches {
             reuse: ReuseCounter::default(),
             requests: 0,
             requests_with_hit: 0,
-            new_tokens: Values::default(),
+            new_tokens: Vec::new(),
             warm: 0,
             medium: 0,
             limited: cache_tokens
@@ -159,7 +159,7 @@ impl Caches {
         let new_tokens = u64::from(request.input_tokens) - self.unlimited.add(request, held);
         self.requests += 1;
         self.requests_with_hit += u64::from(held > 0);
-        self.new_tokens.add(new_tokens as f64);
+        self.new_tokens.push(new_tokens as f32);
         self.warm += u64::from(new_tokens < WARM_BELOW);
         self.medium += u64::from((WARM_BELOW..HEAVY_FROM).contains(&new_tokens));
         self.reuse.add(request);
@@ -204,7 +204,7 @@ impl Caches {
             max_hit_tokens: self.unlimited.share_of_tokens(),
             requests_with_hit: share(self.requests_with_hit),
             reuse: self.reuse.reuse()?,
-            new_tokens: self.new_tokens.quantiles()?,
+            new_tokens: ValueSummary::of(self.new_tokens)?,
             warm: share(self.warm),
             medium: share(self.medium),
             heavy: share(self.requests - self.warm - self.medium),

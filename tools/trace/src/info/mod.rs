@@ -3,18 +3,16 @@
 //! blocks, and both have limits.
 
 mod caches;
-mod quantiles;
 mod sessions;
 mod text;
 
+pub use crate::quantile::ValueSummary;
 pub use caches::{CacheInfo, InfoError, MAX_DISTINCT_BLOCKS, MAX_REQUESTS, PrefixInfo};
-pub use quantiles::Quantiles;
 pub use sessions::SessionInfo;
 
 use crate::format::{Format, TraceReader};
 use crate::request::{OutOfOrder, TraceRequest};
 use caches::Caches;
-use quantiles::Values;
 use serde::Serialize;
 use sessions::Sessions;
 
@@ -41,9 +39,9 @@ pub struct Info {
     /// Requests that stand behind one that arrives later.
     pub out_of_order: usize,
     /// Prompt lengths.
-    pub input_tokens: Quantiles,
+    pub input_tokens: ValueSummary,
     /// Answer lengths.
-    pub output_tokens: Quantiles,
+    pub output_tokens: ValueSummary,
     /// All prompt tokens for each answer token.
     pub input_per_output: f64,
     /// Prompt tokens as a share of all tokens.
@@ -79,8 +77,8 @@ struct Survey {
     first_us: u64,
     last_us: u64,
     order: OutOfOrder,
-    input: Values,
-    output: Values,
+    input: Vec<f32>,
+    output: Vec<f32>,
     all_input: u64,
     all_output: u64,
     fitting: [u64; CONTEXT_LENGTHS.len()],
@@ -95,8 +93,8 @@ impl Survey {
             first_us: u64::MAX,
             last_us: 0,
             order: OutOfOrder::default(),
-            input: Values::default(),
-            output: Values::default(),
+            input: Vec::new(),
+            output: Vec::new(),
             all_input: 0,
             all_output: 0,
             fitting: [0; CONTEXT_LENGTHS.len()],
@@ -113,8 +111,8 @@ impl Survey {
         self.first_us = self.first_us.min(request.arrival_us);
         self.last_us = self.last_us.max(request.arrival_us);
         self.order.add(request);
-        self.input.add(request.input_tokens.into());
-        self.output.add(request.output_tokens.into());
+        self.input.push(request.input_tokens as f32);
+        self.output.push(request.output_tokens as f32);
         self.all_input += u64::from(request.input_tokens);
         self.all_output += u64::from(request.output_tokens);
         for (fitting, context_tokens) in self.fitting.iter_mut().zip(CONTEXT_LENGTHS) {
@@ -139,8 +137,8 @@ impl Survey {
             span_s,
             requests_per_s: if span_s > 0.0 { requests / span_s } else { 0.0 },
             out_of_order: self.order.count(),
-            input_tokens: self.input.quantiles().ok_or_else(empty)?,
-            output_tokens: self.output.quantiles().ok_or_else(empty)?,
+            input_tokens: ValueSummary::of(self.input).ok_or_else(empty)?,
+            output_tokens: ValueSummary::of(self.output).ok_or_else(empty)?,
             input_per_output: self.all_input as f64 / self.all_output.max(1) as f64,
             prefill_share: self.all_input as f64 / (self.all_input + self.all_output) as f64,
             fits: CONTEXT_LENGTHS.into_iter().zip(&self.fitting).map(fit).collect(),

@@ -1,8 +1,8 @@
 //! What a trace says about its conversations: how many turns, how prompts grow, how long people and
 //! tools take.
 
-use super::quantiles::{Quantiles, Values};
 use crate::prefix::{KeyMap, KeySet};
+use crate::quantile::ValueSummary;
 use crate::request::TraceRequest;
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
@@ -21,25 +21,25 @@ pub struct SessionInfo {
     pub sessions: usize,
     pub sub_agents: usize,
     /// Requests per session.
-    pub turns: Quantiles,
+    pub turns: ValueSummary,
     /// Prompt of the first request, in tokens.
-    pub first_input_tokens: Quantiles,
+    pub first_input_tokens: ValueSummary,
     /// Prompt of the last request, in tokens.
-    pub last_input_tokens: Quantiles,
+    pub last_input_tokens: ValueSummary,
     /// How much longer a prompt is than the one before it, in tokens; shrinking counts below zero.
-    pub growth_tokens: Option<Quantiles>,
+    pub growth_tokens: Option<ValueSummary>,
     /// Requests that follow another one in their session.
     pub continuations: u64,
     /// How many of these have a prompt below 0.7 of the one before.
     pub resets: u64,
     /// Pauses before a request, in seconds, where recorded.
-    pub think_s: Option<Quantiles>,
+    pub think_s: Option<ValueSummary>,
     /// Time the recorded service took, in seconds, where recorded.
-    pub service_s: Option<Quantiles>,
+    pub service_s: Option<ValueSummary>,
     /// From the first arrival of a session to its last, in seconds.
-    pub length_s: Quantiles,
+    pub length_s: ValueSummary,
     /// Tool definitions and system prompt, in tokens, one value a session, where recorded.
-    pub system_tokens: Option<Quantiles>,
+    pub system_tokens: Option<ValueSummary>,
     /// The share of all prompt tokens that the largest tenth of the sessions has, sub-agents
     /// included; 0 with fewer than ten sessions.
     pub largest_tenth: f64,
@@ -49,9 +49,9 @@ pub struct SessionInfo {
 pub(super) struct Sessions {
     of_name: KeyMap<State>,
     sub_agents: KeySet,
-    growth: Values,
-    think_s: Values,
-    service_s: Values,
+    growth: Vec<f32>,
+    think_s: Vec<f32>,
+    service_s: Vec<f32>,
     continuations: u64,
     resets: u64,
 }
@@ -79,7 +79,7 @@ impl Sessions {
             0 => state.begin(request),
             _ => {
                 let (before, now) = (f64::from(state.last_input), f64::from(request.input_tokens));
-                self.growth.add(now - before);
+                self.growth.push((now - before) as f32);
                 self.continuations += 1;
                 self.resets += u64::from(now < RESET_BELOW * before);
             }
@@ -87,8 +87,8 @@ impl Sessions {
         state.turns += 1;
         state.last_input = request.input_tokens;
         state.last_us = state.last_us.max(request.arrival_us);
-        let recorded = |values: &mut Values, time_us: Option<u64>| {
-            time_us.into_iter().for_each(|time_us| values.add(time_us as f64 / MICROS_PER_S));
+        let recorded = |values: &mut Vec<f32>, time_us: Option<u64>| {
+            time_us.into_iter().for_each(|time_us| values.push((time_us as f64 / MICROS_PER_S) as f32));
         };
         recorded(&mut self.think_s, request.think_us);
         recorded(&mut self.service_s, request.service_us);
@@ -99,27 +99,24 @@ impl Sessions {
     pub(super) fn finish(self) -> Option<SessionInfo> {
         let recorded = self.of_name.values().any(|state| state.turns > 1) || !self.sub_agents.is_empty();
         let main = || self.of_name.values().filter(|state| state.turns > 0);
-        let quantiles = |value: &dyn Fn(&State) -> f64| {
-            let mut values = Values::default();
-            main().for_each(|state| values.add(value(state)));
-            values.quantiles()
+        let summary = |value: &dyn Fn(&State) -> f64| {
+            ValueSummary::of(main().map(|state| value(state) as f32).collect())
         };
-        let mut system_tokens = Values::default();
-        main().filter_map(|state| state.system_tokens).for_each(|tokens| system_tokens.add(tokens.into()));
+        let system_tokens = main().filter_map(|state| state.system_tokens).map(|tokens| tokens as f32);
         let info = SessionInfo {
             sessions: main().count(),
             sub_agents: self.sub_agents.len(),
-            turns: quantiles(&|state| state.turns.into())?,
-            first_input_tokens: quantiles(&|state| state.first_input.into())?,
-            last_input_tokens: quantiles(&|state| state.last_input.into())?,
-            length_s: quantiles(&|state| (state.last_us - state.first_us) as f64 / MICROS_PER_S)?,
+            turns: summary(&|state| state.turns.into())?,
+            first_input_tokens: summary(&|state| state.first_input.into())?,
+            last_input_tokens: summary(&|state| state.last_input.into())?,
+            length_s: summary(&|state| (state.last_us - state.first_us) as f64 / MICROS_PER_S)?,
             largest_tenth: self.largest_tenth(),
-            growth_tokens: self.growth.quantiles(),
+            growth_tokens: ValueSummary::of(self.growth),
             continuations: self.continuations,
             resets: self.resets,
-            think_s: self.think_s.quantiles(),
-            service_s: self.service_s.quantiles(),
-            system_tokens: system_tokens.quantiles(),
+            think_s: ValueSummary::of(self.think_s),
+            service_s: ValueSummary::of(self.service_s),
+            system_tokens: ValueSummary::of(system_tokens.collect()),
         };
         recorded.then_some(info)
     }

@@ -1,6 +1,6 @@
 //! The figures of a trace as a table for the terminal, at most 100 columns wide.
 
-use super::{Info, PrefixInfo, Quantiles, SessionInfo};
+use super::{Info, PrefixInfo, SessionInfo, ValueSummary};
 use crate::units::count;
 use std::fmt::{self, Display, Formatter};
 
@@ -123,12 +123,12 @@ impl PrefixInfo {
     }
 }
 
-fn optional_row(out: &mut Formatter<'_>, name: &str, values: Option<&Quantiles>) -> fmt::Result {
+fn optional_row(out: &mut Formatter<'_>, name: &str, values: Option<&ValueSummary>) -> fmt::Result {
     values.map_or(Ok(()), |values| row(out, name, values))
 }
 
-fn row(out: &mut Formatter<'_>, name: &str, values: &Quantiles) -> fmt::Result {
-    let Quantiles { count: values_count, mean, p50, p90, p99, max } = *values;
+fn row(out: &mut Formatter<'_>, name: &str, values: &ValueSummary) -> fmt::Result {
+    let ValueSummary { count: values_count, mean, p50, p90, p99, max } = *values;
     write!(out, "{name:<22}{:>10}", grouped(values_count as f64))?;
     [mean, p50, p90, p99, max].iter().try_for_each(|&value| write!(out, "{:>12}", brief(value)))?;
     writeln!(out)
