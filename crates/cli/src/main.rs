@@ -23,7 +23,7 @@ struct Cli {
     /// End when the process with this id, which started this one, ends
     #[arg(long, global = true, hide = true, value_name = "PID")]
     end_with: Option<i32>,
-    /// How log lines are written to stderr: text, or json, an object a line
+    /// How log lines are written to stderr: text, or json with one object a line
     #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
     log_format: Format,
     #[command(subcommand)]
@@ -38,17 +38,17 @@ enum Command {
     Engine(cmd::engine::Args),
     /// Run the daemon of a host, which keeps KV for its engines
     Node(cmd::node::Args),
-    /// See whether this host is fit for fast copies, and what to do where it is not
+    /// Check whether this host is fit for fast copies, and say what to do where it is not
     Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
-    /// Run a program so that its large CUDA copies take every path
+    /// Run a program so that its large CUDA copies use every path
     Run(cmd::run::Args),
     /// Make, look at, check and empty logs of the SSD tier
     Store(cmd::store::Args),
     /// Inspect, sample, generate and replay request traces
     Trace(cmd::trace::Args),
-    /// Harm stores of KV, see that nothing wrong comes back, and compare them
+    /// Damage stores of KV, check that nothing wrong comes back, and compare the stores
     Torture(cmd::torture::Args),
     /// Measure one part of the system against its ceiling
     #[cfg(feature = "bench")]

@@ -43,70 +43,71 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
     /// Port to listen on; 0 takes a free one
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
     /// GPU and model to emulate
     #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
     profile: String,
-    /// A profile of your own, in TOML, in place of a shipped one
+    /// File with a profile of your own, in TOML, used instead of a shipped one
     #[arg(long, value_name = "FILE", conflicts_with = "profile")]
     profile_file: Option<PathBuf>,
-    /// Served name of the model [default: the profile's]
+    /// Name by which requests ask for the model [default: the profile's]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Model seconds per real second
+    /// Seconds of the emulated GPU in a real second
     #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
     clock_ratio: f64,
-    /// Emulate CUDA graphs: a step's floor is the profile's for graphs, not the eager one
+    /// Emulate CUDA graphs: a step takes at least the profile's time for graphs, not its time
+    /// without them
     #[arg(long)]
     cuda_graphs: bool,
-    /// KV bytes that are really kept for a token in a layer, a multiple of 4
+    /// Bytes of KV that are really kept for a token in a layer, a multiple of 4
     #[arg(long, value_name = "BYTES", default_value_t = 4)]
     kv_bytes_per_token_layer: usize,
-    /// Tokens of KV that fit the GPU [default: the profile's]
+    /// Tokens whose KV fits the GPU [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<usize>,
-    /// Tokens computed in one step at most [default: the profile's]
+    /// Most tokens computed in one step [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
     max_num_batched_tokens: Option<usize>,
-    /// Requests running at most [default: the profile's]
+    /// Most requests computed at once [default: the profile's]
     #[arg(long, value_name = "REQUESTS")]
     max_num_seqs: Option<usize>,
-    /// Requests queued and running at most; more are refused with 503
+    /// Most requests queued and computed at once; more are refused with 503
     #[arg(long, value_name = "REQUESTS", default_value_t = 4096)]
     max_requests: usize,
-    /// Longest body, such as 4MiB or 200000
+    /// Longest body of a request, such as 4MiB or 200000
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "16MiB")]
     max_body: usize,
-    /// Tokens per streamed chunk after the first
+    /// Tokens in each piece of a streamed answer after the first
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
     stream_interval: usize,
-    /// Publish KV events over ZeroMQ here
+    /// Address at which KV events are published over ZeroMQ
     #[arg(long, value_name = "HOST:PORT")]
     kv_events: Option<SocketAddr>,
-    /// Answer requests for missed KV events here
+    /// Address at which missed KV events can be asked for
     #[arg(long, value_name = "HOST:PORT", requires = "kv_events")]
     kv_events_replay: Option<SocketAddr>,
-    /// Topic of KV events
+    /// ZeroMQ topic of the KV events
     #[arg(long, value_name = "TEXT", default_value = "", requires = "kv_events")]
     kv_events_topic: String,
-    /// Keep KV in a memory tier of this size too, such as 1GiB
+    /// Keep KV in a memory tier too, of this size, such as 1GiB
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>)]
     memory: Option<usize>,
-    /// Keep KV in this log below the memory tier too, or in `forebay.log` in this directory; made
-    /// if it is missing
+    /// Keep KV on an SSD below the memory tier too, in this log, or in `forebay.log` in this
+    /// directory; the log is made if it is missing
     #[arg(long, value_name = "FILE_OR_DIR", requires = "memory")]
     ssd: Option<PathBuf>,
-    /// Size of a log that is made
+    /// Size of the log, if it is made
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "1GiB", requires = "ssd")]
     ssd_size: usize,
-    /// Keep KV with the node that listens on this socket, in place of a memory tier of its own
+    /// Keep KV in the node that listens on this socket, instead of in a memory tier of the engine
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["memory", "ssd"])]
     node: Option<PathBuf>,
-    /// A file with the token that the node asks for
+    /// File with the token that the node asks for
     #[arg(long, value_name = "FILE", requires = "node")]
     node_token: Option<PathBuf>,
-    /// Tokens of a chunk in the memory tier or the node
+    /// Tokens in a chunk of the memory tier or the node
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     chunk_tokens: usize,
 }

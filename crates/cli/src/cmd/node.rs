@@ -13,11 +13,11 @@ use std::time::Duration;
 /// Arguments of `forebay node`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What the node is told, in TOML
+    /// Configuration of the node, in TOML
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Check all that the start checks, print what would be used, what follows from other values
-    /// included, and exit
+    /// Check all that a start checks, print the configuration that would be in effect, with every
+    /// default, and exit
     #[arg(long)]
     check_config: bool,
 }

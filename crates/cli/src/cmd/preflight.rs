@@ -22,14 +22,14 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// GPUs, their links, and the host's memory. Exits with 0, with 1 after warnings, with 2 after
-    /// faults
+    /// Check GPUs, their links and the host's memory; the exit code is 1 after warnings and 2 after
+    /// faults, otherwise 0
     Gpu {
-        /// Write all of it to a file as JSON too
+        /// Write all figures and findings to a file as JSON too
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// Measure the links first, and copies over them, for about 3 seconds, and keep the figures
-        /// for everything that copies
+        /// First measure the links, and copies over them, for about 3 seconds, and keep the figures
+        /// for all programs that copy
         #[arg(long)]
         measure: bool,
     },

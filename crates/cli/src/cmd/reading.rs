@@ -7,29 +7,29 @@ use std::path::PathBuf;
 /// Which trace to read, and how.
 #[derive(clap::Args)]
 pub struct ReadArgs {
-    /// Trace file, - for standard input, or directory of Weka's session files; gzip and zstd are
-    /// unpacked
+    /// Trace file, '-' for standard input, or a directory of Weka's session files; gzip and zstd
+    /// are unpacked
     pub trace: PathBuf,
-    /// forebay, mooncake, weka, bailian, agentic-kv, azure, burstgpt or tracelab [default: told by
-    /// the content]
-    #[arg(long)]
+    /// Format of the trace: forebay, mooncake, weka, bailian, agentic-kv, azure, burstgpt or
+    /// tracelab [default: found from the content]
+    #[arg(long, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Tokens per prefix block, for mooncake, bailian and agentic-kv [default: 512, 16 and 512]
+    /// Tokens in a prefix block, for mooncake, bailian and agentic-kv [default: 512, 16 and 512]
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
-    /// s, ms, us or ns, for mooncake, bailian, agentic-kv and burstgpt [default: ms for mooncake, s
-    /// for the others]
+    /// Unit of the trace's times, s, ms, us or ns, for mooncake, bailian, agentic-kv and burstgpt
+    /// [default: ms for mooncake, s for the others]
     #[arg(long, value_name = "UNIT")]
     time_unit: Option<TimeUnit>,
-    /// Stop at the first bad line instead of leaving bad lines out
+    /// Fail at the first bad line instead of leaving bad lines out
     #[arg(long)]
     strict: bool,
     /// Weka only: let sessions of one model share their system prompt, which the trace does not
     /// record
     #[arg(long)]
     share_system_prompt: bool,
-    /// Weka only: spread the starts of the sessions over this time, for the trace starts all at
-    /// once
+    /// Weka only: spread the starts of the sessions over this time, because all of the trace's
+    /// sessions start at once
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     spread_starts: f64,
 }

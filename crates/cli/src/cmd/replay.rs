@@ -33,53 +33,53 @@ pub struct ReplayArgs {
     target: String,
     #[command(flatten)]
     access: Access,
-    /// What the records call this run, usually the routing policy
-    #[arg(long, default_value = "replay")]
+    /// Name of this run in the records, usually the routing policy
+    #[arg(long, value_name = "NAME", default_value = "replay")]
     arm: String,
-    /// The model that requests name
-    #[arg(long, default_value_t = Options::default().model)]
+    /// Model that requests ask for
+    #[arg(long, value_name = "NAME", default_value_t = Options::default().model)]
     model: String,
-    /// When requests are sent: at their times in the trace, or after the previous answer and the
-    /// think time
+    /// When requests are sent: open, at their times in the trace; closed, each after the previous
+    /// answer of its session and the think time
     #[arg(long, value_enum, default_value = "closed")]
     pacing: PacingArg,
-    /// Model seconds per real second; the engines' own ratio, 1 for real ones
-    #[arg(long, default_value_t = 1.0)]
+    /// Seconds of the trace in a real second: the ratio of emulated engines, 1 for real ones
+    #[arg(long, value_name = "RATIO", default_value_t = 1.0)]
     clock_ratio: f64,
-    /// Prompt token ids are below this
-    #[arg(long, default_value_t = Options::default().vocab)]
+    /// Prompts have token ids below this number
+    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().vocab)]
     vocab: u32,
-    /// Stop after this many requests of the trace, as the file has them
+    /// Take only the first N requests of the trace file [default: all]
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
-    /// Requests that may fail before the command does
+    /// Most requests that may fail; with more, the command fails
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_failures: u64,
-    /// Most requests under way
-    #[arg(long, default_value_t = Options::default().max_in_flight)]
+    /// Most requests under way at once
+    #[arg(long, value_name = "N", default_value_t = Options::default().max_in_flight)]
     max_in_flight: usize,
-    /// For connecting, in real seconds
+    /// Longest time for connecting, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     connect_timeout: Duration,
-    /// From sending a request to its first token, in real seconds
+    /// Longest time from sending a request to its first token, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "300")]
     first_token_timeout: Duration,
-    /// From a token to the next, in real seconds
+    /// Longest time from a token to the next, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     progress_timeout: Duration,
-    /// Check every token: the engines are emulated ones of this profile
+    /// Check every token that comes back; the engines must be emulated ones of this profile
     #[arg(long, value_name = "PROFILE")]
     check: Option<String>,
-    /// With --check: KV bytes that those engines keep for a token in a layer
+    /// With --check: bytes of KV that those engines keep for a token in a layer
     #[arg(long, value_name = "BYTES", default_value_t = 4)]
     kv_bytes_per_token_layer: usize,
     /// An engine whose load is sampled from its metrics; repeat for each
     #[arg(long, value_name = "NAME=URL")]
     engine: Vec<Instance>,
-    /// Decides what reading the trace leaves to chance
+    /// Seed of what is random in reading the trace
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Records are appended here, one JSON object a line
+    /// File that records are appended to, one JSON object a line
     #[arg(long, value_name = "FILE", default_value = "replay.jsonl")]
     log: PathBuf,
     #[command(flatten)]
@@ -89,13 +89,13 @@ pub struct ReplayArgs {
 /// How the server is talked to. Keys are never arguments: others on the machine see those.
 #[derive(clap::Args)]
 struct Access {
-    /// The call that requests make; chat has no token ids: a word stands for each
+    /// API that requests use; chat takes no token ids, so that a word stands for each
     #[arg(long, value_enum, default_value = "completions")]
     endpoint: EndpointArg,
-    /// The environment variable that holds the API key, such as OPENAI_API_KEY
+    /// Environment variable that holds the API key, such as OPENAI_API_KEY
     #[arg(long, value_name = "VARIABLE", conflicts_with = "api_key_file")]
     api_key_env: Option<String>,
-    /// The file that holds the API key
+    /// File that holds the API key
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// A header that every request has; repeat for each

@@ -17,63 +17,65 @@ pub struct Args {
     /// An engine with an OpenAI API; repeat for each
     #[arg(long, value_name = "NAME=URL", required = true, value_parser = backend)]
     backend: Vec<Backend>,
-    /// How to choose: round-robin, least-loaded, session-sticky, linear, lmetric or lpwl
+    /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric or lpwl
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
     /// Threads that serve connections [default: half the CPUs, 1 to 8]
-    #[arg(long)]
+    #[arg(long, value_name = "COUNT")]
     threads: Option<usize>,
-    /// For connecting to an engine
+    /// Longest time for connecting to an engine
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     connect_timeout: Duration,
-    /// From sending a request to the first byte of a streamed answer; then another engine is tried,
-    /// once
+    /// Longest time from sending a request to the first byte of a streamed answer; after that one
+    /// other engine is tried
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
     first_byte_timeout: Duration,
-    /// The same for an answer without a stream, which comes when all is computed; then 504
+    /// Longest time for an answer that is not streamed and comes when all of it is computed; after
+    /// that the client gets 504
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1800")]
     answer_timeout: Duration,
-    /// Between two pieces of an answer; then the client is told and disconnected
+    /// Longest time between two pieces of an answer; after that the client is told and disconnected
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     progress_timeout: Duration,
-    /// For a client to send a body, or to take bytes that wait for it
+    /// Longest time in which a client sends its body, or takes bytes that wait for it
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     client_timeout: Duration,
-    /// Engines tried for one request; two of them at most get to see it
-    #[arg(long, default_value_t = Limits::default().attempts)]
+    /// Most engines tried for one request; two of them at most receive it
+    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().attempts)]
     attempts: u32,
-    /// What engines are asked for to see whether they are well: below 500 is well
+    /// Path that engines are probed at; an answer with a status below 500 means that one is well
     #[arg(long, value_name = "PATH", default_value = "/health")]
     probe_path: String,
-    /// Between two probes of an engine that answers them
+    /// Time between two probes of an engine that answers them
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     probe_interval: Duration,
-    /// Between two probes of an engine that does not answer them
+    /// Time between two probes of an engine that does not answer them
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.25")]
     reprobe_interval: Duration,
-    /// For the answer to a probe
+    /// Longest time for the answer to a probe
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     probe_timeout: Duration,
-    /// Failures in a row, of probes or requests, after which an engine is not used
+    /// Failures in a row, of probes or of requests, after which an engine gets no requests
     #[arg(long, value_name = "COUNT", default_value_t = Limits::default().eject_after)]
     eject_after: u32,
-    /// Answered probes in a row after which it is used again
+    /// Answered probes in a row after which such an engine gets requests again
     #[arg(long, value_name = "COUNT", default_value_t = Limits::default().readmit_after)]
     readmit_after: u32,
-    /// How long an idle connection to an engine is used again; shorter than engines keep it
+    /// Longest time that a connection to an engine is kept idle for the next request; it must be
+    /// shorter than the engines keep theirs
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "4")]
     keep_idle: Duration,
-    /// After SIGTERM: how long requests are still taken while /health says 503
+    /// How long requests are still accepted after SIGTERM, while /health answers 503
     #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "5")]
     shutdown_delay: Duration,
-    /// After that: how long requests under way may take; then streams end with an error
+    /// How long requests under way may then take; after that their streams end with an error
     #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "20")]
     drain: Duration,
-    /// Longest body, such as 4MiB or 200000
+    /// Longest body of a request, such as 4MiB or 200000
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "16MiB")]
     max_body: usize,
-    /// Requests under way at once; more are refused
-    #[arg(long, default_value_t = Limits::default().max_in_flight)]
+    /// Most requests under way at once; more are refused
+    #[arg(long, value_name = "COUNT", default_value_t = Limits::default().max_in_flight)]
     max_in_flight: usize,
     /// Send requests for models that no engine lists to any engine, instead of answering 404
     #[arg(long)]

@@ -17,11 +17,11 @@ const LD_PRELOAD: &str = "LD_PRELOAD";
 /// Arguments of `forebay run`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Print what became of the program's copies when it ends
+    /// When the program ends, print how its copies were done
     #[arg(long)]
     stats: bool,
-    /// Use the relays of the node with this socket too: for what uses Forebay itself, such as
-    /// vLLM's sleep mode
+    /// Socket of a node whose relays are used too, for programs that use Forebay themselves, such
+    /// as vLLM's sleep mode
     #[arg(long, value_name = "SOCKET")]
     relays: Option<PathBuf>,
     /// The program and its arguments

@@ -26,7 +26,7 @@ enum Command {
     Init {
         /// File to make, or raw partition to use
         file: PathBuf,
-        /// Size of the log, such as 100G: all that it will ever take of the disk
+        /// Size of the log, such as 100G; it never takes more of the disk
         #[arg(long, value_name = "SIZE", value_parser = super::values::size::<u64>)]
         size: u64,
         /// Size of a segment; no chunk may be larger
@@ -40,17 +40,16 @@ enum Command {
     Stat {
         /// The log
         file: PathBuf,
-        /// As JSON
+        /// Print it as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Read everything in a log and check every sum, without changing it; fails if anything is
-    /// wrong
+    /// Read all of a log and check every checksum, without changing it; fails if one is wrong
     Verify {
         /// The log
         file: PathBuf,
     },
-    /// Check as verify does, and drop what is damaged, so that it is a miss
+    /// Check a log as verify does, and drop the chunks that are damaged, so that they are misses
     Scrub {
         /// The log
         file: PathBuf,
@@ -59,17 +58,17 @@ enum Command {
     Purge {
         /// The log
         file: PathBuf,
-        /// Whose chunks
+        /// Number of the tenant
         #[arg(long, value_name = "NUMBER")]
         tenant: u16,
     },
-    /// Rebuild a log that lost both checkpoints from what its segments say
+    /// Rebuild a log that lost both checkpoints from its segments
     Recover {
         /// The log
         file: PathBuf,
-        /// Overwrite with zeros the pages that keep the log closed because the disk never gives
-        /// them ("the disk failed at offset"), each tried four times, and give up what they held;
-        /// then rebuild only if that is needed
+        /// Overwrite with zeros the pages that the disk cannot read ("the disk failed at offset")
+        /// and without which the log does not open, each tried four times; what they held is lost.
+        /// Then rebuild only if that is needed
         #[arg(long)]
         unreadable: bool,
     },

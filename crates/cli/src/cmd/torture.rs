@@ -26,23 +26,23 @@ pub struct Args {
     /// the program's name
     #[arg(long, value_name = "PROGRAM")]
     program: Option<PathBuf>,
-    /// Only cases whose names contain this
+    /// Run only the cases whose names contain this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Fewer values, kills and crash points: less than a minute
+    /// Use fewer values, kills and crash points, and take less than a minute
     #[arg(long)]
     quick: bool,
     /// Writes at which the power fails [default: 1000, or 40 with --quick]
     #[arg(long, value_name = "COUNT")]
     crash_points: Option<u32>,
-    /// Decides all that is random
+    /// Seed of all that is random
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Existing directory on the disk to use; a directory is made in it, and removed [default: that
-    /// for temporary files]
-    #[arg(long)]
+    /// Existing directory on the disk to use; a directory is made in it, and removed [default: the
+    /// directory for temporary files]
+    #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Write the figures as JSON
+    /// Write the figures to a file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Show what workers print

@@ -27,15 +27,15 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Say what a trace is like: lengths, reuse, what caches would hit, sessions
+    /// Print the figures of a trace: lengths, reuse, hits of caches, sessions
     Info(InfoArgs),
     /// Make a smaller trace of whole sessions
     Sample(SampleArgs),
     /// Make a trace of agent sessions from stated distributions
     Generate(GenerateArgs),
-    /// Send a trace to an engine or a router as its clients did, and report what came of it
+    /// Send a trace to an engine or a router as its clients did, and report what came back
     Replay(Box<ReplayArgs>),
-    /// Make the report of what replays recorded
+    /// Make a report of what replays recorded
     Report(ReportArgs),
 }
 
@@ -48,7 +48,7 @@ struct InfoArgs {
     cache_tokens: Vec<u64>,
     #[command(flatten)]
     tiers: TierArgs,
-    /// Write the figures as JSON, too
+    /// Write the figures to a file as JSON too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -69,10 +69,10 @@ struct TierArgs {
         requires = "tiers"
     )]
     admission: Vec<Policy>,
-    /// Most bytes that may be written to the SSD in a day
+    /// Most bytes that may be written to the SSD in a day [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = forebay_transfer::size::parse, requires = "tiers")]
     endurance: Option<u64>,
-    /// KV of a token; by default that of Llama 3 8B, whose FLOP are counted
+    /// Bytes of KV of a token; the default is that of Llama 3 8B, the model whose FLOP are counted
     #[arg(
         long,
         value_name = "BYTES",
@@ -96,41 +96,41 @@ struct Figures<'a> {
 struct SampleArgs {
     #[command(flatten)]
     read: ReadArgs,
-    /// Where the sample goes
+    /// File to write the sample to
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Share of the sessions to keep, above 0 and up to 1
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     keep: f64,
-    /// Which sessions; with one seed, a smaller share is part of a larger one
+    /// Seed that chooses the sessions; with the same seed a smaller share is part of a larger one
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Leave out sessions that begin earlier in the trace
+    /// Leave out sessions that begin before this time of the trace
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     start: f64,
-    /// Leave out sessions that begin this long after the start, or later
+    /// Leave out sessions that begin this long after --start, or later [default: no limit]
     #[arg(long, value_name = "SECONDS")]
     span: Option<f64>,
-    /// Write the report as JSON, too
+    /// Write the report to a file as JSON too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
 struct GenerateArgs {
-    /// Where the trace goes
+    /// File to write the trace to
     #[arg(long, value_name = "FILE", required_unless_present = "show")]
     out: Option<PathBuf>,
     /// Distributions to draw from
     #[arg(long, default_value = "claude-code")]
     preset: Preset,
-    /// Distributions of your own instead, in TOML as --show prints them
+    /// File with distributions of your own, in TOML as --show prints them
     #[arg(long, value_name = "FILE", conflicts_with = "preset")]
     marginals: Option<PathBuf>,
-    /// Number of sessions instead of the preset's
-    #[arg(long)]
+    /// Number of sessions [default: the preset's]
+    #[arg(long, value_name = "N")]
     sessions: Option<u32>,
-    /// The same seed gives the same trace
+    /// Seed of all that is random; the same seed gives the same trace
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Print the distributions and make no trace

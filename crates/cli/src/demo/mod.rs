@@ -45,9 +45,9 @@ const VLLM_POOL_TOKENS: usize = 6_400;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EngineKind {
-    /// They compute nothing, take the time that a GPU would, and keep KV that can be checked
+    /// Compute nothing, take the time that a GPU would, and keep KV that can be checked
     Emulated,
-    /// Real vLLMs, processes with our connector, on the CPU or on the GPU that they find
+    /// Real vLLMs with Forebay's connector, on the CPU or on the GPU that they find
     Vllm,
 }
 
@@ -64,17 +64,17 @@ pub struct Args {
     /// Routing policies to compare, each from a cold start
     #[arg(long, value_delimiter = ',', default_values_t = Policy::ALL)]
     policies: Vec<Policy>,
-    /// What the engines are; those of vLLM are processes, with a node
+    /// Kind of the engines; vLLMs are processes of their own, with a node
     #[arg(long, value_enum, default_value = "emulated")]
     engine: EngineKind,
-    /// With --engine vllm: the Python that has vLLM and Forebay
+    /// With --engine vllm: the Python interpreter that has vLLM and Forebay installed
     #[arg(long, value_name = "PYTHON", required_if_eq("engine", "vllm"))]
     vllm: Option<PathBuf>,
     /// With --engine vllm: the directory of the model that it serves
     #[arg(long, value_name = "DIR", required_if_eq("engine", "vllm"))]
     model: Option<PathBuf>,
-    /// Engines behind the router [default: 4; 2 vLLMs]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
+    /// Number of engines behind the router [default: 4; 2 for vLLM]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     engines: Option<u16>,
     /// KV pool of each engine, in tokens [default: the profile's for a given trace; 120000 for the
     /// generated one, so that it does not fit; 6400 for vLLM]
@@ -94,17 +94,19 @@ pub struct Args {
     /// Run the node and each engine as a process of its own
     #[arg(long)]
     node: bool,
-    /// The same with N nodes that are each other's peers; the engines are spread over them
+    /// Run N nodes that are peers of each other, and each engine, as processes of their own; the
+    /// engines are spread over the nodes
     #[arg(long, value_name = "N", conflicts_with = "node", value_parser = clap::value_parser!(u16).range(1..=8))]
     nodes: Option<u16>,
     /// Kill one of the nodes when half of the requests have ended
     #[arg(long, requires = "nodes")]
     kill_one: bool,
-    /// Model seconds per real second; arrivals, think times and steps are scaled alike [default:
-    /// 20; always 1 with vLLM]
-    #[arg(long)]
+    /// Seconds of the trace in a real second; arrivals, think times and steps are scaled alike
+    /// [default: 20; always 1 for vLLM]
+    #[arg(long, value_name = "RATIO")]
     clock_ratio: Option<f64>,
-    /// Damage what the store's links move: flip-bit:P flips a bit in each byte with probability P
+    /// Damage the bytes that the store's links move: flip-bit:P flips a bit in each byte with
+    /// probability P
     #[arg(long, value_name = "FAULT", conflicts_with_all = ["node", "nodes"])]
     fault: Option<Fault>,
     /// Seed of the generated trace and of faults
@@ -113,7 +115,7 @@ pub struct Args {
     /// Directory for report.html, records.jsonl and summary.json
     #[arg(long, value_name = "DIR", default_value = "demo-out")]
     out: PathBuf,
-    /// Also write the results object that benchmarks write
+    /// Write the results object that benchmarks write to a file too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
