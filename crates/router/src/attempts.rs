@@ -6,7 +6,7 @@
 //! once, to another engine: so no request runs more than twice. The second time may be at the same
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
-use crate::dispatcher::{Ask, BackendSet, End};
+use crate::dispatcher::{BackendSet, End, RoutingFacts};
 use crate::engines::Flight;
 use crate::health::Failure;
 use crate::refusal::Refusal;
@@ -37,7 +37,7 @@ pub struct Outgoing {
     pub head: http::request::Parts,
     pub body: Pieces,
     /// What routing needs to know of it.
-    pub ask: Arc<Ask>,
+    pub routing: Arc<RoutingFacts>,
     /// The client asked for a stream: its first byte comes when the prompt is computed.
     pub stream: bool,
     /// The client did not ask for usage.
@@ -79,7 +79,7 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(usize, Failure)> = None;
     for attempt in 1..=router.limits.attempts {
-        let Some(mut flight) = router.engines.assign(&outgoing.ask, tried) else { break };
+        let Some(mut flight) = router.engines.assign(&outgoing.routing, tried) else { break };
         let backend = flight.backend;
         if let Some((from, failure)) = last_failure {
             router.engines.tell_sent_elsewhere(from, backend, failure);
@@ -92,7 +92,7 @@ pub async fn send(
             deadline.as_mut().reset(Instant::now() + limit);
         }
         let may_move = attempt < router.limits.attempts && !sent_again;
-        let excluded = tried | !outgoing.ask.serving;
+        let excluded = tried | !outgoing.routing.serving;
         let elsewhere = may_move.then_some(excluded);
         // What remains of an earlier request is not trusted after it has failed once.
         let fresh = last_failure.is_some_and(|(_, failure)| failure == Failure::ClosedKept);

@@ -32,7 +32,7 @@ pub const MAX_BACKENDS: usize = BackendSet::BITS as usize;
 
 /// What routing needs to know of a request.
 #[derive(Debug)]
-pub struct Ask {
+pub struct RoutingFacts {
     /// How long it is, as far as bytes tell.
     pub length: Length,
     /// Bytes that stand before the prompt and are cached with its beginning: tools and documents.
@@ -132,26 +132,26 @@ impl Dispatcher {
 
     /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
     /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, ask: &Ask, tried: BackendSet) -> Option<Assignment> {
-        let input_tokens = self.bytes_per_token.estimate(&ask.length);
-        let candidates = self.candidates(ask, input_tokens, tried);
+    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: BackendSet) -> Option<Assignment> {
+        let input_tokens = self.bytes_per_token.estimate(&routing.length);
+        let candidates = self.candidates(routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn };
-        let home = self.homes.get(ask.session);
+        let home = self.homes.get(routing.session);
         let request = Request { input_tokens, home };
-        let policy = if ask.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
+        let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
         let new_tokens = input_tokens.saturating_sub(candidates[chosen].hit_tokens).max(1);
         self.turn += 1;
-        if ask.endpoint.is_some() {
-            self.homes.insert(ask.session, chosen);
+        if routing.endpoint.is_some() {
+            self.homes.insert(routing.session, chosen);
         }
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
         backend.pending_prefill_tokens += new_tokens;
         backend.context_tokens += input_tokens;
         let attempt = tried.count_ones() + 1;
-        let session = ask.session;
+        let session = routing.session;
         let entry =
             Entry { at_us: now_us, session, input_tokens, attempt, decision, candidates, outcome: None };
         Some(Assignment {
@@ -161,19 +161,19 @@ impl Dispatcher {
             first_byte_us: None,
             input_tokens,
             new_tokens,
-            visit: self.index.visit(chosen, &ask.chain),
+            visit: self.index.visit(chosen, &routing.chain),
             former_home: home,
             computed: false,
         })
     }
 
-    fn candidates(&self, ask: &Ask, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
-        let bytes_per_token = self.bytes_per_token.ratio(ask.length.kind);
-        let may_have = |index: usize| ask.serving & !tried & (1 << index) != 0;
+    fn candidates(&self, routing: &RoutingFacts, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
+        let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
+        let may_have = |index: usize| routing.serving & !tried & (1 << index) != 0;
         let mut backends = self.backends.iter().enumerate();
         let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
-            let hit_bytes = ask.hit_bytes(self.index.hit_chunks(index, &ask.chain));
+            let hit_bytes = routing.hit_bytes(self.index.hit_chunks(index, &routing.chain));
             let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
             Candidate {
                 eligible: usable && may_have(index),
@@ -203,7 +203,7 @@ impl Dispatcher {
     }
 
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
-    pub fn end(&mut self, ask: &Ask, assignment: Assignment, end: End) -> Option<Change> {
+    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Option<Change> {
         let index = assignment.backend;
         let backend = &mut self.backends[index];
         backend.in_flight -= 1;
@@ -229,7 +229,7 @@ impl Dispatcher {
                 };
                 if let Some(usage) = usage.filter(|_| assignment.computed) {
                     cached_bytes =
-                        learn(&mut self.bytes_per_token, backend, ask, &assignment, usage, &mut outcome);
+                        learn(&mut self.bytes_per_token, backend, routing, &assignment, usage, &mut outcome);
                 }
             }
             End::Failed(failure) => {
@@ -246,8 +246,8 @@ impl Dispatcher {
         if assignment.computed {
             self.index.settle(assignment.visit, cached_bytes);
         } else {
-            self.forget_home(ask.session, index, assignment.former_home);
-            self.index.abandon(assignment.visit, &ask.chain);
+            self.forget_home(routing.session, index, assignment.former_home);
+            self.index.abandon(assignment.visit, &routing.chain);
         }
         self.apply(index, change)
     }
@@ -337,7 +337,7 @@ impl Backend {
     }
 }
 
-impl Ask {
+impl RoutingFacts {
     /// Bytes of the prompt and what stands before it that `chunks` chunks of the chain stand for.
     fn hit_bytes(&self, chunks: usize) -> usize {
         if chunks == 0 { 0 } else { self.lead_bytes + chunks * CHUNK_BYTES }
@@ -349,19 +349,19 @@ impl Ask {
 fn learn(
     ratio: &mut BytesPerToken,
     backend: &mut Backend,
-    ask: &Ask,
+    routing: &RoutingFacts,
     assignment: &Assignment,
     usage: Usage,
     outcome: &mut Outcome,
 ) -> Option<usize> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
-    let endpoint = ask.endpoint?;
-    ratio.learn(&ask.length, usage.prompt_tokens);
+    let endpoint = routing.endpoint?;
+    ratio.learn(&routing.length, usage.prompt_tokens);
     let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
     // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a
     // wrong hit.
-    let bytes_per_token = ask.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
-    let predicted_bytes = ask.hit_bytes(assignment.visit.predicted_chunks());
+    let bytes_per_token = routing.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
+    let predicted_bytes = routing.hit_bytes(assignment.visit.predicted_chunks());
     let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;
     outcome.predicted_tokens = Some(predicted_tokens);
     outcome.cached_tokens = Some(cached_tokens);
@@ -371,7 +371,7 @@ fn learn(
     totals.predicted_tokens += predicted_tokens;
     totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
     totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
-    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(ask.lead_bytes))
+    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.lead_bytes))
 }
 
 #[cfg(test)]

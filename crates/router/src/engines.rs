@@ -3,7 +3,7 @@
 
 use crate::config::Target;
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{Ask, Assignment, BackendSet, Dispatcher, End};
+use crate::dispatcher::{Assignment, BackendSet, Dispatcher, End, RoutingFacts};
 use crate::health::{Change, Failure};
 use crate::log_lines::{EngineLines, RouterLines};
 use crate::stats::RouterStats;
@@ -41,10 +41,10 @@ impl Engines {
     }
 
     /// Chooses an engine for a request and counts it as load until the flight ends.
-    pub fn assign(self: &Arc<Engines>, ask: &Arc<Ask>, tried: BackendSet) -> Option<Flight> {
-        let assignment = self.dispatcher.lock().assign(self.now_us(), ask, tried)?;
-        let (engines, ask, backend) = (self.clone(), ask.clone(), assignment.backend);
-        Some(Flight { engines, ask, backend, open: Some(assignment) })
+    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: BackendSet) -> Option<Flight> {
+        let assignment = self.dispatcher.lock().assign(self.now_us(), routing, tried)?;
+        let (engines, routing, backend) = (self.clone(), routing.clone(), assignment.backend);
+        Some(Flight { engines, routing, backend, open: Some(assignment) })
     }
 
     /// Reports how a probe of an engine ended.
@@ -119,7 +119,7 @@ impl Engines {
 #[derive(Debug)]
 pub struct Flight {
     engines: Arc<Engines>,
-    ask: Arc<Ask>,
+    routing: Arc<RoutingFacts>,
     /// Index of the engine.
     pub backend: usize,
     open: Option<Assignment>,
@@ -141,7 +141,7 @@ impl Flight {
 
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
-            let change = self.engines.dispatcher.lock().end(&self.ask, assignment, end);
+            let change = self.engines.dispatcher.lock().end(&self.routing, assignment, end);
             self.engines.announce(self.backend, change);
         }
     }

@@ -2,7 +2,7 @@
 //! choosing an engine, trying another, bytes and sockets are others' business.
 
 use crate::attempts::{self, Begun, Outgoing, Worker};
-use crate::dispatcher::{Ask, BackendSet};
+use crate::dispatcher::{BackendSet, RoutingFacts};
 use crate::encoding::Coding;
 use crate::listing;
 use crate::local;
@@ -250,7 +250,7 @@ fn prepare(
     let endpoint = (!prompt.is_empty()).then_some(endpoint);
     let bytes = facts.lead_bytes + prompt.len();
     let length = Length { kind: facts.kind, bytes, media: media.len() };
-    let ask = Ask { length, lead_bytes: facts.lead_bytes, chain, session, endpoint, serving };
+    let routing = RoutingFacts { length, lead_bytes: facts.lead_bytes, chain, session, endpoint, serving };
     address_to_engines(&mut head);
     let body = match &facts.ask_for_usage {
         None => Pieces::new([body, Bytes::new(), Bytes::new()]),
@@ -261,17 +261,17 @@ fn prepare(
         ]),
     };
     let hide_usage = facts.ask_for_usage.is_some();
-    Outgoing { head, body, ask: Arc::new(ask), stream: facts.stream, hide_usage }
+    Outgoing { head, body, routing: Arc::new(routing), stream: facts.stream, hide_usage }
 }
 
 /// A request that goes by load alone, as it came.
 fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
     let chain = Chain::new(0, &[]);
     let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
-    let ask = Ask { length, lead_bytes: 0, chain, session: 0, endpoint: None, serving };
+    let routing = RoutingFacts { length, lead_bytes: 0, chain, session: 0, endpoint: None, serving };
     address_to_engines(&mut head);
     let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
-    Outgoing { head, body, ask: Arc::new(ask), stream: false, hide_usage: false }
+    Outgoing { head, body, routing: Arc::new(routing), stream: false, hide_usage: false }
 }
 
 /// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are

@@ -5,12 +5,12 @@ use super::*;
 use crate::request::PromptKind;
 use proptest::prelude::*;
 
-fn ask(session: u64, bytes: usize) -> Ask {
+fn routing(session: u64, bytes: usize) -> RoutingFacts {
     let prompt = vec![session as u8; bytes];
     let chain = Chain::new(1, &prompt);
     let length = Length { kind: PromptKind::Text, bytes, media: 0 };
     let endpoint = Some(Endpoint::Completions);
-    Ask { length, lead_bytes: 0, chain, session, endpoint, serving: BackendSet::MAX }
+    RoutingFacts { length, lead_bytes: 0, chain, session, endpoint, serving: BackendSet::MAX }
 }
 
 const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
@@ -31,11 +31,11 @@ fn a_session_returns_to_the_backend_that_holds_its_prefix() {
         let mut homes = Vec::new();
         for turn in 0..4 {
             for session in [1, 2] {
-                let ask = ask(session, 40_000 + 4_000 * turn);
-                let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+                let routing = routing(session, 40_000 + 4_000 * turn);
+                let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
                 dispatcher.first_byte(5, &mut assignment, 200);
                 homes.push(assignment.backend);
-                dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+                dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
             }
         }
         assert!(homes.chunks(2).all(|pair| pair == &homes[..2]), "{policy}: {homes:?}");
@@ -45,8 +45,8 @@ fn a_session_returns_to_the_backend_that_holds_its_prefix() {
 #[test]
 fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     let mut dispatcher = two(Policy::Lpwl);
-    let ask = ask(1, 4_000);
-    let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+    let routing = routing(1, 4_000);
+    let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
     let index = assignment.backend;
     let load = |dispatcher: &Dispatcher| {
         let backend = &dispatcher.stats().backends[index];
@@ -56,26 +56,26 @@ fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     dispatcher.first_byte(10, &mut assignment, 200);
     dispatcher.first_byte(20, &mut assignment, 200);
     assert_eq!(load(&dispatcher), (1, 0, 1_000));
-    dispatcher.end(&ask, assignment, End::Cancelled);
+    dispatcher.end(&routing, assignment, End::Cancelled);
     assert_eq!(load(&dispatcher), (0, 0, 0));
 }
 
 #[test]
 fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
     let mut dispatcher = two(Policy::RoundRobin);
-    let ask = ask(1, 100);
-    let first = dispatcher.assign(0, &ask, 0).unwrap();
-    let second = dispatcher.assign(0, &ask, 1 << first.backend).unwrap();
+    let routing = routing(1, 100);
+    let first = dispatcher.assign(0, &routing, 0).unwrap();
+    let second = dispatcher.assign(0, &routing, 1 << first.backend).unwrap();
     assert_ne!(first.backend, second.backend);
-    assert!(dispatcher.assign(0, &ask, 0b11).is_none());
+    assert!(dispatcher.assign(0, &routing, 0b11).is_none());
     for assignment in [first, second] {
-        dispatcher.end(&ask, assignment, End::Failed(Failure::Refused));
+        dispatcher.end(&routing, assignment, End::Failed(Failure::Refused));
     }
-    assert!(dispatcher.assign(0, &ask, 0).is_none(), "both are ejected");
+    assert!(dispatcher.assign(0, &routing, 0).is_none(), "both are ejected");
     assert_eq!(dispatcher.probed(1, Ok(())), Some(Change::Readmitted));
-    let third = dispatcher.assign(0, &ask, 0).unwrap();
+    let third = dispatcher.assign(0, &routing, 0).unwrap();
     assert_eq!(third.backend, 1);
-    dispatcher.end(&ask, third, End::Cancelled);
+    dispatcher.end(&routing, third, End::Cancelled);
 }
 
 #[test]
@@ -85,11 +85,11 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
     for turn in 0..12_usize {
         let before = dispatcher.stats().backends[0].over_predicted_tokens;
         for session in 1..4 {
-            let ask = ask(session, 40_000 + 2_000 * turn);
-            let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+            let routing = routing(session, 40_000 + 2_000 * turn);
+            let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
             dispatcher.first_byte(1, &mut assignment, 200);
             // An engine that never has anything cached.
-            dispatcher.end(&ask, assignment, answered(10_000 + 500 * turn as u64, 0));
+            dispatcher.end(&routing, assignment, answered(10_000 + 500 * turn as u64, 0));
         }
         over.push(dispatcher.stats().backends[0].over_predicted_tokens - before);
     }
@@ -104,11 +104,11 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
 fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
     let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
     let mut answer = |cached_tokens| {
-        let ask = ask(1, 40_000);
-        let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+        let routing = routing(1, 40_000);
+        let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
         dispatcher.first_byte(1, &mut assignment, 200);
         let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
-        dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: Some(usage) });
+        dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: Some(usage) });
         let totals = dispatcher.stats().backends.remove(0);
         (totals.without_cached_tokens, totals.over_predicted_tokens > 0)
     };
@@ -123,21 +123,21 @@ fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses
 fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
     let mut dispatcher =
         Dispatcher::new(Policy::SessionSticky, vec!["a".into(), "b".into(), "c".into()], THREE);
-    let by_load = |serving| Ask { endpoint: None, serving, ..ask(1, 0) };
-    let held: Vec<(Ask, Assignment)> = [0b111, 0b111, 0b111, 0b011, 0b010, 0b001]
+    let by_load = |serving| RoutingFacts { endpoint: None, serving, ..routing(1, 0) };
+    let held: Vec<(RoutingFacts, Assignment)> = [0b111, 0b111, 0b111, 0b011, 0b010, 0b001]
         .map(by_load)
-        .map(|ask| {
-            let assignment = dispatcher.assign(0, &ask, 0).unwrap();
-            assert_ne!(ask.serving & (1 << assignment.backend), 0);
-            (ask, assignment)
+        .map(|routing| {
+            let assignment = dispatcher.assign(0, &routing, 0).unwrap();
+            assert_ne!(routing.serving & (1 << assignment.backend), 0);
+            (routing, assignment)
         })
         .into();
     let in_flight = |dispatcher: &Dispatcher| dispatcher.stats().backends.into_iter().map(|b| b.in_flight);
     assert_eq!(in_flight(&dispatcher).sum::<u32>(), 6);
     assert!(in_flight(&dispatcher).all(|requests| (1..=3).contains(&requests)));
     assert!(dispatcher.assign(0, &by_load(0b1000), 0).is_none());
-    for (ask, assignment) in held {
-        dispatcher.end(&ask, assignment, answered(7, 3));
+    for (routing, assignment) in held {
+        dispatcher.end(&routing, assignment, answered(7, 3));
     }
     let taught =
         dispatcher.stats().backends.iter().map(|b| b.prompt_tokens + b.without_cached_tokens).sum::<u64>();
@@ -149,7 +149,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
     for status in [400, 404, 429, 500, 503] {
         for policy in Policy::ALL {
             let mut dispatcher = two(policy);
-            let known = ask(1, 40_000);
+            let known = routing(1, 40_000);
             let mut assignment = dispatcher.assign(0, &known, 0).unwrap();
             let home = assignment.backend;
             dispatcher.first_byte(1, &mut assignment, 200);
@@ -162,11 +162,11 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
             };
             let before = state(&dispatcher);
             for (session, bytes) in [(1, 60_000), (2, 30_000)] {
-                let ask = ask(session, bytes);
-                let mut assignment = dispatcher.assign(2, &ask, 1 << home).unwrap();
+                let routing = routing(session, bytes);
+                let mut assignment = dispatcher.assign(2, &routing, 1 << home).unwrap();
                 dispatcher.first_byte(3, &mut assignment, status);
                 let usage = Usage { prompt_tokens: 7, completion_tokens: 0, cached_tokens: Some(7) };
-                dispatcher.end(&ask, assignment, End::Answered { status, usage: Some(usage) });
+                dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
             }
             assert_eq!(state(&dispatcher), before, "{policy} {status}");
             assert_eq!(dispatcher.stats().backends[1 - home].first_byte_seconds.sum(), 0.0);
@@ -177,13 +177,13 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
 #[test]
 fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
     let mut dispatcher = two(Policy::Lpwl);
-    let bad = ask(1, 100);
+    let bad = routing(1, 100);
     for _ in 0..20 {
         let assignment = dispatcher.assign(0, &bad, 0).unwrap();
         dispatcher.end(&bad, assignment, End::Answered { status: 500, usage: None });
     }
     assert!(dispatcher.stats().backends.iter().all(|backend| !backend.up));
-    let good = ask(2, 100);
+    let good = routing(2, 100);
     let assignment = dispatcher.assign(0, &good, 0).unwrap();
     dispatcher.end(&good, assignment, End::Cancelled);
     dispatcher.probed(0, Ok(()));
@@ -198,14 +198,14 @@ fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
 #[test]
 fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
     let mut dispatcher = two(Policy::Lpwl);
-    let mut ask = ask(1, 8_192);
-    ask.lead_bytes = 40_000;
-    ask.length.bytes += ask.lead_bytes;
+    let mut routing = routing(1, 8_192);
+    routing.lead_bytes = 40_000;
+    routing.length.bytes += routing.lead_bytes;
     for _ in 0..3 {
-        let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+        let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
         let cached = if assignment.visit.predicted_chunks() > 0 { 12_000 } else { 0 };
         dispatcher.first_byte(1, &mut assignment, 200);
-        dispatcher.end(&ask, assignment, answered(12_048, cached));
+        dispatcher.end(&routing, assignment, answered(12_048, cached));
     }
     let record = dispatcher.decisions().pop().unwrap();
     let outcome = record.outcome.unwrap();
@@ -216,11 +216,11 @@ fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
 #[test]
 fn a_restarted_backend_is_not_believed_to_hold_anything() {
     let mut dispatcher = two(Policy::Lpwl);
-    let ask = ask(1, 40_000);
-    let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+    let routing = routing(1, 40_000);
+    let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
     let home = assignment.backend;
     dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+    dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
     assert!(dispatcher.stats().backends[home].index_chunks > 0);
     assert_eq!(
         dispatcher.probed(home, Err(Failure::Refused)),
@@ -232,11 +232,11 @@ fn a_restarted_backend_is_not_believed_to_hold_anything() {
 #[test]
 fn a_backend_that_was_out_already_when_its_process_ended_holds_nothing_either() {
     let mut dispatcher = two(Policy::Lpwl);
-    let ask = ask(1, 40_000);
-    let mut assignment = dispatcher.assign(0, &ask, 0).unwrap();
+    let routing = routing(1, 40_000);
+    let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
     let home = assignment.backend;
     dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&ask, assignment, End::Answered { status: 200, usage: None });
+    dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
     for _ in 0..3 {
         dispatcher.probed(home, Err(Failure::FirstByteTimeout));
     }
@@ -256,14 +256,14 @@ proptest! {
         let names = (0..3).map(|index| index.to_string()).collect();
         let thresholds = Thresholds { eject_after: 2, readmit_after: 1 };
         let mut dispatcher = Dispatcher::new(policy, names, thresholds);
-        let mut under_way: Vec<(Ask, Assignment)> = Vec::new();
+        let mut under_way: Vec<(RoutingFacts, Assignment)> = Vec::new();
         for (action, bytes, detail) in steps {
             match action {
                 0 | 1 => {
-                    let ask = ask(u64::from(detail), bytes);
-                    if let Some(assignment) = dispatcher.assign(0, &ask, u64::from(detail) & 0b11) {
+                    let routing = routing(u64::from(detail), bytes);
+                    if let Some(assignment) = dispatcher.assign(0, &routing, u64::from(detail) & 0b11) {
                         prop_assert!(dispatcher.is_usable(assignment.backend));
-                        under_way.push((ask, assignment));
+                        under_way.push((routing, assignment));
                     }
                 }
                 2 if !under_way.is_empty() => {
@@ -271,14 +271,14 @@ proptest! {
                     dispatcher.first_byte(9, &mut under_way[place].1, 200);
                 }
                 _ if !under_way.is_empty() => {
-                    let (ask, assignment) = under_way.swap_remove(bytes % under_way.len());
+                    let (routing, assignment) = under_way.swap_remove(bytes % under_way.len());
                     let end = match detail {
                         0 => End::Cancelled,
                         1 => End::Failed(Failure::Closed),
                         2 => End::Answered { status: 500, usage: None },
                         _ => answered(bytes as u64, u64::from(detail)),
                     };
-                    dispatcher.end(&ask, assignment, end);
+                    dispatcher.end(&routing, assignment, end);
                 }
                 _ => {
                     dispatcher.probed(bytes % 3, Ok(()));
@@ -287,8 +287,8 @@ proptest! {
             let in_flight: u32 = dispatcher.stats().backends.iter().map(|backend| backend.in_flight).sum();
             prop_assert_eq!(in_flight as usize, under_way.len());
         }
-        for (ask, assignment) in under_way {
-            dispatcher.end(&ask, assignment, End::Cancelled);
+        for (routing, assignment) in under_way {
+            dispatcher.end(&routing, assignment, End::Cancelled);
         }
         for backend in dispatcher.stats().backends {
             prop_assert_eq!((backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens), (0, 0, 0));
