@@ -78,7 +78,7 @@ pub async fn send(
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
     let mut last_failure: Option<(usize, Failure)> = None;
-    for attempt in 1..=router.limits.attempts {
+    for number in 1..=router.limits.attempts {
         let Some(mut flight) = router.engines.assign(&outgoing.routing, tried) else { break };
         let backend = flight.backend;
         if let Some((from, failure)) = last_failure {
@@ -88,10 +88,10 @@ pub async fn send(
         if let Some(note) = note {
             note.attempt(&router.engines.targets[backend].name);
         }
-        if attempt > 1 {
+        if number > 1 {
             deadline.as_mut().reset(Instant::now() + limit);
         }
-        let may_move = attempt < router.limits.attempts && !sent_again;
+        let may_move = number < router.limits.attempts && !sent_again;
         let excluded = tried | !outgoing.routing.serving;
         let elsewhere = may_move.then_some(excluded);
         // What remains of an earlier request is not trusted after it has failed once.
