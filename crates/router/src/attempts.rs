@@ -7,7 +7,7 @@
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
 use crate::dispatcher::{BackendSet, End, RoutingFacts};
-use crate::engines::Flight;
+use crate::engines::Attempt;
 use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::Note;
@@ -57,7 +57,7 @@ pub struct Started {
 pub struct Begun {
     pub started: Started,
     /// The attempt that brought it.
-    pub flight: Flight,
+    pub attempt: Attempt,
     /// A timer to use.
     pub deadline: Pin<Box<Sleep>>,
 }
@@ -79,8 +79,8 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(usize, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let Some(mut flight) = router.engines.assign(&outgoing.routing, tried) else { break };
-        let backend = flight.backend;
+        let Some(mut attempt) = router.engines.assign(&outgoing.routing, tried) else { break };
+        let backend = attempt.backend;
         if let Some((from, failure)) = last_failure {
             router.engines.tell_sent_elsewhere(from, backend, failure);
         }
@@ -99,23 +99,23 @@ pub async fn send(
         let failure = match begin(worker, outgoing, backend, &mut deadline, elsewhere, fresh).await {
             Ok(started) => {
                 let status = started.head.status().as_u16();
-                flight.first_byte(status);
+                attempt.first_byte(status);
                 match Failure::of_status(status) {
                     Some(failure) if may_move && router.engines.has_other(excluded) => {
                         sent_again = true;
-                        flight.end(End::Failed(failure));
-                        second_best = Some((started, flight));
+                        attempt.end(End::Failed(failure));
+                        second_best = Some((started, attempt));
                         failure
                     }
                     Some(Failure::NotFound) if second_best.is_some() => {
-                        flight.end(End::Failed(Failure::NotFound));
+                        attempt.end(End::Failed(Failure::NotFound));
                         break;
                     }
-                    _ => return Ok(Begun { started, flight, deadline }),
+                    _ => return Ok(Begun { started, attempt, deadline }),
                 }
             }
             Err(lost) => {
-                flight.end(End::Failed(lost.failure));
+                attempt.end(End::Failed(lost.failure));
                 let is_over = sent_again || (lost.failure == Failure::FirstByteTimeout && !outgoing.stream);
                 if lost.failure == Failure::Shutdown {
                     return Err(Refusal::shutting_down());
@@ -133,8 +133,8 @@ pub async fn send(
         };
         last_failure = Some((backend, failure));
     }
-    if let Some((started, flight)) = second_best {
-        return Ok(Begun { started, flight, deadline });
+    if let Some((started, attempt)) = second_best {
+        return Ok(Begun { started, attempt, deadline });
     }
     router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
     let (attempts, failure) = (tried.count_ones(), last_failure.map(|(_, failure)| failure));

@@ -40,11 +40,11 @@ impl Engines {
         }
     }
 
-    /// Chooses an engine for a request and counts it as load until the flight ends.
-    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: BackendSet) -> Option<Flight> {
+    /// Chooses an engine for a request and counts it as load until the attempt ends.
+    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: BackendSet) -> Option<Attempt> {
         let assignment = self.dispatcher.lock().assign(self.now_us(), routing, tried)?;
         let (engines, routing, backend) = (self.clone(), routing.clone(), assignment.backend);
-        Some(Flight { engines, routing, backend, open: Some(assignment) })
+        Some(Attempt { engines, routing, backend, open: Some(assignment) })
     }
 
     /// Reports how a probe of an engine ended.
@@ -117,7 +117,7 @@ impl Engines {
 /// A request on its way to an engine. Ends once: as it is told to, or as cancelled when it is
 /// dropped.
 #[derive(Debug)]
-pub struct Flight {
+pub struct Attempt {
     engines: Arc<Engines>,
     routing: Arc<RoutingFacts>,
     /// Index of the engine.
@@ -125,7 +125,7 @@ pub struct Flight {
     open: Option<Assignment>,
 }
 
-impl Flight {
+impl Attempt {
     /// The first byte of the answer has come, after this status.
     pub fn first_byte(&mut self, status: u16) {
         if let Some(assignment) = &mut self.open {
@@ -147,7 +147,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for Attempt {
     fn drop(&mut self) {
         self.end(End::Cancelled);
     }

@@ -325,15 +325,15 @@ fn relay(
     permit: Permit,
     journey: &mut Journey,
 ) -> Response<Reply> {
-    let Begun { started, flight, deadline } = answer;
+    let Begun { started, attempt, deadline } = answer;
     let router = &worker.router;
     let status = started.head.status();
-    router.counters.count_status(Some(flight.backend), status);
+    router.counters.count_status(Some(attempt.backend), status);
     let mut note = journey.note.take();
     if let Some(note) = &mut note {
         note.first_byte(status);
     }
-    let backend = router.engines.targets[flight.backend].header.clone();
+    let backend = router.engines.targets[attempt.backend].header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
     let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
     let (decoder, readable) = match Coding::of(started.head.headers()) {
@@ -355,7 +355,7 @@ fn relay(
             decoder,
             reader,
             status,
-            flight,
+            attempt,
             pool: worker.pool.clone(),
             deadline,
             progress: router.limits.progress,

@@ -1,9 +1,9 @@
 //! The body of an answer on its way to the client. It watches the engine's deadlines, reads the
-//! usage that passes, and tells the flight how it ended.
+//! usage that passes, and tells the attempt how it ended.
 
 use crate::dispatcher::End;
 use crate::encoding::Decoder;
-use crate::engines::Flight;
+use crate::engines::Attempt;
 use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::Note;
@@ -146,8 +146,8 @@ pub struct Parts {
     /// How usage is found in it.
     pub reader: Reader,
     pub status: StatusCode,
-    /// The request's flight.
-    pub flight: Flight,
+    /// The request's attempt.
+    pub attempt: Attempt,
     /// Where the connection goes at the end.
     pub pool: Arc<Pool>,
     /// A timer to use.
@@ -251,22 +251,22 @@ impl Relay {
             End::Answered { status: self.parts.status.as_u16(), usage }
         };
         if failed {
-            self.parts.flight.is_broken(Failure::ErrorEvent);
+            self.parts.attempt.is_broken(Failure::ErrorEvent);
         }
-        self.parts.flight.end(end);
+        self.parts.attempt.end(end);
         if let Some(mut note) = self.parts.note.take() {
             note.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
         }
         if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
-            self.parts.pool.put(self.parts.flight.backend, upstream);
+            self.parts.pool.put(self.parts.attempt.backend, upstream);
         }
         rest
     }
 
     /// The answer is not whole. A stream says why before it breaks off, a document just breaks off.
     fn fail(&mut self, failure: Failure, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
-        self.parts.flight.is_broken(failure);
-        self.parts.flight.end(End::Failed(failure));
+        self.parts.attempt.is_broken(failure);
+        self.parts.attempt.end(End::Failed(failure));
         if let Some(mut note) = self.parts.note.take() {
             note.ended(failure.name(), self.parts.reader.outcome().0);
         }
