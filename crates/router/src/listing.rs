@@ -2,7 +2,7 @@
 //! called unknown.
 
 use crate::dispatcher::BackendSet;
-use crate::models::{self, Said};
+use crate::models::{self, ListAnswer};
 use crate::probe;
 use crate::state::RouterState;
 use http::HeaderValue;
@@ -22,14 +22,14 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const LIST: &str = "/v1/models";
 
 /// Asks an engine for its list, with the client's key where there is a client.
-async fn read(router: &RouterState, backend: usize, key: Option<HeaderValue>) -> Said {
+async fn read(router: &RouterState, backend: usize, key: Option<HeaderValue>) -> ListAnswer {
     let target = &router.engines.targets[backend];
     let open = key.is_none();
     let said = match probe::get(target, LIST, key, &router.limits).await {
-        Err(_) => Said::Failed,
+        Err(_) => ListAnswer::Failed,
         Ok(answer) => match models::parse(&answer.body).filter(|_| answer.status.is_success()) {
-            Some(list) => Said::List(list),
-            None => Said::Other(answer),
+            Some(list) => ListAnswer::List(list),
+            None => ListAnswer::Other(answer),
         },
     };
     router.models.note(target, backend, &said, open);
@@ -37,7 +37,7 @@ async fn read(router: &RouterState, backend: usize, key: Option<HeaderValue>) ->
 }
 
 /// Asks all engines that are up, each within the time of a probe.
-pub async fn read_all(router: &Arc<RouterState>, key: Option<HeaderValue>) -> Vec<(usize, Said)> {
+pub async fn read_all(router: &Arc<RouterState>, key: Option<HeaderValue>) -> Vec<(usize, ListAnswer)> {
     let mut reading = JoinSet::new();
     for backend in router.engines.usable() {
         let (router, key) = (router.clone(), key.clone());
@@ -69,10 +69,10 @@ pub async fn watch(router: Arc<RouterState>, backend: usize) {
     loop {
         if router.engines.is_usable(backend) {
             let said = read(&router, backend, None).await;
-            if let (false, Said::Other(answer)) = (answered, &said) {
+            if let (false, ListAnswer::Other(answer)) = (answered, &said) {
                 models::warn_unlisted(&router.engines.targets[backend], answer.status);
             }
-            answered |= !matches!(said, Said::Failed);
+            answered |= !matches!(said, ListAnswer::Failed);
         }
         tokio::time::sleep(if answered { READ_EVERY } else { FIRST_READ_EVERY }).await;
     }

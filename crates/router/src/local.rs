@@ -2,7 +2,7 @@
 //! engines.
 
 use crate::listing;
-use crate::models::{self, Said};
+use crate::models::{self, ListAnswer};
 use crate::refusal::Refusal;
 use crate::relay::Reply;
 use crate::respond::{self, BACKEND_HEADER};
@@ -71,10 +71,10 @@ async fn models(
     let mut other = None;
     for (backend, said) in listing::read_all(router, key).await {
         match said {
-            Said::List(list) => lists.push(list),
+            ListAnswer::List(list) => lists.push(list),
             // One that is slow to say it now has said it before.
-            Said::Failed => lists.extend(router.models.open_list(backend)),
-            Said::Other(answer) => other = other.or(Some((backend, answer))),
+            ListAnswer::Failed => lists.extend(router.models.open_list(backend)),
+            ListAnswer::Other(answer) => other = other.or(Some((backend, answer))),
         }
     }
     if lists.is_empty() {

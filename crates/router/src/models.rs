@@ -25,7 +25,7 @@ pub struct Listed {
 
 /// What an engine said of its models.
 #[derive(Debug)]
-pub enum Said {
+pub enum ListAnswer {
     List(Vec<Listed>),
     /// Something else: an answer without a list that can be read.
     Other(Small),
@@ -83,16 +83,16 @@ impl Models {
 
     /// Notes what an engine said, without a key if `open`. Who says nothing, or nothing without a
     /// key, keeps its list.
-    pub fn note(&self, target: &Target, backend: usize, said: &Said, open: bool) {
+    pub fn note(&self, target: &Target, backend: usize, said: &ListAnswer, open: bool) {
         let list = match said {
-            Said::List(list) => Some(Known { models: list.clone(), open }),
-            Said::Failed => return,
-            Said::Other(answer) if [401, 403].contains(&answer.status.as_u16()) => return,
-            Said::Other(_) => None,
+            ListAnswer::List(list) => Some(Known { models: list.clone(), open }),
+            ListAnswer::Failed => return,
+            ListAnswer::Other(answer) if [401, 403].contains(&answer.status.as_u16()) => return,
+            ListAnswer::Other(_) => None,
         };
         let mut lists = self.lists.write();
         let before = std::mem::replace(&mut lists.of[backend], list);
-        if let (Some(_), Said::Other(answer)) = (before, said) {
+        if let (Some(_), ListAnswer::Other(answer)) = (before, said) {
             warn_unlisted(target, answer.status);
         }
         lists.index();
@@ -167,9 +167,9 @@ mod tests {
     use bytes::Bytes;
     use http::HeaderValue;
 
-    fn list(ids: &[&str]) -> Said {
+    fn list(ids: &[&str]) -> ListAnswer {
         let data: Vec<_> = ids.iter().map(|id| serde_json::json!({"id": id, "object": "model"})).collect();
-        Said::List(parse(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap())
+        ListAnswer::List(parse(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap())
     }
 
     fn target() -> Target {
@@ -187,9 +187,9 @@ mod tests {
         assert_eq!(asked.map(|model| models.serving(model)), [0b111, 0b101, 0b100, 0b111]);
         models.note(&target(), 2, &list(&["third"]), true);
         assert_eq!(asked.map(|model| models.serving(model)), [0b011, 0b001, 0, 0b011]);
-        models.note(&target(), 0, &Said::Failed, true);
+        models.note(&target(), 0, &ListAnswer::Failed, true);
         assert_eq!(models.serving("adapter"), 0b001, "an engine that is down is still known");
-        let said = |status| Said::Other(Small { status, body: Bytes::new() });
+        let said = |status| ListAnswer::Other(Small { status, body: Bytes::new() });
         models.note(&target(), 1, &said(StatusCode::UNAUTHORIZED), true);
         assert_eq!(models.serving("m"), 0b011, "what it says to those with a key still holds");
         let open = [0, 1].map(|backend| models.open_list(backend).is_some());
