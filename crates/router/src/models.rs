@@ -6,7 +6,7 @@
 
 use crate::config::Target;
 use crate::dispatcher::BackendSet;
-use crate::probe::Small;
+use crate::probe::ShortAnswer;
 use http::StatusCode;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Listed {
 pub enum ListAnswer {
     List(Vec<Listed>),
     /// Something else: an answer without a list that can be read.
-    Other(Small),
+    Other(ShortAnswer),
     /// Nothing.
     Failed,
 }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(asked.map(|model| models.serving(model)), [0b011, 0b001, 0, 0b011]);
         models.note(&target(), 0, &ListAnswer::Failed, true);
         assert_eq!(models.serving("adapter"), 0b001, "an engine that is down is still known");
-        let said = |status| ListAnswer::Other(Small { status, body: Bytes::new() });
+        let said = |status| ListAnswer::Other(ShortAnswer { status, body: Bytes::new() });
         models.note(&target(), 1, &said(StatusCode::UNAUTHORIZED), true);
         assert_eq!(models.serving("m"), 0b011, "what it says to those with a key still holds");
         let open = [0, 1].map(|backend| models.open_list(backend).is_some());

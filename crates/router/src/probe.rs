@@ -15,7 +15,7 @@ const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
 /// An answer that has been read.
 #[derive(Debug)]
-pub struct Small {
+pub struct ShortAnswer {
     pub status: StatusCode,
     pub body: Bytes,
 }
@@ -27,7 +27,7 @@ pub async fn get(
     path: &str,
     key: Option<HeaderValue>,
     limits: &Limits,
-) -> Result<Small, Failure> {
+) -> Result<ShortAnswer, Failure> {
     let exchange = async {
         let upstream = Upstream::connect(target, limits).await.map_err(|lost| lost.failure)?;
         let mut request = Request::new(Pieces::default());
@@ -45,7 +45,7 @@ pub async fn get(
                 return Err(Failure::Garbage);
             }
         }
-        Ok(Small { status: head.status, body: body.freeze() })
+        Ok(ShortAnswer { status: head.status, body: body.freeze() })
     };
     tokio::time::timeout(limits.probe_timeout, exchange).await.unwrap_or(Err(Failure::FirstByteTimeout))
 }
