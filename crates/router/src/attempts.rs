@@ -10,7 +10,7 @@ use crate::dispatcher::{BackendSet, End, RoutingFacts};
 use crate::engines::Attempt;
 use crate::health::Failure;
 use crate::refusal::Refusal;
-use crate::request_log::Note;
+use crate::request_log::LogEntry;
 use crate::state::{Phase, RouterState};
 use crate::upstream::{Answer, Lost, Pieces, Pool, Upstream};
 use bytes::Bytes;
@@ -68,7 +68,7 @@ pub struct Begun {
 pub async fn send(
     worker: &Worker,
     outgoing: &Outgoing,
-    note: &mut Option<Box<Note>>,
+    entry: &mut Option<Box<LogEntry>>,
 ) -> Result<Begun, Refusal> {
     let router = &worker.router;
     let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
@@ -85,8 +85,8 @@ pub async fn send(
             router.engines.tell_sent_elsewhere(from, backend, failure);
         }
         tried |= 1 << backend;
-        if let Some(note) = note {
-            note.attempt(&router.engines.targets[backend].name);
+        if let Some(entry) = entry {
+            entry.attempt(&router.engines.targets[backend].name);
         }
         if number > 1 {
             deadline.as_mut().reset(Instant::now() + limit);

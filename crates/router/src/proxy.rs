@@ -11,7 +11,7 @@ use crate::prefix::Chain;
 use crate::refusal::Refusal;
 use crate::relay::{Parts, Reader, Relay, Reply};
 use crate::request::{self, Endpoint, PromptKind, RequestFacts};
-use crate::request_log::Note;
+use crate::request_log::LogEntry;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{self, Group, Rule};
 use crate::sse::UsageTap;
@@ -65,7 +65,7 @@ pub async fn answer(
             .unwrap_or_else(|refusal| respond::refuse(&refusal));
     }
     let mut journey =
-        Journey { reset, note: router.log.as_ref().map(|log| log.note(request.method(), path)) };
+        Journey { reset, entry: router.log.as_ref().map(|log| log.begin(request.method(), path)) };
     let answer = match group {
         None => Err(unknown_path(path)),
         Some(group) => forward(&worker, group, request, &mut journey).await,
@@ -75,8 +75,8 @@ pub async fn answer(
             router.counters.bad_requests.fetch_add(1, Ordering::Relaxed);
         }
         router.counters.count_status(None, refusal.status);
-        if let Some(note) = &mut journey.note {
-            note.refused(refusal.status, &refusal.message);
+        if let Some(entry) = &mut journey.entry {
+            entry.refused(refusal.status, &refusal.message);
         }
         respond::refuse(&refusal)
     })
@@ -85,7 +85,7 @@ pub async fn answer(
 /// What a request carries with it on its way.
 struct Journey {
     reset: Option<Arc<AtomicBool>>,
-    note: Option<Box<Note>>,
+    entry: Option<Box<LogEntry>>,
 }
 
 fn unknown_path(path: &str) -> Refusal {
@@ -141,8 +141,8 @@ async fn complete(
     let serving = match model.as_deref() {
         None => BackendSet::MAX,
         Some(model) => {
-            if let Some(note) = &mut journey.note {
-                note.model(model);
+            if let Some(entry) = &mut journey.entry {
+                entry.model(model);
             }
             serving(router, model, &head).await?
         }
@@ -151,7 +151,7 @@ async fn complete(
         (Some(endpoint), Some(facts)) => prepare(router, endpoint, head, body, &facts, serving),
         _ => prepare_by_load(head, body, serving),
     };
-    let answer = attempts::send(worker, &outgoing, &mut journey.note).await?;
+    let answer = attempts::send(worker, &outgoing, &mut journey.entry).await?;
     Ok(relay(worker, &outgoing, answer, permit, journey))
 }
 
@@ -329,9 +329,9 @@ fn relay(
     let router = &worker.router;
     let status = started.head.status();
     router.counters.count_status(Some(attempt.backend), status);
-    let mut note = journey.note.take();
-    if let Some(note) = &mut note {
-        note.first_byte(status);
+    let mut entry = journey.entry.take();
+    if let Some(entry) = &mut entry {
+        entry.first_byte(status);
     }
     let backend = router.engines.targets[attempt.backend].header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
@@ -360,7 +360,7 @@ fn relay(
             deadline,
             progress: router.limits.progress,
             reset: journey.reset.take(),
-            note,
+            entry,
             permit,
         })
     });

@@ -6,7 +6,7 @@ use crate::encoding::Decoder;
 use crate::engines::Attempt;
 use crate::health::Failure;
 use crate::refusal::Refusal;
-use crate::request_log::Note;
+use crate::request_log::LogEntry;
 use crate::sse::UsageTap;
 use crate::state::Permit;
 use crate::upstream::{Answer, Pool};
@@ -157,7 +157,7 @@ pub struct Parts {
     /// Set when the answer breaks off and the end of the connection would make it look whole.
     pub reset: Option<Arc<AtomicBool>>,
     /// What the request log will say of it.
-    pub note: Option<Box<Note>>,
+    pub entry: Option<Box<LogEntry>>,
     /// The request's right to be under way.
     pub permit: Permit,
 }
@@ -254,8 +254,8 @@ impl Relay {
             self.parts.attempt.is_broken(Failure::ErrorEvent);
         }
         self.parts.attempt.end(end);
-        if let Some(mut note) = self.parts.note.take() {
-            note.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
+        if let Some(mut entry) = self.parts.entry.take() {
+            entry.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
         }
         if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
             self.parts.pool.put(self.parts.attempt.backend, upstream);
@@ -267,8 +267,8 @@ impl Relay {
     fn fail(&mut self, failure: Failure, context: &mut Context) -> Poll<Option<Result<Bytes, BrokeOff>>> {
         self.parts.attempt.is_broken(failure);
         self.parts.attempt.end(End::Failed(failure));
-        if let Some(mut note) = self.parts.note.take() {
-            note.ended(failure.name(), self.parts.reader.outcome().0);
+        if let Some(mut entry) = self.parts.entry.take() {
+            entry.ended(failure.name(), self.parts.reader.outcome().0);
         }
         if let Some(reset) = &self.parts.reset {
             reset.store(true, Ordering::Relaxed);

@@ -71,8 +71,8 @@ impl RequestLog {
         }
     }
 
-    /// The note of a request that begins now.
-    pub fn note(self: &Arc<RequestLog>, method: &Method, path: &str) -> Box<Note> {
+    /// The entry of a request that begins now.
+    pub fn begin(self: &Arc<RequestLog>, method: &Method, path: &str) -> Box<LogEntry> {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = Line {
             time_s: rounded(since_epoch),
@@ -81,7 +81,7 @@ impl RequestLog {
             end: "cancelled",
             ..Line::default()
         };
-        Box::new(Note { log: self.clone(), started: Instant::now(), line })
+        Box::new(LogEntry { log: self.clone(), started: Instant::now(), line })
     }
 
     fn push(&self, line: &Line) {
@@ -99,7 +99,7 @@ impl RequestLog {
 /// One request. It is written when this is dropped: a request whose client went away is dropped
 /// without having been told how it ended.
 #[derive(Debug)]
-pub struct Note {
+pub struct LogEntry {
     log: Arc<RequestLog>,
     started: Instant,
     line: Line,
@@ -124,7 +124,7 @@ struct Line {
     completion_tokens: Option<u64>,
 }
 
-impl Note {
+impl LogEntry {
     /// It names this model.
     pub fn model(&mut self, model: &str) {
         self.line.model = Some(model.to_owned());
@@ -158,7 +158,7 @@ impl Note {
     }
 }
 
-impl Drop for Note {
+impl Drop for LogEntry {
     fn drop(&mut self) {
         self.line.total_s = rounded(self.started.elapsed());
         self.log.push(&self.line);
@@ -245,7 +245,7 @@ mod tests {
         let log = RequestLog::start(Slow(permit, written)).map(Arc::new).unwrap();
         let asked = 3 * QUEUE_LINES as u64;
         for _ in 0..asked {
-            log.note(&Method::POST, "/v1/completions").refused(StatusCode::NOT_FOUND, "nothing");
+            log.begin(&Method::POST, "/v1/completions").refused(StatusCode::NOT_FOUND, "nothing");
         }
         let dropped = log.dropped();
         assert!(dropped > 0 && dropped < asked, "{dropped}");
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn lines_that_cannot_be_written_are_counted() {
         let log = RequestLog::open(&RequestLogPlace::File("/dev/full".into())).map(Arc::new).unwrap();
-        drop(log.note(&Method::GET, "/version"));
+        drop(log.begin(&Method::GET, "/version"));
         log.flush(Duration::from_secs(20));
         assert_eq!(log.dropped(), 1);
         assert!(RequestLog::open(&RequestLogPlace::File("/nowhere/log".into())).is_err());
