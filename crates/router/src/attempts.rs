@@ -12,7 +12,7 @@ use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::LogEntry;
 use crate::state::{Phase, RouterState};
-use crate::upstream::{Answer, Lost, Pieces, Pool, Upstream};
+use crate::upstream::{Answer, NoAnswer, Pieces, Pool, Upstream};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header};
 use std::future::poll_fn;
@@ -172,7 +172,7 @@ async fn begin(
     deadline: &mut Pin<Box<Sleep>>,
     elsewhere: Option<BackendSet>,
     fresh: bool,
-) -> Result<Started, Lost> {
+) -> Result<Started, NoAnswer> {
     let router = &worker.router;
     let mut exchange = pin!(exchange(worker, outgoing, backend, fresh));
     let last = deadline.deadline();
@@ -182,7 +182,7 @@ async fn begin(
         news.as_mut().enable();
         let is_silent = router.engines.is_silent(backend);
         if is_silent && elsewhere.is_some_and(|excluded| router.engines.has_other(excluded)) {
-            return Err(Lost::perhaps_arrived(Failure::Ejected));
+            return Err(NoAnswer::perhaps_arrived(Failure::Ejected));
         }
         if is_silent != was_silent {
             let soon = Instant::now() + router.limits.first_byte;
@@ -192,8 +192,8 @@ async fn begin(
         tokio::select! {
             biased;
             started = exchange.as_mut() => return started,
-            () = deadline.as_mut() => return Err(Lost::perhaps_arrived(Failure::FirstByteTimeout)),
-            () = cut(router) => return Err(Lost::perhaps_arrived(Failure::Shutdown)),
+            () = deadline.as_mut() => return Err(NoAnswer::perhaps_arrived(Failure::FirstByteTimeout)),
+            () = cut(router) => return Err(NoAnswer::perhaps_arrived(Failure::Shutdown)),
             () = news => {}
         }
     }
@@ -214,13 +214,13 @@ async fn exchange(
     outgoing: &Outgoing,
     backend: usize,
     fresh: bool,
-) -> Result<Started, Lost> {
+) -> Result<Started, NoAnswer> {
     while !fresh && let Some(upstream) = worker.pool.take(backend) {
         match first_byte(upstream, worker, outgoing, backend).await {
             // The engine closed it before anything was written.
             Err(lost) if !lost.may_have_arrived => {}
-            Err(Lost { failure: Failure::Closed, .. }) => {
-                return Err(Lost::perhaps_arrived(Failure::ClosedKept));
+            Err(NoAnswer { failure: Failure::Closed, .. }) => {
+                return Err(NoAnswer::perhaps_arrived(Failure::ClosedKept));
             }
             other => return other,
         }
@@ -234,7 +234,7 @@ async fn first_byte(
     worker: &Worker,
     outgoing: &Outgoing,
     backend: usize,
-) -> Result<Started, Lost> {
+) -> Result<Started, NoAnswer> {
     let mut request = Request::new(outgoing.body.clone());
     *request.method_mut() = outgoing.head.method.clone();
     *request.uri_mut() = outgoing.head.uri.clone();
@@ -242,6 +242,6 @@ async fn first_byte(
     request.headers_mut().insert(header::HOST, worker.router.engines.targets[backend].host.clone());
     let (head, mut answer) = upstream.exchange(request).await?.into_parts();
     let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
-    let first = first.map_err(|_| Lost::perhaps_arrived(Failure::Closed))?;
+    let first = first.map_err(|_| NoAnswer::perhaps_arrived(Failure::Closed))?;
     Ok(Started { head: Response::from_parts(head, ()), first, answer })
 }

@@ -58,21 +58,21 @@ impl Body for Pieces {
 
 /// An exchange that brought no answer.
 #[derive(Debug, Clone, Copy)]
-pub struct Lost {
+pub struct NoAnswer {
     pub failure: Failure,
     /// May the engine have seen the request?
     pub may_have_arrived: bool,
 }
 
-impl Lost {
+impl NoAnswer {
     /// It never left.
-    pub fn before_sending(failure: Failure) -> Lost {
-        Lost { failure, may_have_arrived: false }
+    pub fn before_sending(failure: Failure) -> NoAnswer {
+        NoAnswer { failure, may_have_arrived: false }
     }
 
     /// Nobody knows.
-    pub fn perhaps_arrived(failure: Failure) -> Lost {
-        Lost { failure, may_have_arrived: true }
+    pub fn perhaps_arrived(failure: Failure) -> NoAnswer {
+        NoAnswer { failure, may_have_arrived: true }
     }
 }
 
@@ -86,13 +86,13 @@ pub struct Upstream {
 
 impl Upstream {
     /// Connects within `limits.connect`.
-    pub async fn connect(target: &Target, limits: &Limits) -> Result<Upstream, Lost> {
-        let unreachable = || Lost::before_sending(Failure::Unreachable);
+    pub async fn connect(target: &Target, limits: &Limits) -> Result<Upstream, NoAnswer> {
+        let unreachable = || NoAnswer::before_sending(Failure::Unreachable);
         let connecting = TcpStream::connect(&target.authority);
         let stream = match tokio::time::timeout(limits.connect, connecting).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                return Err(Lost::before_sending(Failure::Refused));
+                return Err(NoAnswer::before_sending(Failure::Refused));
             }
             Ok(Err(_)) | Err(_) => return Err(unreachable()),
         };
@@ -103,7 +103,7 @@ impl Upstream {
 
     /// Sends a request and waits for the head of its answer. Dropping the future leaves the
     /// connection unusable.
-    pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, Lost> {
+    pub async fn exchange(mut self, request: Request<Pieces>) -> Result<Response<Answer>, NoAnswer> {
         let sent = self.sender.try_send_request(request);
         let mut sent = pin!(sent);
         let head = poll_fn(|context| {
@@ -116,7 +116,7 @@ impl Upstream {
         let head = head.await.map_err(|mut lost| {
             let failure = if lost.error().is_parse() { Failure::Garbage } else { Failure::Closed };
             // A request that comes back was not written, not even in part.
-            Lost { failure, may_have_arrived: lost.take_message().is_none() }
+            NoAnswer { failure, may_have_arrived: lost.take_message().is_none() }
         })?;
         Ok(head.map(|body| Answer { body, upstream: Some(self), broken: None, ended: false }))
     }
