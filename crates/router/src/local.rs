@@ -6,7 +6,7 @@ use crate::models::{self, ListAnswer};
 use crate::refusal::Refusal;
 use crate::relay::Reply;
 use crate::respond::{self, BACKEND_HEADER};
-use crate::routes::{Group, Own};
+use crate::routes::{Group, OwnPage};
 use crate::state::{Phase, RouterState};
 use http::header::{self, ALLOW};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Answers a request for one of the router's own pages, which `group` lists.
 pub async fn answer(
     router: &Arc<RouterState>,
-    own: Own,
+    own: OwnPage,
     group: Option<&Group>,
     request: &Request<Incoming>,
 ) -> Result<Response<Reply>, Refusal> {
@@ -28,7 +28,7 @@ pub async fn answer(
         return Err(Refusal::of_method(path, group));
     }
     match own {
-        Own::Health => {
+        OwnPage::Health => {
             if router.phase() != Phase::Serving {
                 return Err(Refusal::shutting_down());
             }
@@ -38,12 +38,12 @@ pub async fn answer(
             }
             Ok(respond::json(format!(r#"{{"status":"ok","backends_up":{up}}}"#)))
         }
-        Own::Metrics => Ok(respond::text(router.metrics())),
-        Own::Decisions => {
+        OwnPage::Metrics => Ok(respond::text(router.metrics())),
+        OwnPage::Decisions => {
             Ok(respond::json(serde_json::to_vec(&router.engines.decisions()).unwrap_or_default()))
         }
-        Own::Models => models(router, request, None).await,
-        Own::Model => {
+        OwnPage::Models => models(router, request, None).await,
+        OwnPage::Model => {
             let name = path.strip_prefix("/v1/models/").unwrap_or_default();
             models(router, request, Some(&percent_decoded(name))).await
         }

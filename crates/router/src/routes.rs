@@ -12,14 +12,14 @@ pub enum Rule {
     /// It goes to the engine with the fewest requests in flight.
     Load,
     /// The router answers itself.
-    Own(Own),
+    Own(OwnPage),
     /// It is refused with this status, for this reason.
     Refuse(StatusCode, &'static str),
 }
 
 /// What the router answers itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Own {
+pub enum OwnPage {
     /// Can requests be served?
     Health,
     Metrics,
@@ -80,12 +80,12 @@ pub const ROUTES: &[Group] = &[
         Rule::Load,
     ),
     group(&["/version", "/tokenizer_info", "/get_model_info", "/model_info"], GET, Rule::Load),
-    group(&["/health"], GET, Rule::Own(Own::Health)),
-    group(&["/ping"], GET_AND_POST, Rule::Own(Own::Health)),
-    group(&["/v1/models"], GET, Rule::Own(Own::Models)),
-    group(&["/v1/models/{model}"], GET, Rule::Own(Own::Model)),
-    group(&["/metrics"], GET, Rule::Own(Own::Metrics)),
-    group(&["/debug/decisions"], GET, Rule::Own(Own::Decisions)),
+    group(&["/health"], GET, Rule::Own(OwnPage::Health)),
+    group(&["/ping"], GET_AND_POST, Rule::Own(OwnPage::Health)),
+    group(&["/v1/models"], GET, Rule::Own(OwnPage::Models)),
+    group(&["/v1/models/{model}"], GET, Rule::Own(OwnPage::Model)),
+    group(&["/metrics"], GET, Rule::Own(OwnPage::Metrics)),
+    group(&["/debug/decisions"], GET, Rule::Own(OwnPage::Decisions)),
     group(
         &["/v1/responses/{id}", "/v1/files", "/v1/files/{id}", "/v1/batches", "/v1/batches/{id}"],
         &[],
@@ -171,8 +171,8 @@ mod tests {
     fn a_path_has_one_rule_and_unknown_ones_have_none() {
         let all: Vec<&str> = ROUTES.iter().flat_map(|group| group.paths).copied().collect();
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
-        assert_eq!(find("/v1/models/Qwen/Qwen3-0.6B").unwrap().rule, Rule::Own(Own::Model));
-        assert_eq!(find("/v1/models").unwrap().rule, Rule::Own(Own::Models));
+        assert_eq!(find("/v1/models/Qwen/Qwen3-0.6B").unwrap().rule, Rule::Own(OwnPage::Model));
+        assert_eq!(find("/v1/models").unwrap().rule, Rule::Own(OwnPage::Models));
         for unknown in ["/", "/v1/models/", "//sleep", "/sleep/", "/v1/sleep", "/v1/completions/", "/docs"] {
             assert!(find(unknown).is_none(), "{unknown}");
         }
@@ -197,15 +197,15 @@ mod tests {
         ROUTES.iter().map(row).collect()
     }
 
-    fn of_own(own: Own) -> &'static str {
+    fn of_own(own: OwnPage) -> &'static str {
         match own {
-            Own::Health => "200 while at least one engine is up, else 503",
-            Own::Metrics => "Prometheus text",
-            Own::Decisions => {
+            OwnPage::Health => "200 while at least one engine is up, else 503",
+            OwnPage::Metrics => "Prometheus text",
+            OwnPage::Decisions => {
                 "the last 256 decisions: scores and state of every candidate, the rule that settled it, how it ended"
             }
-            Own::Models => "the models of all engines that are up",
-            Own::Model => "one of them",
+            OwnPage::Models => "the models of all engines that are up",
+            OwnPage::Model => "one of them",
         }
     }
 
