@@ -36,7 +36,7 @@ pub struct RoutingFacts {
     /// How long it is, as far as bytes tell.
     pub length: Length,
     /// Bytes that stand before the prompt and are cached with its beginning: tools and documents.
-    pub lead_bytes: usize,
+    pub preamble_bytes: usize,
     /// The prompt's chunks.
     pub chain: Chain,
     /// Identifies the session.
@@ -340,7 +340,7 @@ impl Backend {
 impl RoutingFacts {
     /// Bytes of the prompt and what stands before it that `chunks` chunks of the chain stand for.
     fn hit_bytes(&self, chunks: usize) -> usize {
-        if chunks == 0 { 0 } else { self.lead_bytes + chunks * CHUNK_BYTES }
+        if chunks == 0 { 0 } else { self.preamble_bytes + chunks * CHUNK_BYTES }
     }
 }
 
@@ -371,7 +371,7 @@ fn learn(
     totals.predicted_tokens += predicted_tokens;
     totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
     totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
-    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.lead_bytes))
+    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.preamble_bytes))
 }
 
 #[cfg(test)]

@@ -248,9 +248,10 @@ fn prepare(
         None => chain.first().unwrap_or_else(|| xxh3_64_with_seed(prompt, root)),
     };
     let endpoint = (!prompt.is_empty()).then_some(endpoint);
-    let bytes = facts.lead_bytes + prompt.len();
+    let bytes = facts.preamble_bytes + prompt.len();
     let length = Length { kind: facts.kind, bytes, media: media.len() };
-    let routing = RoutingFacts { length, lead_bytes: facts.lead_bytes, chain, session, endpoint, serving };
+    let routing =
+        RoutingFacts { length, preamble_bytes: facts.preamble_bytes, chain, session, endpoint, serving };
     address_to_engines(&mut head);
     let body = match &facts.ask_for_usage {
         None => Pieces::new([body, Bytes::new(), Bytes::new()]),
@@ -268,7 +269,7 @@ fn prepare(
 fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
     let chain = Chain::new(0, &[]);
     let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
-    let routing = RoutingFacts { length, lead_bytes: 0, chain, session: 0, endpoint: None, serving };
+    let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving };
     address_to_engines(&mut head);
     let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
     Outgoing { head, body, routing: Arc::new(routing), stream: false, hide_usage: false }

@@ -55,7 +55,7 @@ const SEPARATORS: [&str; 18] = [
 ];
 
 /// Those of [`SEPARATORS`] that are rendered as text before the prompt: from tools to system.
-const LEAD: Range<usize> = 5..10;
+const PREAMBLE: Range<usize> = 5..10;
 
 /// What a body says, as positions in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct RequestFacts {
     /// names its field.
     pub separators: Vec<(u8, Range<usize>)>,
     /// Bytes of text that are rendered before the prompt: tools, documents and instructions.
-    pub lead_bytes: usize,
+    pub preamble_bytes: usize,
     /// The JSON value of `user`, where it is a string.
     pub user: Option<Range<usize>>,
     /// Does the client want a stream?
@@ -135,8 +135,8 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
         Endpoint::Responses | Endpoint::Messages => None,
     };
     let is_set = |value: &Value| value.kind != Kind::Null;
-    let lead = fields.separators[LEAD].iter().flatten().filter(|value| is_set(value));
-    let lead_bytes = lead.map(|value| value.at.len()).sum();
+    let preamble = fields.separators[PREAMBLE].iter().flatten().filter(|value| is_set(value));
+    let preamble_bytes = preamble.map(|value| value.at.len()).sum();
     let separators = fields.separators.into_iter().enumerate();
     let separators = separators.filter_map(|(number, value)| Some((number as u8, value.filter(is_set)?.at)));
     Ok(RequestFacts {
@@ -145,7 +145,7 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
         model,
         has_media,
         separators: separators.collect(),
-        lead_bytes,
+        preamble_bytes,
         user: fields.user.filter(|user| user.kind == Kind::String).map(|user| user.at),
         stream,
         ask_for_usage: if stream { usage } else { None },
@@ -347,12 +347,12 @@ mod tests {
         assert_eq!(&body[facts.prompt], r#"[{"role":"user","content":"x"}]"#);
         let separators = facts.separators.iter().map(|(number, at)| (*number, &body[at.clone()]));
         assert_eq!(separators.collect::<Vec<_>>(), [(0, r#""m""#), (5, "[{}]")]);
-        assert_eq!(facts.lead_bytes, "[{}]".len());
+        assert_eq!(facts.preamble_bytes, "[{}]".len());
         assert_eq!(&body[facts.user.unwrap()], r#""u""#);
     }
 
     /// Where instructions or a system prompt are.
-    fn lead(facts: &RequestFacts) -> Range<usize> {
+    fn preamble(facts: &RequestFacts) -> Range<usize> {
         let is_it = |number: u8| ["instructions", "system"].contains(&SEPARATORS[usize::from(number)]);
         facts.separators.iter().find(|(number, _)| is_it(*number)).map(|(_, at)| at.clone()).unwrap()
     }
@@ -361,11 +361,11 @@ mod tests {
     fn the_prompts_and_instructions_of_the_responses_and_messages_apis_are_found() {
         let body = r#"{"model":"m","input":"hi","instructions":"be brief","stream":true}"#;
         let facts = read(Endpoint::Responses, body.as_bytes()).unwrap();
-        let parts = [facts.prompt.clone(), lead(&facts)].map(|at| &body[at]);
+        let parts = [facts.prompt.clone(), preamble(&facts)].map(|at| &body[at]);
         assert_eq!((parts, facts.ask_for_usage), ([r#""hi""#, r#""be brief""#], None));
         let body = r#"{"system":[{}],"messages":[],"stream":true,"model":null}"#;
         let facts = read(Endpoint::Messages, body.as_bytes()).unwrap();
-        let parts = [facts.prompt.clone(), lead(&facts)].map(|at| &body[at]);
+        let parts = [facts.prompt.clone(), preamble(&facts)].map(|at| &body[at]);
         assert_eq!((parts, facts.model(body.as_bytes())), (["[]", "[{}]"], None));
         let missing = read(Endpoint::Responses, b"{}").unwrap_err();
         assert_eq!(missing.to_string(), "input: this field is required");

@@ -10,7 +10,7 @@ fn routing(session: u64, bytes: usize) -> RoutingFacts {
     let chain = Chain::new(1, &prompt);
     let length = Length { kind: PromptKind::Text, bytes, media: 0 };
     let endpoint = Some(Endpoint::Completions);
-    RoutingFacts { length, lead_bytes: 0, chain, session, endpoint, serving: BackendSet::MAX }
+    RoutingFacts { length, preamble_bytes: 0, chain, session, endpoint, serving: BackendSet::MAX }
 }
 
 const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
@@ -199,8 +199,8 @@ fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
 fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
     let mut dispatcher = two(Policy::Lpwl);
     let mut routing = routing(1, 8_192);
-    routing.lead_bytes = 40_000;
-    routing.length.bytes += routing.lead_bytes;
+    routing.preamble_bytes = 40_000;
+    routing.length.bytes += routing.preamble_bytes;
     for _ in 0..3 {
         let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
         let cached = if assignment.visit.predicted_chunks() > 0 { 12_000 } else { 0 };
