@@ -1,4 +1,4 @@
-//! How many tokens a prompt has, guessed from its bytes and from the sums of bytes and tokens of
+//! How many tokens a prompt has, guessed from its bytes and from the totals of bytes and tokens of
 //! answered requests. A tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
 
 use crate::request::PromptKind;
@@ -42,13 +42,13 @@ impl Length {
 #[derive(Debug)]
 pub struct BytesPerToken {
     /// By [`PromptKind`].
-    kinds: [Sums; 3],
+    kinds: [Totals; 3],
     /// Tokens of media: here `bytes` is their number.
-    media: Sums,
+    media: Totals,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Sums {
+struct Totals {
     bytes: f64,
     tokens: f64,
 }
@@ -57,8 +57,8 @@ impl Default for BytesPerToken {
     /// Starts at 4 bytes a token for text and chat (the usual rule of thumb for English) and 6 for
     /// lists of token ids (five digits and a comma).
     fn default() -> BytesPerToken {
-        let start = |ratio: f64| Sums { bytes: ratio * PRIOR_TOKENS, tokens: PRIOR_TOKENS };
-        let media = Sums { bytes: PRIOR_MEDIA, tokens: PRIOR_MEDIA * MEDIA_TOKENS };
+        let start = |ratio: f64| Totals { bytes: ratio * PRIOR_TOKENS, tokens: PRIOR_TOKENS };
+        let media = Totals { bytes: PRIOR_MEDIA, tokens: PRIOR_MEDIA * MEDIA_TOKENS };
         BytesPerToken { kinds: [4.0, 4.0, 6.0].map(start), media }
     }
 }
@@ -66,8 +66,8 @@ impl Default for BytesPerToken {
 impl BytesPerToken {
     /// The learned ratio, always positive.
     pub fn ratio(&self, kind: PromptKind) -> f64 {
-        let sums = self.kinds[kind as usize];
-        sums.bytes / sums.tokens
+        let totals = self.kinds[kind as usize];
+        totals.bytes / totals.tokens
     }
 
     /// The estimated tokens of a prompt, at least 1.
@@ -91,15 +91,15 @@ impl BytesPerToken {
             }
             return;
         }
-        let sums = &mut self.kinds[length.kind as usize];
-        sums.add(length.bytes as f64, tokens as f64);
-        if sums.tokens > WINDOW_TOKENS {
-            sums.keep(WINDOW_TOKENS / 2.0 / sums.tokens);
+        let totals = &mut self.kinds[length.kind as usize];
+        totals.add(length.bytes as f64, tokens as f64);
+        if totals.tokens > WINDOW_TOKENS {
+            totals.keep(WINDOW_TOKENS / 2.0 / totals.tokens);
         }
     }
 }
 
-impl Sums {
+impl Totals {
     fn add(&mut self, bytes: f64, tokens: f64) {
         self.bytes += bytes;
         self.tokens += tokens;
