@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use forebay_trace::format::{Format, ReadOptions, TraceReader, write_line};
-use forebay_trace::generate::{Generator, Marginals, Spread};
+use forebay_trace::generate::{Generator, LogNormal, Marginals};
 use forebay_trace::info::info;
 use forebay_trace::request::TraceRequest;
 use forebay_trace::tokens::block_tokens;
@@ -25,7 +25,7 @@ fn main_lines(requests: &[TraceRequest]) -> HashMap<&str, Vec<&TraceRequest>> {
 
 /// Both quantiles within `tolerance` of what was asked for, as a share of it.
 #[track_caller]
-fn assert_spread(name: &str, mut values: Vec<f64>, asked: Spread, tolerance: f64) {
+fn assert_spread(name: &str, mut values: Vec<f64>, asked: LogNormal, tolerance: f64) {
     values.sort_by(f64::total_cmp);
     let (p50, p90) = (values[values.len() / 2], values[values.len() * 9 / 10]);
     let near = |found: f64, asked: f64| (found / asked - 1.0).abs() <= tolerance;
@@ -39,8 +39,8 @@ fn assert_spread(name: &str, mut values: Vec<f64>, asked: Spread, tolerance: f64
 fn the_marginals_are_those_asked_for() {
     let mut marginals: Marginals = Marginals::CLAUDE_CODE.parse().unwrap();
     marginals.sessions = 4_000;
-    marginals.main.turns = Spread { p50: 4.0, p90: 9.0, min: 1.0, max: 40.0 };
-    marginals.main.first_own_tokens = Spread { p50: 9_600.0, p90: 20_000.0, min: 500.0, max: 60_000.0 };
+    marginals.main.turns = LogNormal { p50: 4.0, p90: 9.0, min: 1.0, max: 40.0 };
+    marginals.main.first_own_tokens = LogNormal { p50: 9_600.0, p90: 20_000.0, min: 500.0, max: 60_000.0 };
     marginals.sub_agents.per_turn = 0.05;
     let requests = generate(&marginals, 1);
     let lines = main_lines(&requests);
@@ -82,7 +82,7 @@ fn the_marginals_are_those_asked_for() {
         .map(|pair| pair[1].think_us.unwrap() as f64 / 1e6);
     assert_spread("think time", think.collect(), marginals.main.think_s, 0.2);
     let starts = lines.values().map(|line| line[0].arrival_us as f64 / 1e6);
-    let even = Spread { p50: 1_800.0, p90: 3_240.0, min: 0.0, max: 3_600.0 };
+    let even = LogNormal { p50: 1_800.0, p90: 3_240.0, min: 0.0, max: 3_600.0 };
     assert_spread("starts", starts.collect(), even, 0.05);
 
     let agents =

@@ -21,7 +21,7 @@ const NORMAL_P90: f64 = 1.281_551_565_544_600_4;
 /// are put on them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spread {
+pub struct LogNormal {
     pub p50: f64,
     /// The value that 90 % do not exceed.
     pub p90: f64,
@@ -34,14 +34,14 @@ pub struct Spread {
 #[serde(deny_unknown_fields)]
 pub struct Conversation {
     /// Requests.
-    pub turns: Spread,
+    pub turns: LogNormal,
     /// The first prompt beyond the system prompt, in tokens.
-    pub first_own_tokens: Spread,
+    pub first_own_tokens: LogNormal,
     /// How much longer a prompt is than the one before it, in tokens.
-    pub growth_tokens: Spread,
-    pub output_tokens: Spread,
+    pub growth_tokens: LogNormal,
+    pub output_tokens: LogNormal,
     /// Pause between an answer and the next request, in seconds.
-    pub think_s: Spread,
+    pub think_s: LogNormal,
 }
 
 /// A system prompt with tool definitions that sessions share.
@@ -92,7 +92,7 @@ pub struct Marginals {
     /// prompt and a summary.
     pub context_tokens: u32,
     /// A compacted prompt beyond its system prompt, in tokens.
-    pub summary_tokens: Spread,
+    pub summary_tokens: LogNormal,
     /// Assumed times of answers.
     pub service: Service,
     /// System prompts of top-level sessions.
@@ -166,7 +166,7 @@ impl Conversation {
     }
 }
 
-impl Spread {
+impl LogNormal {
     fn check(&self, field: &str, largest: f64) -> Result<(), MarginalsError> {
         within(&format!("{field}.max"), self.max, 0.0, largest)?;
         within(&format!("{field}.min"), self.min, 0.0, self.max)?;

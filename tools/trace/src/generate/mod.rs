@@ -7,8 +7,8 @@ mod marginals;
 mod session;
 
 pub use marginals::{
-    Conversation, MAX_BLOCK_TOKENS, MAX_SESSIONS, MAX_SYSTEM_PROMPTS, Marginals, MarginalsError, Service,
-    Spread, SubAgents, SystemPrompt,
+    Conversation, LogNormal, MAX_BLOCK_TOKENS, MAX_SESSIONS, MAX_SYSTEM_PROMPTS, Marginals, MarginalsError,
+    Service, SubAgents, SystemPrompt,
 };
 
 use crate::request::TraceRequest;
