@@ -14,7 +14,7 @@ const MAX_SECONDS: f64 = 4e9;
 const MAX_MICROS: u64 = 4_000_000_000_000_000;
 
 /// How one format calls the fields that are checked.
-pub(super) struct Names {
+pub(super) struct FieldNames {
     pub input: &'static str,
     pub output: &'static str,
     pub blocks: &'static str,
@@ -23,7 +23,7 @@ pub(super) struct Names {
 }
 
 /// The names in Mooncake's traces and those that follow it.
-pub(super) const LENGTH_NAMES: Names = Names {
+pub(super) const LENGTH_NAMES: FieldNames = FieldNames {
     input: "input_length",
     output: "output_length",
     blocks: "hash_ids",
@@ -32,7 +32,7 @@ pub(super) const LENGTH_NAMES: Names = Names {
 
 /// Refuses a request that nobody could replay: an empty or too long prompt, a too long answer,
 /// blocks beyond the prompt.
-pub(super) fn check(request: TraceRequest, names: &Names) -> Result<TraceRequest, Problem> {
+pub(super) fn check(request: TraceRequest, names: &FieldNames) -> Result<TraceRequest, Problem> {
     if !(1..=MAX_TOKENS).contains(&request.input_tokens) {
         return Err(Problem::field(
             names.input,

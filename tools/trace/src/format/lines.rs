@@ -2,7 +2,7 @@
 //! Lines are of bounded length. The project's own JSONL is here too, as `sample` and `generate`
 //! write it: each line is a [`TraceRequest`], field by field.
 
-use super::check::{Names, check, check_micros};
+use super::check::{FieldNames, check, check_micros};
 use super::error::{LineError, Place, Problem, TraceError, parse_object};
 use crate::request::TraceRequest;
 use std::io::{self, BufRead, Read, Write};
@@ -94,8 +94,8 @@ impl<R: BufRead> Iterator for LineRequests<R> {
     }
 }
 
-const OWN_NAMES: Names =
-    Names { input: "input_tokens", output: "output_tokens", blocks: "blocks", other_size: "" };
+const OWN_NAMES: FieldNames =
+    FieldNames { input: "input_tokens", output: "output_tokens", blocks: "blocks", other_size: "" };
 
 /// The project's own format.
 pub(super) struct Own;

@@ -2,7 +2,7 @@
 //! Azure's (AzureLLMInferenceTrace), whose times are dates, and BurstGPT's, whose times are seconds
 //! and in which a response of no tokens is a request that failed. Other columns are ignored.
 
-use super::check::{Names, check, micros};
+use super::check::{FieldNames, check, micros};
 use super::csv::{Columns, number_in, text_of, tokens_in};
 use super::error::Problem;
 use super::lines::LineParser;
@@ -70,7 +70,7 @@ impl LineParser for Rows {
             output_tokens: tokens_in(output_name, output)?,
             ..TraceRequest::default()
         };
-        check(request, &Names { input: input_name, output: output_name, blocks: "", other_size: "" })
+        check(request, &FieldNames { input: input_name, output: output_name, blocks: "", other_size: "" })
             .map(Some)
     }
 }

@@ -2,7 +2,7 @@
 //! (`prefix_len`), those that it adds (`input_len`), those of its answer (`output_len`) and the
 //! wait after it. It knows how kept tokens become prefix blocks, with a bounded memory of sessions.
 
-use super::check::{MAX_TOKENS, Names, check, micros};
+use super::check::{FieldNames, MAX_TOKENS, check, micros};
 use super::csv::{Columns, number_in, position_of, text_of, tokens_in};
 use super::error::Problem;
 use super::lines::LineParser;
@@ -28,7 +28,8 @@ const INPUT: &str = "input_len";
 const OUTPUT: &str = "output_len";
 const WAIT: &str = "tool_wait_after_ms";
 const ARRIVAL: &str = "arrival_time";
-const NAMES: Names = Names { input: "prefix_len + input_len", output: OUTPUT, blocks: "", other_size: "" };
+const NAMES: FieldNames =
+    FieldNames { input: "prefix_len + input_len", output: OUTPUT, blocks: "", other_size: "" };
 const MILLIS_S: f64 = 1e-3;
 
 pub(super) struct TraceLab {

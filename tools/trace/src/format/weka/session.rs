@@ -4,14 +4,14 @@
 
 use super::ids::{Ids, SystemPrompt};
 use super::text::{Broken, SessionText};
-use crate::format::check::{Names, check, micros};
+use crate::format::check::{FieldNames, check, micros};
 use crate::format::error::{Problem, parse_json, parse_object};
 use crate::number::{Tokens, ids, optional_tokens};
 use crate::request::TraceRequest;
 use serde::Deserialize;
 use std::io::BufRead;
 
-const NAMES: Names = Names { input: "in", output: "out", blocks: "hash_ids", other_size: "" };
+const NAMES: FieldNames = FieldNames { input: "in", output: "out", blocks: "hash_ids", other_size: "" };
 
 /// The largest block size that is accepted, in tokens.
 const MAX_BLOCK_TOKENS: u32 = 1 << 16;
