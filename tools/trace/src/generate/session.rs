@@ -13,14 +13,14 @@ pub(super) struct Session<'a> {
     marginals: &'a Marginals,
     random: StdRng,
     ids: BlockIds,
-    main: Line<'a>,
+    main: Agent<'a>,
     sub_agents: u32,
-    /// The requests until the next turn of the main line.
+    /// The requests until the next turn of the main agent.
     ready: VecDeque<TraceRequest>,
 }
 
-/// A conversation with one context: the main line of a session, or a sub-agent.
-struct Line<'a> {
+/// A conversation with one context: the main agent of a session, or a sub-agent.
+struct Agent<'a> {
     conversation: &'a Conversation,
     name: String,
     parent: Option<String>,
@@ -42,7 +42,7 @@ impl<'a> Session<'a> {
         let system_tokens = marginals.system_prompts[system_prompt].tokens;
         let context = Context::new(marginals.block_tokens, system_prompt, system_tokens);
         let name = format!("session-{number}");
-        let main = Line::new(&marginals.main, name, None, context, start_us, &mut random);
+        let main = Agent::new(&marginals.main, name, None, context, start_us, &mut random);
         let ids = BlockIds::of_session(number);
         let mut session = Session { marginals, random, ids, main, sub_agents: 0, ready: VecDeque::new() };
         session.take_turn();
@@ -54,7 +54,7 @@ impl<'a> Session<'a> {
         self.ready.front().map(|request| request.arrival_us)
     }
 
-    /// Puts the next turn of the main line into `ready`, and a sub-agent that it starts.
+    /// Puts the next turn of the main agent into `ready`, and a sub-agent that it starts.
     fn take_turn(&mut self) {
         if self.main.turn >= self.main.turns {
             return;
@@ -72,14 +72,15 @@ impl<'a> Session<'a> {
         let sub_agents = &self.marginals.sub_agents;
         self.sub_agents += 1;
         let name = format!("{}/agent-{}", self.main.name, self.sub_agents);
-        // All sub-agents share the system prompt that is numbered after those of the main lines.
+        // All sub-agents share the system prompt that is numbered after those of the main agents.
         let number = self.marginals.system_prompts.len();
         let context = Context::new(self.marginals.block_tokens, number, sub_agents.system_tokens);
         let parent = Some(self.main.name.clone());
-        let mut line = Line::new(&sub_agents.conversation, name, parent, context, start_us, &mut self.random);
+        let mut agent =
+            Agent::new(&sub_agents.conversation, name, parent, context, start_us, &mut self.random);
         let mut finished_us = start_us;
-        while line.turn < line.turns {
-            let (request, answered_us) = line.request(self.marginals, &mut self.random, &mut self.ids);
+        while agent.turn < agent.turns {
+            let (request, answered_us) = agent.request(self.marginals, &mut self.random, &mut self.ids);
             self.ready.push_back(request);
             finished_us = answered_us;
         }
@@ -99,7 +100,7 @@ impl Iterator for Session<'_> {
     }
 }
 
-impl<'a> Line<'a> {
+impl<'a> Agent<'a> {
     fn new(
         conversation: &'a Conversation,
         name: String,
@@ -107,9 +108,9 @@ impl<'a> Line<'a> {
         context: Context,
         start_us: u64,
         random: &mut StdRng,
-    ) -> Line<'a> {
+    ) -> Agent<'a> {
         let turns = conversation.turns.draw_count(random);
-        Line { conversation, name, parent, context, turn: 0, turns, arrival_us: start_us, think_us: None }
+        Agent { conversation, name, parent, context, turn: 0, turns, arrival_us: start_us, think_us: None }
     }
 
     /// The next request, and when its answer is there.
