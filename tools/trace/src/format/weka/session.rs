@@ -62,7 +62,7 @@ struct Entry {
 }
 
 /// What the requests of one entry are part of.
-struct Line {
+struct Agent {
     session: String,
     parent_session: Option<String>,
     system_tokens: Option<u32>,
@@ -97,7 +97,7 @@ impl<R: BufRead> Session<R> {
         })
     }
 
-    /// The requests of the next entry: one of the main line, or those of a sub-agent, perhaps none.
+    /// The requests of the next entry: one of the main agent, or those of a sub-agent, perhaps none.
     /// `None` at the end. After [`Broken`] from the text itself nothing more can be read; a bad
     /// entry, the inner error, is only left out.
     pub(super) fn next_entry(&mut self) -> Result<Option<Result<Vec<TraceRequest>, Problem>>, Broken> {
@@ -116,9 +116,9 @@ impl<R: BufRead> Session<R> {
             self.add_sub_agent(entry, start_us, &mut requests)?;
             return Ok(requests);
         }
-        let line =
-            Line { session: self.name.clone(), parent_session: None, system_tokens: self.system_tokens };
-        let request = self.request(entry, start_us, self.turns, &line)?;
+        let agent =
+            Agent { session: self.name.clone(), parent_session: None, system_tokens: self.system_tokens };
+        let request = self.request(entry, start_us, self.turns, &agent)?;
         self.turns += 1;
         Ok(vec![request])
     }
@@ -133,7 +133,7 @@ impl<R: BufRead> Session<R> {
     ) -> Result<(), Problem> {
         let start_us = base_us.saturating_add(micros("t", entry.t, 1.0)?);
         let agent = entry.agent_id.unwrap_or_else(|| format!("agent-of-entry-{}", self.entries));
-        let line = Line {
+        let agent = Agent {
             session: format!("{}/{agent}", self.name),
             parent_session: Some(self.name.clone()),
             system_tokens: sum(entry.tool_tokens, entry.system_tokens),
@@ -143,7 +143,7 @@ impl<R: BufRead> Session<R> {
             if inner.kind == "subagent" {
                 self.add_sub_agent(inner, start_us, requests)?;
             } else {
-                requests.push(self.request(inner, start_us, turns, &line)?);
+                requests.push(self.request(inner, start_us, turns, &agent)?);
                 turns += 1;
             }
         }
@@ -155,20 +155,20 @@ impl<R: BufRead> Session<R> {
         entry: Entry,
         base_us: u64,
         turn: u32,
-        line: &Line,
+        agent: &Agent,
     ) -> Result<TraceRequest, Problem> {
         let seconds = |field, value: Option<f64>| value.map(|value| micros(field, value, 1.0)).transpose();
         let request = check(
             TraceRequest {
-                session: line.session.clone(),
-                parent_session: line.parent_session.clone(),
+                session: agent.session.clone(),
+                parent_session: agent.parent_session.clone(),
                 turn,
                 arrival_us: base_us.saturating_add(micros("t", entry.t, 1.0)?),
                 think_us: seconds("think_time", entry.think_time)?,
                 service_us: seconds("api_time", entry.api_time)?,
                 input_tokens: entry.input.ok_or_else(|| Problem::missing("in"))?,
                 output_tokens: entry.output.ok_or_else(|| Problem::missing("out"))?,
-                system_tokens: line.system_tokens,
+                system_tokens: agent.system_tokens,
                 block_tokens: self.block_tokens,
                 blocks: entry.hash_ids,
             },
@@ -176,8 +176,8 @@ impl<R: BufRead> Session<R> {
         )?;
         let system = SystemPrompt {
             model: &entry.model,
-            of_sub_agent: line.parent_session.is_some(),
-            blocks: (line.system_tokens.unwrap_or(0) / self.block_tokens) as usize,
+            of_sub_agent: agent.parent_session.is_some(),
+            blocks: (agent.system_tokens.unwrap_or(0) / self.block_tokens) as usize,
         };
         let mut request = request;
         self.ids.globalise(&mut request.blocks, &system)?;
