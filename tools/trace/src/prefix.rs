@@ -19,15 +19,15 @@ pub fn prefix_keys(request: &TraceRequest) -> impl Iterator<Item = u64> {
 }
 
 /// For maps whose keys are evenly spread already.
-pub(crate) type KeyHasher = BuildHasherDefault<AsItIs>;
+pub(crate) type KeyHasher = BuildHasherDefault<IdentityHasher>;
 pub(crate) type KeySet = HashSet<u64, KeyHasher>;
 pub(crate) type KeyMap<V> = HashMap<u64, V, KeyHasher>;
 
 /// Hashes an evenly spread key to itself.
 #[derive(Default)]
-pub(crate) struct AsItIs(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
