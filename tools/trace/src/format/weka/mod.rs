@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
-use text::Broken;
+use text::ReadError;
 
 /// The most session files that one trace may have: each takes a buffer and a request in memory.
 pub(super) const MAX_SESSION_FILES: usize = 10_000;
@@ -69,7 +69,7 @@ impl Weka {
             let name = session_name(&file);
             match Session::open(input, name, start_us, Ids::new(number as u64, options.share_system_prompt)) {
                 Ok(session) => weka.sessions.push(OpenFile { file, session }),
-                Err(broken) => weka.errors.push_back(located(&file, Place::Header, broken)),
+                Err(error) => weka.errors.push_back(located(&file, Place::Header, error)),
             }
         }
         (0..weka.sessions.len()).for_each(|index| weka.read_on(index));
@@ -87,10 +87,10 @@ impl Weka {
                 Ok(None) => return,
                 Ok(Some(Ok(requests))) => requests,
                 Ok(Some(Err(problem))) => {
-                    self.errors.push_back(located(file, place, Broken::Text(problem)));
+                    self.errors.push_back(located(file, place, ReadError::Text(problem)));
                     continue;
                 }
-                Err(broken) => return self.errors.push_back(located(file, place, broken)),
+                Err(error) => return self.errors.push_back(located(file, place, error)),
             };
             let is_main = requests.iter().any(|request| request.parent_session.is_none());
             for request in requests {
@@ -127,10 +127,10 @@ pub(super) fn session_name(file: &Path) -> String {
     Path::new(unpacked).file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn located(file: &Arc<Path>, place: Place, broken: Broken) -> TraceError {
-    match broken {
-        Broken::Io(source) => TraceError::Io { file: file.to_path_buf(), source },
-        Broken::Text(problem) => TraceError::Line(LineError { file: Arc::clone(file), place, problem }),
+fn located(file: &Arc<Path>, place: Place, error: ReadError) -> TraceError {
+    match error {
+        ReadError::Io(source) => TraceError::Io { file: file.to_path_buf(), source },
+        ReadError::Text(problem) => TraceError::Line(LineError { file: Arc::clone(file), place, problem }),
     }
 }
 

@@ -3,7 +3,7 @@
 //! and whose block ids are the parent's.
 
 use super::ids::{Ids, SystemPrompt};
-use super::text::{Broken, SessionText};
+use super::text::{ReadError, SessionText};
 use crate::format::check::{FieldNames, check, micros};
 use crate::format::error::{Problem, parse_json, parse_object};
 use crate::number::{Tokens, ids, optional_tokens};
@@ -76,7 +76,7 @@ impl<R: BufRead> Session<R> {
         fallback_name: String,
         start_us: u64,
         ids: Ids,
-    ) -> Result<Session<R>, Broken> {
+    ) -> Result<Session<R>, ReadError> {
         let mut text = SessionText::new(input);
         let mut header = Header::default();
         let mut outcome = Ok(());
@@ -85,7 +85,7 @@ impl<R: BufRead> Session<R> {
                 outcome = header.set(name, value);
             }
         })?;
-        outcome.and_then(|()| header.check()).map_err(Broken::Text).map(|block_tokens| Session {
+        outcome.and_then(|()| header.check()).map_err(ReadError::Text).map(|block_tokens| Session {
             text,
             name: header.id.unwrap_or(fallback_name),
             block_tokens,
@@ -98,9 +98,9 @@ impl<R: BufRead> Session<R> {
     }
 
     /// The requests of the next entry: one of the main agent, or those of a sub-agent, perhaps none.
-    /// `None` at the end. After [`Broken`] from the text itself nothing more can be read; a bad
+    /// `None` at the end. After [`ReadError`] from the text itself nothing more can be read; a bad
     /// entry, the inner error, is only left out.
-    pub(super) fn next_entry(&mut self) -> Result<Option<Result<Vec<TraceRequest>, Problem>>, Broken> {
+    pub(super) fn next_entry(&mut self) -> Result<Option<Result<Vec<TraceRequest>, Problem>>, ReadError> {
         let mut element = Vec::new();
         self.entries += 1;
         if !self.text.next_element(&mut element)? {
@@ -228,7 +228,7 @@ fn sum(tool_tokens: Option<u32>, system_tokens: Option<u32>) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::super::ids::Ids;
-    use super::super::text::Broken;
+    use super::super::text::ReadError;
     use super::Session;
     use crate::request::TraceRequest;
 
@@ -237,8 +237,8 @@ mod tests {
         let mut session =
             match Session::open(text.as_bytes(), "fallback".into(), 1_000_000, Ids::new(0, false)) {
                 Ok(session) => session,
-                Err(Broken::Text(problem)) => return (requests, vec![problem.to_string()]),
-                Err(Broken::Io(error)) => panic!("{error}"),
+                Err(ReadError::Text(problem)) => return (requests, vec![problem.to_string()]),
+                Err(ReadError::Io(error)) => panic!("{error}"),
             };
         while let Ok(Some(entry)) = session.next_entry() {
             match entry {

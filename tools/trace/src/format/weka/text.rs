@@ -11,14 +11,14 @@ pub(super) const MAX_VALUE_BYTES: usize = 64 << 20;
 
 /// Why a piece could not be read. Nothing of the object can be read after that.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ReadError {
     Io(io::Error),
     Text(Problem),
 }
 
-impl From<io::Error> for Broken {
-    fn from(error: io::Error) -> Broken {
-        Broken::Io(error)
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> ReadError {
+        ReadError::Io(error)
     }
 }
 
@@ -36,7 +36,7 @@ impl<R: BufRead> SessionText<R> {
 
     /// Opens the object, hands each field before `requests` to `field` as JSON texts of its name
     /// and value, and opens the array.
-    pub(super) fn open(&mut self, mut field: impl FnMut(&[u8], &[u8])) -> Result<(), Broken> {
+    pub(super) fn open(&mut self, mut field: impl FnMut(&[u8], &[u8])) -> Result<(), ReadError> {
         let (mut name, mut value) = (Vec::new(), Vec::new());
         self.expect(b'{')?;
         loop {
@@ -49,7 +49,7 @@ impl<R: BufRead> SessionText<R> {
             field(&name, &value);
             match self.next_byte()? {
                 b',' => {}
-                b'}' => return Err(Broken::Text(Problem::missing("requests"))),
+                b'}' => return Err(ReadError::Text(Problem::missing("requests"))),
                 other => return Err(self.unexpected(other)),
             }
         }
@@ -57,7 +57,7 @@ impl<R: BufRead> SessionText<R> {
 
     /// Replaces `element` with the JSON text of the next element of the array; false after the last
     /// one. What follows the array is not read.
-    pub(super) fn next_element(&mut self, element: &mut Vec<u8>) -> Result<bool, Broken> {
+    pub(super) fn next_element(&mut self, element: &mut Vec<u8>) -> Result<bool, ReadError> {
         if matches!(self.peek()?, b',') {
             self.consume(1);
         }
@@ -73,7 +73,7 @@ impl<R: BufRead> SessionText<R> {
 
     /// Replaces `text` with the next value: balanced brackets, a string, or anything up to a
     /// delimiter.
-    fn value(&mut self, text: &mut Vec<u8>) -> Result<(), Broken> {
+    fn value(&mut self, text: &mut Vec<u8>) -> Result<(), ReadError> {
         text.clear();
         self.peek()?;
         let mut shape = Shape::default();
@@ -84,7 +84,7 @@ impl<R: BufRead> SessionText<R> {
             }
             let taken = shape.extent(chunk);
             if text.len() + taken > self.limit_bytes {
-                return Err(Broken::Text(Problem::TooLong { limit_bytes: self.limit_bytes }));
+                return Err(ReadError::Text(Problem::TooLong { limit_bytes: self.limit_bytes }));
             }
             text.extend_from_slice(&chunk[..taken]);
             self.consume(taken);
@@ -99,21 +99,21 @@ impl<R: BufRead> SessionText<R> {
         Ok(())
     }
 
-    fn expect(&mut self, wanted: u8) -> Result<(), Broken> {
+    fn expect(&mut self, wanted: u8) -> Result<(), ReadError> {
         match self.next_byte()? {
             found if found == wanted => Ok(()),
             found => Err(self.unexpected(found)),
         }
     }
 
-    fn next_byte(&mut self) -> Result<u8, Broken> {
+    fn next_byte(&mut self) -> Result<u8, ReadError> {
         let byte = self.peek()?;
         self.consume(1);
         Ok(byte)
     }
 
     /// The next byte that is not white space.
-    fn peek(&mut self) -> Result<u8, Broken> {
+    fn peek(&mut self) -> Result<u8, ReadError> {
         loop {
             let chunk = self.input.fill_buf()?;
             if chunk.is_empty() {
@@ -133,13 +133,13 @@ impl<R: BufRead> SessionText<R> {
         self.offset += bytes as u64;
     }
 
-    fn unexpected(&self, byte: u8) -> Broken {
+    fn unexpected(&self, byte: u8) -> ReadError {
         let shown = char::from(byte).escape_default();
-        Broken::Text(Problem::Malformed(format!("unexpected '{shown}' near byte {}", self.offset)))
+        ReadError::Text(Problem::Malformed(format!("unexpected '{shown}' near byte {}", self.offset)))
     }
 
-    fn ends_early(&self) -> Broken {
-        Broken::Text(Problem::Malformed(format!(
+    fn ends_early(&self) -> ReadError {
+        ReadError::Text(Problem::Malformed(format!(
             "the file ends at byte {} in the middle of the session",
             self.offset
         )))
@@ -204,14 +204,14 @@ impl Shape {
 
 #[cfg(test)]
 mod tests {
-    use super::{Broken, SessionText};
+    use super::{ReadError, SessionText};
     use std::io::BufReader;
 
     /// The fields and the elements of `text`, read through a buffer of `buffer_bytes`.
     fn read(text: &str, buffer_bytes: usize) -> Result<(Vec<String>, Vec<String>), String> {
-        let shown = |broken| match broken {
-            Broken::Io(error) => error.to_string(),
-            Broken::Text(problem) => problem.to_string(),
+        let shown = |error| match error {
+            ReadError::Io(error) => error.to_string(),
+            ReadError::Text(problem) => problem.to_string(),
         };
         let utf8 = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let mut session = SessionText::new(BufReader::with_capacity(buffer_bytes, text.as_bytes()));
@@ -259,7 +259,7 @@ mod tests {
         let mut element = Vec::new();
         session.open(|_, _| ()).unwrap();
         assert!(session.next_element(&mut element).unwrap());
-        let Err(Broken::Text(problem)) = session.next_element(&mut element) else { panic!("not refused") };
+        let Err(ReadError::Text(problem)) = session.next_element(&mut element) else { panic!("not refused") };
         assert_eq!(problem.to_string(), "longer than 10 bytes");
     }
 }
