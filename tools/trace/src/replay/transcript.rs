@@ -66,7 +66,7 @@ impl Transcripts {
         let previous = self.forget(&request.session);
         let mut tokens = Vec::with_capacity(request.input_tokens as usize);
         if let Some(previous) = &previous {
-            previous.carry(request, &mut tokens);
+            previous.append_shared(request, &mut tokens);
         }
         let carried_tokens = tokens.len() as u32;
         self.add_fresh(request, &mut tokens);
@@ -136,7 +136,7 @@ impl Transcript {
     /// Appends the leading tokens that `request` shares with this transcript. A turn that continues
     /// the previous prompt carries that prompt and its answer; after a reset or a compaction only
     /// the common blocks are carried.
-    fn carry(&self, request: &TraceRequest, tokens: &mut Vec<u32>) {
+    fn append_shared(&self, request: &TraceRequest, tokens: &mut Vec<u32>) {
         let size = request.block_tokens as usize;
         let common = self.blocks.iter().zip(&request.blocks).take_while(|(old, new)| old == new).count();
         let length = request.input_tokens as usize;
