@@ -119,12 +119,12 @@ pub fn run(args: Args) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         // Dropped last: the engine's transfers end before the mover does.
-        let kept = match (memory, node) {
-            (Some(bytes), _) => Some(Kept::here(bytes, log.as_ref(), &config)?),
-            (None, Some(node)) => Some(Kept::with_node(node)?),
+        let store = match (memory, node) {
+            (Some(bytes), _) => Some(EngineStore::here(bytes, log.as_ref(), &config)?),
+            (None, Some(node)) => Some(EngineStore::with_node(node)?),
             (None, None) => None,
         };
-        let connection = kept.as_ref().map(Kept::connection);
+        let connection = store.as_ref().map(EngineStore::connection);
         let (model, ratio) = (config.model.clone(), config.clock_ratio);
         let engine = Engine::spawn(config, connection).await?;
         let mut signals = Signals::listen()?;
@@ -133,7 +133,7 @@ pub fn run(args: Args) -> CommandResult {
         signals.next().await;
         engine.shutdown(GRACE).await;
         // What the engine computed last is still to be written.
-        Ok(kept.and_then(|kept| kept.own).map_or(Ok(()), |store| store.close())?)
+        Ok(store.and_then(|store| store.own).map_or(Ok(()), |store| store.close())?)
     })
 }
 
@@ -221,16 +221,16 @@ impl Log {
 }
 
 /// Where the engine keeps its KV beside its GPU.
-struct Kept {
+struct EngineStore {
     store: Arc<dyn ChunkStore>,
     /// The store, if it is the engine's own.
     own: Option<Store>,
     mover: MoverThread,
 }
 
-impl Kept {
+impl EngineStore {
     /// A memory tier of the engine's own, and what is below it.
-    fn here(bytes: usize, log: Option<&Log>, engine: &EngineConfig) -> Result<Kept, Error> {
+    fn here(bytes: usize, log: Option<&Log>, engine: &EngineConfig) -> Result<EngineStore, Error> {
         let tier = TierConfig::new(bytes as u64);
         let chunk_bytes = engine.chunk_tokens * engine.profile.model.layers * engine.kv_bytes_per_token_layer;
         if tier.slab_bytes < chunk_bytes as u64 {
@@ -256,16 +256,16 @@ impl Kept {
             add_copy(&handle, "h2h", HOST, HOST)?;
         }
         let tenant = TenantId::default();
-        Ok(Kept { store: Arc::new(TenantStore::new(store.clone(), tenant)), own: Some(store), mover })
+        Ok(EngineStore { store: Arc::new(TenantStore::new(store.clone(), tenant)), own: Some(store), mover })
     }
 
     /// The node of this host.
-    fn with_node(options: ClientOptions) -> Result<Kept, Error> {
+    fn with_node(options: ClientOptions) -> Result<EngineStore, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle = mover.handle();
         join(&handle)?;
         let client = Client::connect(&handle, HOST, options).map_err(|error| format!("--node: {error}"))?;
-        Ok(Kept { store: Arc::new(client), own: None, mover })
+        Ok(EngineStore { store: Arc::new(client), own: None, mover })
     }
 
     fn connection(&self) -> StoreConnection {
