@@ -38,7 +38,7 @@ pub fn run(args: Args) -> CommandResult {
     let signals = runtime.block_on(async { Signals::listen() })?;
     say(format_args!("{} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display()));
     tracing::info!(config = serde_json::to_string(&effective)?, "configuration in effect");
-    tell_systemd("READY=1");
+    notify_systemd("READY=1");
     runtime.block_on(serve(node, signals, Duration::from_secs(config.limits.drain_s)))
 }
 
@@ -51,7 +51,7 @@ fn say(line: Arguments<'_>) {
 /// limit.
 async fn serve(node: Node, mut signals: Signals, limit: Duration) -> CommandResult {
     signals.next().await;
-    tell_systemd("STOPPING=1");
+    notify_systemd("STOPPING=1");
     say(format_args!("ending; what is leased may be read for {} s", limit.as_secs()));
     let whole = node.end_limit(limit);
     let (sender, ended) = tokio::sync::oneshot::channel();
@@ -69,7 +69,7 @@ async fn serve(node: Node, mut signals: Signals, limit: Duration) -> CommandResu
 }
 
 /// Tells systemd, if it started this. Nobody else is told, and nothing depends on it.
-fn tell_systemd(state: &str) {
+fn notify_systemd(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match path.as_encoded_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),
