@@ -2,7 +2,7 @@
 //! leaves a log that was closed in good order, or, if it is stopped half-way, one that the next
 //! open recovers.
 
-use super::look::tell;
+use super::look::print_verified;
 use super::show::in_file;
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
@@ -21,7 +21,7 @@ const DELETIONS_FORGOTTEN: &str =
 pub fn scrub(file: &Path) -> CommandResult {
     let medium = FileMedium::open(file)?;
     let found = verify(&medium).map_err(|error| in_file(file, error))?;
-    tell(file, &found);
+    print_verified(file, &found);
     if found.is_sound() {
         return Ok(());
     }
@@ -48,7 +48,7 @@ pub fn purge(file: &Path, tenant: TenantId) -> CommandResult {
 pub fn recover(file: &Path) -> CommandResult {
     let medium = FileMedium::open(file)?;
     let rebuilt = rebuild(&medium).map_err(|error| in_file(file, error))?;
-    tell_rebuilt(file, &rebuilt);
+    print_rebuilt(file, &rebuilt);
     println!("{DELETIONS_FORGOTTEN}");
     Ok(())
 }
@@ -64,7 +64,7 @@ pub fn give_up(file: &Path) -> CommandResult {
     })
     .map_err(|error| in_file(file, error))?;
     if let Some(rebuilt) = &reopened.rebuilt {
-        tell_rebuilt(file, rebuilt);
+        print_rebuilt(file, rebuilt);
     }
     if knew_deletions || reopened.rebuilt.is_some() {
         println!("{DELETIONS_FORGOTTEN}");
@@ -74,7 +74,7 @@ pub fn give_up(file: &Path) -> CommandResult {
     Ok(())
 }
 
-fn tell_rebuilt(file: &Path, rebuilt: &Rebuilt) {
+fn print_rebuilt(file: &Path, rebuilt: &Rebuilt) {
     let Rebuilt { segments, chunks, blocks } = rebuilt;
     println!(
         "{}: rebuilt from {segments} segments and {blocks} journal blocks, {chunks} chunks",

@@ -25,7 +25,7 @@ pub fn stat(file: &Path, as_json: bool) -> CommandResult {
 pub fn verify(file: &Path) -> CommandResult {
     let medium = FileMedium::open_read_only(file)?;
     let found = forebay_store::log::verify(&medium).map_err(|error| in_file(file, error))?;
-    tell(file, &found);
+    print_verified(file, &found);
     if found.is_sound() {
         return Ok(());
     }
@@ -37,7 +37,7 @@ pub fn verify(file: &Path) -> CommandResult {
 }
 
 /// Prints what checking a log found.
-pub fn tell(file: &Path, found: &Verified) {
+pub fn print_verified(file: &Path, found: &Verified) {
     let Inspection { recovered, both_superblocks, .. } = &found.inspection;
     let sound = recovered.chunks - found.faults.len() as u64;
     println!("{}: {sound} chunks are sound, {} of layers", file.display(), Size(found.sound_bytes));
