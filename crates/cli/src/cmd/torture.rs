@@ -97,7 +97,7 @@ fn torture(args: Args) -> CommandResult {
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir = base.join(format!("forebay-torture-{}", std::process::id()));
     std::fs::create_dir(&dir).map_err(|error| format!("--dir {}: {error}", base.display()))?;
-    let ran = suite(&args, dir.clone()).and_then(|suite| Ok(suite.run(tell)?));
+    let ran = suite(&args, dir.clone()).and_then(|suite| Ok(suite.run(print_outcome)?));
     // What cannot be removed is below a directory that says what it was for.
     let _ = std::fs::remove_dir_all(&dir);
     let report = ran?;
@@ -146,7 +146,7 @@ fn own(program: &Path, args: &Args) -> Store {
 /// Long enough for a busy machine. Opening includes the start of an interpreter and its libraries.
 const PATIENCE: Patience = Patience { open: Duration::from_secs(180), command: Duration::from_secs(60) };
 
-fn tell(store: &Store, outcome: &Outcome) {
+fn print_outcome(store: &Store, outcome: &Outcome) {
     let found = finding(outcome).unwrap_or_default();
     let seconds = outcome.took.as_secs_f64();
     eprintln!("{}: {} ({seconds:.1} s): {} {found}", store.name, outcome.case, word(&outcome.verdict));
