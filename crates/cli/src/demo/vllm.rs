@@ -52,7 +52,7 @@ pub enum ModelError {
 /// A vLLM that does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("http://{address} did not answer within {} s of saying that it would", ANSWER_LIMIT.as_secs())]
-pub struct Mute {
+pub struct NotAnswering {
     address: SocketAddr,
 }
 
@@ -144,13 +144,13 @@ pub fn address_in(line: &str) -> Option<SocketAddr> {
 }
 
 /// Waits until it does.
-pub async fn wait_until_it_answers(address: SocketAddr) -> Result<(), Mute> {
+pub async fn wait_until_it_answers(address: SocketAddr) -> Result<(), NotAnswering> {
     let answered = async {
         while Figures::of(address).await.is_err() {
             tokio::time::sleep(ANSWER_TRIES_EVERY).await;
         }
     };
-    tokio::time::timeout(ANSWER_LIMIT, answered).await.map_err(|_| Mute { address })
+    tokio::time::timeout(ANSWER_LIMIT, answered).await.map_err(|_| NotAnswering { address })
 }
 
 /// What all engines counted. Where hits came from, vLLM's answers do not say.
