@@ -1,7 +1,7 @@
 //! One policy, from a cold start to its last record, or to the Ctrl-C before it.
 
 use super::kill::Kill;
-use super::system::{Shape, System};
+use super::system::{Spec, System};
 use super::workload::Workload;
 use forebay_results::output::Error;
 use forebay_router::Policy;
@@ -18,7 +18,7 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 pub struct Arm<'a> {
     pub policy: Policy,
     pub workload: &'a Workload,
-    pub shape: &'a Shape,
+    pub spec: &'a Spec,
     /// What comes of it is appended here.
     pub records: &'a RecordWriter,
     pub cancel: &'a CancellationToken,
@@ -28,7 +28,7 @@ impl Arm<'_> {
     /// Runs it, and gives what there is to say of it beside the records.
     pub async fn run(&self) -> Result<Option<String>, Error> {
         // Engines may take minutes to start. Dropping what has started kills it.
-        let starting = self.shape.start(self.policy);
+        let starting = self.spec.start(self.policy);
         let Some(system) = self.cancel.run_until_cancelled(starting).await else { return Ok(None) };
         tokio::select! {
             said = self.replay(system?) => said,
@@ -44,7 +44,7 @@ impl Arm<'_> {
 
     async fn replay(&self, system: System) -> Result<Option<String>, Error> {
         let Arm { workload, records, .. } = self;
-        let (arm, host) = (self.policy.name(), self.shape.host());
+        let (arm, host) = (self.policy.name(), self.spec.host());
         records.write(&Line::Run(self.run_info()))?;
         let options = Options {
             arm: arm.to_owned(),
@@ -56,7 +56,7 @@ impl Arm<'_> {
         };
         let replayer = Replayer::new(&system.url(), options)?;
         let live = LiveLine::new(arm, replayer.progress());
-        let check = self.shape.check()?;
+        let check = self.spec.check()?;
         let kill = Kill::halfway(system.cluster_to_harm(), workload.requests.len());
         let sink = |record: &RequestRecord| {
             kill.note(record);
@@ -81,7 +81,7 @@ impl Arm<'_> {
     fn run_info(&self) -> RunInfo {
         let parameters = [
             ("trace", self.workload.description.clone()),
-            ("host", self.shape.description()),
+            ("host", self.spec.description()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).into();

@@ -5,8 +5,8 @@ use super::figures::Figures;
 use super::node_config;
 use super::processes::{Launch, Process};
 use super::rows::{self, Count};
-use super::shape::{
-    CHUNK_TOKENS, ClusterShape, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
+use super::spec::{
+    CHUNK_TOKENS, ClusterSpec, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
     node_name,
 };
 use super::vllm;
@@ -42,7 +42,7 @@ struct EngineProcess {
     address: SocketAddr,
 }
 
-impl ClusterShape {
+impl ClusterSpec {
     /// Starts everything, cold but for SSDs.
     pub async fn start(&self, policy: Policy) -> Result<Cluster, Error> {
         let directory = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;

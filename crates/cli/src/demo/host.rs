@@ -2,7 +2,7 @@
 //! and the router in front. It starts and stops them.
 
 use super::rows::{self, Count};
-use super::shape::{CHUNK_TOKENS, Fault, HostShape, SAMPLE_EVERY, engine_name};
+use super::spec::{CHUNK_TOKENS, Fault, HostSpec, SAMPLE_EVERY, engine_name};
 use crate::cmd::engine::{Log, add_copy};
 use forebay_emulator::{Engine, EngineHandle, StoreConnection};
 use forebay_results::output::Error;
@@ -38,7 +38,7 @@ pub struct Host {
     _mover_thread: MoverThread,
 }
 
-impl HostShape {
+impl HostSpec {
     /// Opens the memory tier, and the SSD below it, where there may be something from an earlier
     /// run of this policy.
     fn open_store(&self, mover: &MoverHandle, policy: Policy) -> Result<Store, Error> {

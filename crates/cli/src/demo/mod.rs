@@ -1,7 +1,7 @@
 //! `forebay demo`: a trace through a router and emulated engines that keep their KV in one memory
 //! tier, and on an SSD below it if they are given one, once for each routing policy. Each time
 //! memory is cold, and the SSD has what the same policy left there. This file knows the order of
-//! events; `workload` says what is asked, `shape` what is to run, `system` runs it, in this process
+//! events; `workload` says what is asked, `spec` what is to run, `system` runs it, in this process
 //! (`host`) or in many (`cluster`, made of `processes`; `vllm` if the engines are real),
 //! `arm` how one policy is replayed, `kill` what may happen to a node meanwhile, `rows` what is
 //! kept of it.
@@ -14,7 +14,7 @@ mod kill;
 mod node_config;
 mod processes;
 mod rows;
-mod shape;
+mod spec;
 mod system;
 mod vllm;
 mod workload;
@@ -27,9 +27,9 @@ use forebay_router::Policy;
 use forebay_trace::generate::Marginals;
 use forebay_trace::record::{RecordLog, RecordWriter};
 use forebay_trace::report;
-use shape::{ClusterShape, Fault, HostShape, SsdShape};
+use spec::{ClusterSpec, Fault, HostSpec, SsdSpec};
 use std::path::PathBuf;
-use system::Shape;
+use system::Spec;
 use tokio_util::sync::CancellationToken;
 use vllm::Vllm;
 use workload::Workload;
@@ -127,8 +127,8 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 async fn compare(args: Args) -> CommandResult {
-    let shape = args.shape()?;
-    let host = shape.host();
+    let spec = args.spec()?;
+    let host = spec.host();
     let context_tokens = host.profile.model.max_model_tokens.min(host.pool_tokens);
     let preset = match args.engine {
         EngineKind::Emulated => Marginals::DEMO,
@@ -148,11 +148,11 @@ async fn compare(args: Args) -> CommandResult {
     let cancel = cancelled_by_signal()?;
 
     println!("{}", workload.description);
-    println!("{}", shape.description());
+    println!("{}", spec.description());
     let mut said = Vec::new();
     for policy in &args.policies {
-        let (workload, shape, records, cancel) = (&workload, &shape, &writer, &cancel);
-        let arm = Arm { policy: *policy, workload, shape, records, cancel };
+        let (workload, spec, records, cancel) = (&workload, &spec, &writer, &cancel);
+        let arm = Arm { policy: *policy, workload, spec, records, cancel };
         said.extend(arm.run().await?);
         if cancel.is_cancelled() {
             eprintln!("interrupted: the report covers what ran until now");
@@ -176,7 +176,7 @@ async fn compare(args: Args) -> CommandResult {
 
 impl Args {
     /// What is to run.
-    fn shape(&self) -> Result<Shape, Error> {
+    fn spec(&self) -> Result<Spec, Error> {
         let vllm = match (self.engine, &self.vllm, &self.model) {
             (EngineKind::Vllm, Some(python), Some(model)) => {
                 // A relative path would be another one's in the engine's own directory.
@@ -201,20 +201,20 @@ impl Args {
             profile.model = vllm.facts(pool_tokens)?;
         }
         let ssd_bytes = self.ssd_size as u64;
-        let host = HostShape {
+        let host = HostSpec {
             profile,
             engines: self.engines.unwrap_or(engines),
             pool_tokens,
             memory_tokens: self.memory_tokens.unwrap_or(memory_tokens),
-            ssd: self.ssd.clone().map(|directory| SsdShape { directory, bytes: ssd_bytes }),
+            ssd: self.ssd.clone().map(|directory| SsdSpec { directory, bytes: ssd_bytes }),
             clock_ratio,
             fault: self.fault,
             seed: self.seed,
         };
         let processes = self.node || vllm.is_some();
         Ok(match self.nodes.or(processes.then_some(1)) {
-            Some(nodes) => Shape::Cluster(ClusterShape { host, nodes, kill_one: self.kill_one, vllm }),
-            None => Shape::Host(host),
+            Some(nodes) => Spec::Cluster(ClusterSpec { host, nodes, kill_one: self.kill_one, vllm }),
+            None => Spec::Host(host),
         })
     }
 }

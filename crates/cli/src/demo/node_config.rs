@@ -1,6 +1,6 @@
 //! What the demo's nodes read: a configuration each when they start, and one list of all of them.
 
-use super::shape::{CHUNK_TOKENS, ClusterShape, node_name};
+use super::spec::{CHUNK_TOKENS, ClusterSpec, node_name};
 use crate::cmd::engine::SEGMENT_BYTES;
 use forebay_node::{DirectoryConfig, NodeConfig, PagesConfig, PeersConfig, SsdConfig, WriteBackPolicy};
 use forebay_router::Policy;
@@ -19,7 +19,7 @@ pub fn socket(directory: &Path, node: usize) -> PathBuf {
 
 /// Writes the configuration of a node that shares the memory and the SSDs of `cluster` evenly with
 /// the others, takes any free port for them, and looks for them in the list.
-pub fn write(directory: &Path, node: usize, cluster: &ClusterShape, policy: Policy) -> io::Result<PathBuf> {
+pub fn write(directory: &Path, node: usize, cluster: &ClusterSpec, policy: Policy) -> io::Result<PathBuf> {
     let (name, host, nodes) = (node_name(node), &cluster.host, u64::from(cluster.nodes));
     let chunk_bytes = CHUNK_TOKENS as u64 * cluster.bytes_per_token();
     let memory_bytes = (host.memory_tokens * cluster.bytes_per_token() / nodes).max(MEMORY_BYTES_MIN);

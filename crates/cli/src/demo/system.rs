@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::host::Host;
 use super::rows::Count;
-use super::shape::{ClusterShape, HostShape};
+use super::spec::{ClusterSpec, HostSpec};
 use forebay_results::output::Error;
 use forebay_router::Policy;
 use forebay_trace::record::RecordWriter;
@@ -11,53 +11,51 @@ use forebay_trace::replay::Check;
 use std::sync::Arc;
 
 /// What a system is to be.
-pub enum Shape {
+pub enum Spec {
     /// Everything in this process.
-    Host(HostShape),
+    Host(HostSpec),
     /// Nodes and engines in processes of their own.
-    Cluster(ClusterShape),
+    Cluster(ClusterSpec),
 }
 
 /// A running system.
 pub enum System {
-    /// Of [`Shape::Host`].
+    /// Of [`Spec::Host`].
     Host(Host),
-    /// Of [`Shape::Cluster`].
+    /// Of [`Spec::Cluster`].
     Cluster(Cluster),
 }
 
-impl Shape {
+impl Spec {
     /// What the engines are, wherever they run.
-    pub fn host(&self) -> &HostShape {
+    pub fn host(&self) -> &HostSpec {
         match self {
-            Shape::Host(host) => host,
-            Shape::Cluster(cluster) => &cluster.host,
+            Spec::Host(host) => host,
+            Spec::Cluster(cluster) => &cluster.host,
         }
     }
 
     /// One line for people.
     pub fn description(&self) -> String {
         match self {
-            Shape::Host(host) => host.description(),
-            Shape::Cluster(cluster) => cluster.description(),
+            Spec::Host(host) => host.description(),
+            Spec::Cluster(cluster) => cluster.description(),
         }
     }
 
     /// What engines must answer, if that is known: what a real model says, only that model knows.
     pub fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
         match self {
-            Shape::Cluster(ClusterShape { vllm: Some(_), .. }) => Ok(None),
-            Shape::Host(host) | Shape::Cluster(ClusterShape { host, .. }) => {
-                Ok(Some(Arc::new(host.oracle()?)))
-            }
+            Spec::Cluster(ClusterSpec { vllm: Some(_), .. }) => Ok(None),
+            Spec::Host(host) | Spec::Cluster(ClusterSpec { host, .. }) => Ok(Some(Arc::new(host.oracle()?))),
         }
     }
 
     /// Starts it, cold but for SSDs.
     pub async fn start(&self, policy: Policy) -> Result<System, Error> {
         match self {
-            Shape::Host(host) => Ok(System::Host(host.start(policy).await?)),
-            Shape::Cluster(cluster) => Ok(System::Cluster(cluster.start(policy).await?)),
+            Spec::Host(host) => Ok(System::Host(host.start(policy).await?)),
+            Spec::Cluster(cluster) => Ok(System::Cluster(cluster.start(policy).await?)),
         }
     }
 }

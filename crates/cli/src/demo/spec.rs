@@ -53,7 +53,7 @@ impl FromStr for Fault {
 }
 
 /// Everything in one process.
-pub struct HostShape {
+pub struct HostSpec {
     /// GPU and model that each engine emulates.
     pub profile: Profile,
     pub engines: u16,
@@ -62,7 +62,7 @@ pub struct HostShape {
     /// Memory tier, in tokens.
     pub memory_tokens: u64,
     /// What lies below it, if anything.
-    pub ssd: Option<SsdShape>,
+    pub ssd: Option<SsdSpec>,
     /// Model seconds per real second.
     pub clock_ratio: f64,
     /// What the links do to the bytes.
@@ -72,9 +72,9 @@ pub struct HostShape {
 }
 
 /// Nodes and engines in processes of their own.
-pub struct ClusterShape {
+pub struct ClusterSpec {
     /// Its engines, and the memory and SSDs of all nodes together.
-    pub host: HostShape,
+    pub host: HostSpec,
     /// How many nodes; engine `i` belongs to node `i` modulo this.
     pub nodes: u16,
     /// Whether one of them is to be killed.
@@ -85,14 +85,14 @@ pub struct ClusterShape {
 
 /// Where the logs are, and how long new ones are made.
 #[derive(Debug, Clone)]
-pub struct SsdShape {
+pub struct SsdSpec {
     /// The directory; made if it is missing.
     pub directory: PathBuf,
     /// Length of a new log.
     pub bytes: u64,
 }
 
-impl HostShape {
+impl HostSpec {
     /// One line for people.
     pub fn description(&self) -> String {
         let fault = match self.fault {
@@ -134,10 +134,10 @@ impl HostShape {
     }
 }
 
-impl ClusterShape {
+impl ClusterSpec {
     /// One line for people.
     pub fn description(&self) -> String {
-        let HostShape { engines, profile, pool_tokens, memory_tokens, clock_ratio, .. } = &self.host;
+        let HostSpec { engines, profile, pool_tokens, memory_tokens, clock_ratio, .. } = &self.host;
         let ssd = match &self.host.ssd {
             Some(ssd) => format!(", SSD logs in {} below it", ssd.directory.display()),
             None => String::new(),
