@@ -1,7 +1,7 @@
 //! Nodes and engines as processes of their own, as on several hosts, with the router in this
 //! process. It starts and stops them and can kill a node.
 
-use super::figures::Figures;
+use super::metrics_page::MetricsPage;
 use super::node_config;
 use super::processes::{Launch, Process};
 use super::rows::{self, Count};
@@ -159,7 +159,7 @@ impl Cluster {
     pub async fn counts(&self) -> Result<Vec<Count>, Error> {
         let mut pages = Vec::new();
         for engine in &self.engines {
-            pages.push(Figures::of(engine.address).await?);
+            pages.push(MetricsPage::of(engine.address).await?);
         }
         if self.vllm {
             return Ok(vllm::counts(&pages));

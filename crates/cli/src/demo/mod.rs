@@ -8,9 +8,9 @@
 
 mod arm;
 mod cluster;
-mod figures;
 mod host;
 mod kill;
+mod metrics_page;
 mod node_config;
 mod processes;
 mod rows;

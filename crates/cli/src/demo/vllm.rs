@@ -1,7 +1,7 @@
 //! A real vLLM as an engine of the demo: what it is told, how it says that it serves, what it
 //! counts. It knows vLLM's command line and metrics and a model's `config.json`.
 
-use super::figures::Figures;
+use super::metrics_page::MetricsPage;
 use super::processes::Launch;
 use super::rows::{self, Count};
 use forebay_emulator::profile::ModelFacts;
@@ -146,7 +146,7 @@ pub fn address_in(line: &str) -> Option<SocketAddr> {
 /// Waits until it does.
 pub async fn wait_until_it_answers(address: SocketAddr) -> Result<(), NotAnswering> {
     let answered = async {
-        while Figures::of(address).await.is_err() {
+        while MetricsPage::of(address).await.is_err() {
             tokio::time::sleep(ANSWER_TRIES_EVERY).await;
         }
     };
@@ -154,7 +154,7 @@ pub async fn wait_until_it_answers(address: SocketAddr) -> Result<(), NotAnsweri
 }
 
 /// What all engines counted. Where hits came from, vLLM's answers do not say.
-pub fn counts(pages: &[Figures]) -> Vec<Count> {
+pub fn counts(pages: &[MetricsPage]) -> Vec<Count> {
     let sum = |name| pages.iter().map(|page| page.count(name, "")).sum();
     vec![
         (rows::POOL_TOKENS, sum("vllm:prefix_cache_hits_total")),

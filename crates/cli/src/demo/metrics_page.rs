@@ -12,25 +12,25 @@ const BYTES_MAX: u64 = 1 << 20;
 
 /// A page of metrics.
 #[derive(Debug, Clone, Default)]
-pub struct Figures(String);
+pub struct MetricsPage(String);
 
 /// An engine that did not say anything.
 #[derive(Debug, thiserror::Error)]
 #[error("http://{address}/metrics: {why}")]
-pub struct Silent {
+pub struct MetricsError {
     address: SocketAddr,
     why: String,
 }
 
-impl Figures {
+impl MetricsPage {
     /// Asks the engine at `address`.
-    pub async fn of(address: SocketAddr) -> Result<Figures, Silent> {
-        let silent = |why: String| Silent { address, why };
+    pub async fn of(address: SocketAddr) -> Result<MetricsPage, MetricsError> {
+        let failed = |why: String| MetricsError { address, why };
         match timeout(LIMIT, get(address)).await {
-            Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => Ok(Figures(page)),
-            Ok(Ok(page)) => Err(silent(page.lines().next().unwrap_or("it said nothing").to_owned())),
-            Ok(Err(error)) => Err(silent(error.to_string())),
-            Err(_) => Err(silent(format!("no answer within {} s", LIMIT.as_secs()))),
+            Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => Ok(MetricsPage(page)),
+            Ok(Ok(page)) => Err(failed(page.lines().next().unwrap_or("it said nothing").to_owned())),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed(format!("no answer within {} s", LIMIT.as_secs()))),
         }
     }
 
@@ -61,9 +61,9 @@ mod tests {
     fn a_count_is_found_by_its_name_and_a_label() {
         let page = "HTTP/1.1 200 OK\r\n\r\n# TYPE chunks_total counter\nchunks_total{engine=\"0\",outcome=\"good\"} 4\n\
                     chunks_total{engine=\"0\",outcome=\"corrupt\"} 2\nchunks{engine=\"0\"} 9\n";
-        let figures = Figures(page.to_owned());
-        assert_eq!(figures.count("chunks_total", "outcome=\"corrupt\""), 2);
-        assert_eq!(figures.count("chunks_total", "outcome=\"missing\""), 0);
-        assert_eq!(figures.count("chunks", ""), 9);
+        let page = MetricsPage(page.to_owned());
+        assert_eq!(page.count("chunks_total", "outcome=\"corrupt\""), 2);
+        assert_eq!(page.count("chunks_total", "outcome=\"missing\""), 0);
+        assert_eq!(page.count("chunks", ""), 9);
     }
 }
