@@ -501,7 +501,7 @@ fn what_is_no_trace_is_refused_with_advice() {
     assert!(matches!(none, TraceError::SessionFiles { found: 0, .. }), "{none}");
     std::fs::write(directory.path().join("lfs.json"), pointer).unwrap();
     let lfs = TraceReader::open(directory.path(), ReadOptions::default()).err().unwrap();
-    assert!(matches!(lfs, TraceError::Foreign { .. }), "{lfs}");
+    assert!(matches!(lfs, TraceError::Unsupported { .. }), "{lfs}");
     let absent = TraceReader::open(&directory.path().join("absent"), ReadOptions::default()).err().unwrap();
     assert!(matches!(absent, TraceError::Io { .. }), "{absent}");
 }

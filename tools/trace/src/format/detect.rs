@@ -2,7 +2,7 @@
 
 use super::error::TraceError;
 use super::kind::Format;
-use super::{foreign, mooncake, rows, tracelab};
+use super::{mooncake, rows, tracelab, unsupported};
 use serde_json::Value;
 use std::path::Path;
 
@@ -11,13 +11,13 @@ pub(super) fn format_of(name: &Path, beginning: &[u8]) -> Result<Format, TraceEr
     let text = String::from_utf8_lossy(beginning);
     let text = text.trim_start_matches('\u{FEFF}');
     let format = detect(text);
-    let foreign = match format {
-        Some(Format::Mooncake) => foreign::mooncake_with_sessions(text),
+    let unsupported = match format {
+        Some(Format::Mooncake) => unsupported::mooncake_with_sessions(text),
         Some(_) => None,
-        None => foreign::of_text(text),
+        None => unsupported::of_text(text),
     };
-    if let Some(foreign) = foreign {
-        return Err(foreign.error(name));
+    if let Some(unsupported) = unsupported {
+        return Err(unsupported.error(name));
     }
     format.ok_or_else(|| TraceError::Unrecognised { file: name.into(), known: Format::names() })
 }

@@ -18,7 +18,7 @@ pub enum TraceError {
     },
     /// The file is of a known kind that no reader takes.
     #[error("{}: this is {what}: {advice}", file.display())]
-    Foreign {
+    Unsupported {
         file: PathBuf,
         what: &'static str,
         /// What to do with it.

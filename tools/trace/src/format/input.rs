@@ -2,7 +2,7 @@
 //! are kept, so that a format can be told from them although a pipe gives them only once.
 
 use super::error::TraceError;
-use super::foreign;
+use super::unsupported;
 use flate2::bufread::MultiGzDecoder;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -49,12 +49,12 @@ impl Input {
                 let unpacked = compression.unpack(input.into_bytes()).map_err(failed)?;
                 let input = Input::looked_at(unpacked, beginning_bytes).map_err(failed)?;
                 if Compression::of(&input.beginning).is_some() {
-                    return Err(foreign::COMPRESSED_TWICE.error(name));
+                    return Err(unsupported::COMPRESSED_TWICE.error(name));
                 }
                 input
             }
         };
-        foreign::of_bytes(&input.beginning).map_or(Ok(input), |foreign| Err(foreign.error(name)))
+        unsupported::of_bytes(&input.beginning).map_or(Ok(input), |unsupported| Err(unsupported.error(name)))
     }
 
     /// All bytes, from the first one on.

@@ -8,7 +8,6 @@ mod coverage;
 mod csv;
 mod detect;
 mod error;
-mod foreign;
 mod input;
 mod kind;
 mod lines;
@@ -17,6 +16,7 @@ mod rebase;
 mod reread;
 mod rows;
 mod tracelab;
+mod unsupported;
 mod weka;
 
 pub use check::MAX_TOKENS;

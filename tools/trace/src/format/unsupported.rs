@@ -6,13 +6,13 @@ use std::path::Path;
 
 /// A kind of file that is known and not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Foreign {
+pub(super) struct Unsupported {
     what: &'static str,
     advice: &'static str,
 }
 
-pub(super) const COMPRESSED_TWICE: Foreign =
-    Foreign { what: "compressed twice", advice: "unpack it once, and read the result" };
+pub(super) const COMPRESSED_TWICE: Unsupported =
+    Unsupported { what: "compressed twice", advice: "unpack it once, and read the result" };
 
 const UNPACK: &str = "unpack it and pipe the text in, such as `COMMAND FILE | forebay trace info -`; gzip and zstd are \
                       read as they are";
@@ -22,61 +22,62 @@ const CONVERT: &str = "convert it with `iconv -t UTF-8`; trace files are UTF-8";
 
 /// Files known by their first bytes, whatever they hold. Longer marks stand before those that they
 /// begin with.
-const MARKS: [(&[u8], Foreign); 14] = [
+const MARKS: [(&[u8], Unsupported); 14] = [
     (
         b"version https://git-lfs",
-        Foreign {
+        Unsupported {
             what: "a git-LFS pointer and not the trace",
             advice: "fetch the content with `git lfs pull` in the repository that it came from, or download the \
                  file by itself",
         },
     ),
-    (b"\xfd7zXZ\0", Foreign { what: "compressed with xz", advice: UNPACK }),
-    (b"BZh", Foreign { what: "compressed with bzip2", advice: UNPACK }),
-    (b"\x04\x22\x4d\x18", Foreign { what: "compressed with lz4", advice: UNPACK }),
-    (b"PK\x03\x04", Foreign { what: "a zip archive", advice: UNPACK }),
-    (b"7z\xbc\xaf\x27\x1c", Foreign { what: "a 7z archive", advice: UNPACK }),
-    (b"PAR1", Foreign { what: "a Parquet file", advice: EXPORT }),
-    (b"ARROW1", Foreign { what: "an Arrow file", advice: EXPORT }),
-    (b"SQLite format 3\0", Foreign { what: "a SQLite database", advice: EXPORT }),
-    (b"\xff\xfe\0\0", Foreign { what: "text in UTF-32", advice: CONVERT }),
-    (b"\0\0\xfe\xff", Foreign { what: "text in UTF-32", advice: CONVERT }),
+    (b"\xfd7zXZ\0", Unsupported { what: "compressed with xz", advice: UNPACK }),
+    (b"BZh", Unsupported { what: "compressed with bzip2", advice: UNPACK }),
+    (b"\x04\x22\x4d\x18", Unsupported { what: "compressed with lz4", advice: UNPACK }),
+    (b"PK\x03\x04", Unsupported { what: "a zip archive", advice: UNPACK }),
+    (b"7z\xbc\xaf\x27\x1c", Unsupported { what: "a 7z archive", advice: UNPACK }),
+    (b"PAR1", Unsupported { what: "a Parquet file", advice: EXPORT }),
+    (b"ARROW1", Unsupported { what: "an Arrow file", advice: EXPORT }),
+    (b"SQLite format 3\0", Unsupported { what: "a SQLite database", advice: EXPORT }),
+    (b"\xff\xfe\0\0", Unsupported { what: "text in UTF-32", advice: CONVERT }),
+    (b"\0\0\xfe\xff", Unsupported { what: "text in UTF-32", advice: CONVERT }),
     (b"\xff\xfe", UTF_16),
     (b"\xfe\xff", UTF_16),
     (b"\0{", UTF_16),
 ];
-const UTF_16: Foreign = Foreign { what: "text in UTF-16", advice: CONVERT };
-const TAR: Foreign = Foreign { what: "a tar archive", advice: UNPACK };
-const DUCKDB: Foreign = Foreign { what: "a DuckDB database", advice: EXPORT };
+const UTF_16: Unsupported = Unsupported { what: "text in UTF-16", advice: CONVERT };
+const TAR: Unsupported = Unsupported { what: "a tar archive", advice: UNPACK };
+const DUCKDB: Unsupported = Unsupported { what: "a DuckDB database", advice: EXPORT };
 
-const SHAREGPT: Foreign = Foreign {
+const SHAREGPT: Unsupported = Unsupported {
     what: "a file of ShareGPT conversations",
     advice: "it holds text, and neither numbers of tokens nor times; count tokens with a tokenizer and write \
              JSON lines with `timestamp`, `input_length` and `output_length`, or use `forebay trace generate`",
 };
-const AIPERF_TURNS: Foreign = Foreign {
+const AIPERF_TURNS: Unsupported = Unsupported {
     what: "a multi-turn or prompt file of aiperf",
     advice: "it holds text, and neither numbers of tokens nor times; count tokens with a tokenizer and write \
              the lines of the forebay format (docs/traces.md), with `session`, `turn` and `think_us`",
 };
-const AIPERF_SESSIONS: Foreign = Foreign {
+const AIPERF_SESSIONS: Unsupported = Unsupported {
     what: "aiperf's form of a Mooncake trace, with several turns in a session",
     advice: "its turns have no arrival of their own; write the lines of the forebay format (docs/traces.md), \
              with `session`, `turn` and `think_us` in place of `session_id` and `delay`; where every line has its \
              `timestamp` and full `input_length`, `--format mooncake` reads each as a session of its own",
 };
-const TRACELAB_EVENTS: Foreign = Foreign {
+const TRACELAB_EVENTS: Unsupported = Unsupported {
     what: "TraceLab's record of events",
     advice: "export its session CSV with the repository's `trace_facts/csv_export`, which is read as tracelab",
 };
-const JSON_ARRAY: Foreign = Foreign {
+const JSON_ARRAY: Unsupported = Unsupported {
     what: "one JSON array",
     advice: "write one object a line: `jq -c '.[]' FILE | forebay trace info -`",
 };
 
 /// What the file is, by its first bytes.
-pub(super) fn of_bytes(beginning: &[u8]) -> Option<Foreign> {
-    let marked = MARKS.into_iter().find(|(mark, _)| beginning.starts_with(mark)).map(|(_, foreign)| foreign);
+pub(super) fn of_bytes(beginning: &[u8]) -> Option<Unsupported> {
+    let marked =
+        MARKS.into_iter().find(|(mark, _)| beginning.starts_with(mark)).map(|(_, unsupported)| unsupported);
     let at = |offset: usize, mark: &[u8]| beginning.get(offset..).is_some_and(|rest| rest.starts_with(mark));
     // Text that begins with a letter or a bracket, each character in two bytes.
     let wide =
@@ -88,7 +89,7 @@ pub(super) fn of_bytes(beginning: &[u8]) -> Option<Foreign> {
 }
 
 /// What the file is, by its first lines.
-pub(super) fn of_text(text: &str) -> Option<Foreign> {
+pub(super) fn of_text(text: &str) -> Option<Unsupported> {
     let text = text.trim_start();
     let has = |name: &str| has_key(text, name);
     if !text.starts_with(['{', '[']) {
@@ -109,7 +110,7 @@ pub(super) fn of_text(text: &str) -> Option<Foreign> {
 
 /// Lines like Mooncake's that are turns of sessions; read as Mooncake's they would lose what makes
 /// them sessions.
-pub(super) fn mooncake_with_sessions(text: &str) -> Option<Foreign> {
+pub(super) fn mooncake_with_sessions(text: &str) -> Option<Unsupported> {
     let has = |name: &str| has_key(text, name);
     let found = (has("session_id") || has("delay")) && has("input_length") && !has("chat_id");
     found.then_some(AIPERF_SESSIONS)
@@ -121,10 +122,10 @@ pub(super) fn has_key(text: &str, name: &str) -> bool {
     text.match_indices(&quoted).any(|(at, _)| text[at + quoted.len()..].trim_start().starts_with(':'))
 }
 
-impl Foreign {
+impl Unsupported {
     /// The error of opening such a file.
     pub(super) fn error(self, file: &Path) -> TraceError {
-        TraceError::Foreign { file: file.into(), what: self.what, advice: self.advice }
+        TraceError::Unsupported { file: file.into(), what: self.what, advice: self.advice }
     }
 }
 
