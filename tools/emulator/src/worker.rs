@@ -21,7 +21,7 @@ use tokio::sync::mpsc::UnboundedSender;
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// How long a stopping engine waits for transfers to end. Its memory outlives them either way.
-const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the thread is made of.
 pub struct Worker {
@@ -109,8 +109,8 @@ impl Worker {
         self.clock.idle();
         let due = self.external.as_ref().and_then(External::next_due);
         let until = due.into_iter().chain(self.stop_by).min();
-        let patience = until.map_or(IDLE, |until| until.saturating_duration_since(Instant::now()));
-        match self.inbox.recv_timeout(patience) {
+        let timeout = until.map_or(IDLE, |until| until.saturating_duration_since(Instant::now()));
+        match self.inbox.recv_timeout(timeout) {
             Ok(message) => self.take(message),
             Err(RecvTimeoutError::Timeout) => {}
             // Nobody can ask for anything any more.
@@ -170,7 +170,7 @@ impl Worker {
     }
 
     fn stop(&mut self) {
-        self.stop_by.get_or_insert(Instant::now() + STOP_PATIENCE);
+        self.stop_by.get_or_insert(Instant::now() + STOP_TIMEOUT);
         let requests: Vec<RequestId> = self.jobs.by_request.keys().copied().collect();
         for request in requests {
             if let Some(active) = self.forget(request) {
