@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// Bytes of a copy, if the rig has as many.
 const BYTES_MAX: u64 = 1 << 30;
 /// How long the other process may take: contexts on all GPUs, and pinning what is shared.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The GPU that the engine has.
 const GPU: u16 = 0;
 
@@ -88,8 +88,8 @@ impl Node {
             if let Some(status) = node.0.try_wait()? {
                 return Err(format!("the process with the relays has ended: {status}").into());
             }
-            if begin.elapsed() > PATIENCE {
-                return Err(format!("the process with the relays is not ready after {PATIENCE:?}").into());
+            if begin.elapsed() > TIMEOUT {
+                return Err(format!("the process with the relays is not ready after {TIMEOUT:?}").into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -102,7 +102,7 @@ impl Drop for Node {
         // It ends with its standard input. One that does not is of no use to anybody.
         drop(self.0.stdin.take());
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE && matches!(self.0.try_wait(), Ok(None)) {
+        while begin.elapsed() < TIMEOUT && matches!(self.0.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.0.kill();
@@ -130,14 +130,14 @@ impl Engine {
         fill(unsafe { bytes_of(&ends[0]) }, 77);
         let memory = DeviceMemory::new(&device, bytes)?;
         let attachment = copier.relays(GPU).ok_or("the copier uses no relays")?;
-        match attachment.wait(PATIENCE, |status| matches!(status, Status::Attached { .. })) {
+        match attachment.wait(TIMEOUT, |status| matches!(status, Status::Attached { .. })) {
             Status::Attached { .. } => {}
             Status::Detached { reason } => return Err(format!("the relays do not attach: {reason}").into()),
         }
         let begin = Instant::now();
         while attachment.shared_bytes() < 2 * bytes {
-            if begin.elapsed() > PATIENCE {
-                return Err(format!("the relays have not mapped host memory after {PATIENCE:?}").into());
+            if begin.elapsed() > TIMEOUT {
+                return Err(format!("the relays have not mapped host memory after {TIMEOUT:?}").into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
