@@ -57,12 +57,10 @@ impl Index {
         }
     }
 
-    /// Ids at most.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Ids known.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -79,7 +79,6 @@ impl LeaseTable {
         if due { self.end(id) } else { None }
     }
 
-    /// Leases alive.
     pub fn len(&self) -> usize {
         self.live.len()
     }

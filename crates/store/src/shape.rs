@@ -27,13 +27,10 @@ pub struct ChunkShape {
 /// Why lengths do not make a chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ShapeError {
-    /// No layers, or too many.
     #[error("a chunk has 1 to {MAX_LAYERS} layers, not {layers}")]
     Layers { layers: usize },
-    /// A layer without bytes.
     #[error("layer {layer} has no bytes")]
     EmptyLayer { layer: usize },
-    /// More bytes than can be counted.
     #[error("the chunk is larger than 2^64 bytes")]
     Overflow,
 }
@@ -65,7 +62,6 @@ impl ChunkShape {
         self.ends.len()
     }
 
-    /// Bytes of all layers.
     pub fn bytes(&self) -> u64 {
         self.start(self.ends.len())
     }

@@ -32,7 +32,6 @@ impl SlotId {
         SlotId(NonZeroU32::MIN.saturating_add(u32::from(slab) << 16 | u32::from(slot)))
     }
 
-    /// The slab's number.
     pub fn slab(self) -> u16 {
         ((self.0.get() - 1) >> 16) as u16
     }
@@ -45,24 +44,12 @@ impl SlotId {
 /// Why an arena cannot be divided.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SlabError {
-    /// Slabs must hold whole slots.
     #[error(
         "slab_bytes must be a multiple of {SLOT_ALIGN_BYTES} from {SLOT_ALIGN_BYTES} to {limit}, not {slab_bytes}"
     )]
-    SlabBytes {
-        slab_bytes: u64,
-        /// Largest slab.
-        limit: u64,
-    },
-    /// No slab fits, or too many do.
+    SlabBytes { slab_bytes: u64, limit: u64 },
     #[error("{capacity_bytes} bytes are {slabs} slabs of {slab_bytes} bytes; allowed are 1 to {SLABS_MAX}")]
-    Slabs {
-        /// The arena's length.
-        capacity_bytes: u64,
-        slab_bytes: u64,
-        /// How many would fit.
-        slabs: u64,
-    },
+    Slabs { capacity_bytes: u64, slab_bytes: u64, slabs: u64 },
 }
 
 /// Where every byte of the arena is. The five add up to the arena's length.
@@ -153,7 +140,6 @@ impl Slots {
         })
     }
 
-    /// Length of the arena.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
@@ -279,7 +265,6 @@ impl Slots {
         slab.checksums[usize::from(slot.slot()) * layers..][..layers].copy_from_slice(checksums);
     }
 
-    /// Everybody who has a slot in the slab.
     pub fn occupants(&self, slab: u16) -> impl Iterator<Item = EntryIx> + '_ {
         self.slabs[usize::from(slab)].occupants.iter().copied().flatten()
     }

@@ -13,56 +13,36 @@ pub enum Refused {
     /// The chunk before this one is neither here nor being written, so nobody could find this one.
     #[error("the chunk's parent is not stored")]
     ParentMissing,
-    /// Somebody else is writing this chunk.
     #[error("the chunk is being written")]
     BeingWritten,
     /// The id, or the parent's, belongs to another tenant.
     #[error("the chunk or its parent belongs to {owner:?}")]
     OtherTenant { owner: TenantId },
-    /// No slab can hold the chunk.
     #[error("the chunk takes {slot_bytes} bytes; a slab has {slab_bytes}")]
     TooLarge {
         /// The chunk's length, rounded up to a slot.
         slot_bytes: u64,
-        /// The largest slot there can be.
         slab_bytes: u64,
     },
-    /// The medium cannot hold chunks of this shape.
     #[error("{reason}")]
-    Unfit {
-        /// Why.
-        reason: String,
-    },
+    Unfit { reason: String },
     /// Everything here is leased, pinned, being written or being read; or, on disk, no segment is
     /// free yet.
     #[error("{needed_bytes} bytes are needed and nothing may be evicted")]
-    Full {
-        /// What the chunk takes.
-        needed_bytes: u64,
-    },
+    Full { needed_bytes: u64 },
     /// The tenant's share is used up by chunks that may not be evicted.
     #[error(
         "{tenant:?} uses {used_bytes} of {quota_bytes} bytes; {needed_bytes} more are needed and nothing may be evicted"
     )]
-    Quota {
-        tenant: TenantId,
-        used_bytes: u64,
-        quota_bytes: u64,
-        /// What the chunk takes.
-        needed_bytes: u64,
-    },
+    Quota { tenant: TenantId, used_bytes: u64, quota_bytes: u64, needed_bytes: u64 },
     /// The index is full of chunks that may not be evicted.
     #[error("the index holds its {limit} chunks and none may be evicted")]
-    IndexFull {
-        /// Chunks at most.
-        limit: usize,
-    },
+    IndexFull { limit: usize },
 }
 
 /// Why a lease does not give access to a chunk. To the caller it is a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unreadable {
-    /// The lease expired or was released.
     #[error("the lease is dead")]
     DeadLease,
     /// The chunk was deleted or found corrupt since the lease was granted.
@@ -73,45 +53,28 @@ pub enum Unreadable {
     },
     /// The lease does not cover so many chunks, or the chunk has fewer layers.
     #[error("chunk {chunk}, layer {layer} is outside of the lease")]
-    Outside {
-        /// The place asked for.
-        chunk: usize,
-        layer: usize,
-    },
+    Outside { chunk: usize, layer: usize },
 }
 
 /// Why a written chunk did not become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NotCommitted {
-    /// It was deleted while it was written.
     #[error("the chunk was deleted while it was written")]
     Deleted,
-    /// There is not one checksum per layer.
     #[error("{given} checksums for {layers} layers")]
-    Checksums {
-        /// Checksums given.
-        given: usize,
-        /// Layers of the chunk.
-        layers: usize,
-    },
+    Checksums { given: usize, layers: usize },
 }
 
 /// How often a wish was refused, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Refusals {
-    /// [`Refused::ParentMissing`].
     pub parent_missing: u64,
-    /// [`Refused::BeingWritten`].
     pub being_written: u64,
-    /// [`Refused::OtherTenant`].
     pub other_tenant: u64,
     /// [`Refused::TooLarge`] and [`Refused::Unfit`].
     pub too_large: u64,
-    /// [`Refused::Full`].
     pub full: u64,
-    /// [`Refused::Quota`].
     pub quota: u64,
-    /// [`Refused::IndexFull`].
     pub index_full: u64,
     /// Leases that were not granted because there were too many.
     pub leases: u64,
@@ -152,17 +115,12 @@ pub struct Counters {
     pub chunks: usize,
     /// Ids known, including chunks being written and holes.
     pub rows: usize,
-    /// Leases alive.
     pub leases: usize,
-    /// Leases that ended by time.
     pub leases_expired: u64,
     /// Chunks written in full since the start.
     pub stored: u64,
-    /// Chunks evicted since the start.
     pub evicted: u64,
-    /// Wishes refused.
     pub refusals: Refusals,
-    /// Bytes that went wrong.
     pub faults: Faults,
     /// Tenants that use something.
     pub tenants: Vec<TenantUse>,
@@ -173,7 +131,6 @@ pub struct Counters {
 /// A snapshot of the memory tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Stat {
-    /// Length of the arena.
     pub capacity_bytes: u64,
     /// Where every byte of it is.
     pub arena: ArenaUse,

@@ -13,7 +13,6 @@ pub struct TenantUse {
     pub tenant: TenantId,
     /// Bytes of slots that hold its chunks, including those still being written or drained.
     pub used_bytes: u64,
-    /// Its limit.
     pub quota_bytes: u64,
 }
 
@@ -60,7 +59,6 @@ impl Quotas {
         self.used[number] += bytes;
     }
 
-    /// Takes back a charge.
     pub fn credit(&mut self, tenant: TenantId, bytes: u64) {
         debug_assert!(self.used_bytes(tenant) >= bytes, "a tenant is credited what it was charged");
         if let Some(used) = self.used.get_mut(usize::from(tenant.0)) {

@@ -29,7 +29,6 @@ pub struct Copy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub file: PathBuf,
-    /// Where it starts.
     pub offset: u64,
 }
 

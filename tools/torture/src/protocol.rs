@@ -26,11 +26,8 @@ const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
 /// The header of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
-    /// Comes back with the answer.
     pub id: u64,
-    /// Length of the payload.
     pub bytes: u64,
-    /// What to do.
     #[serde(flatten)]
     pub what: Do,
 }
@@ -42,25 +39,13 @@ pub enum Do {
     /// Open the store, or make it if the directory is empty. Sent once, before all but `inject`.
     Open(Setup),
     /// Store the payload as `key`. Answered when a `get` would find it.
-    Put {
-        /// The value's name.
-        key: u64,
-    },
+    Put { key: u64 },
     /// Return a value.
-    Get {
-        /// The value's name.
-        key: u64,
-    },
+    Get { key: u64 },
     /// Return several values with one call of the store, as engines ask for them.
-    GetMany {
-        /// The values' names.
-        keys: Vec<u64>,
-    },
+    GetMany { keys: Vec<u64> },
     /// Forget a value. Afterwards it may be put again with other bytes.
-    Delete {
-        /// The value's name.
-        key: u64,
-    },
+    Delete { key: u64 },
     /// Make durable what was answered before.
     Flush,
     /// Misbehave from now on, below the store: its system calls, not its code.
@@ -80,7 +65,6 @@ pub struct Setup {
     pub capacity_bytes: u64,
     /// Bytes of memory for values on their way.
     pub staging_bytes: u64,
-    /// Length of every value.
     pub value_bytes: u64,
     /// Stands for all that makes values of one engine useless to another: model, layout, ranks.
     pub namespace: String,
@@ -99,7 +83,6 @@ pub enum Fault {
         reads: bool,
         /// Whether writes and syncs do.
         writes: bool,
-        /// How many of 100.
         percent: u8,
     },
     /// The power fails while write number `after_writes` is made, counted from this command on:
@@ -120,22 +103,17 @@ pub enum IoFault {
     Short,
     /// It moves none and says 0.
     Zero,
-    /// `EIO`.
     Eio,
     /// `ENOSPC`; only writes end so.
     Enospc,
-    /// `EINTR`.
     Eintr,
 }
 
 /// The header of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// That of the command.
     pub id: u64,
-    /// Length of the payload.
     pub bytes: u64,
-    /// What came of it.
     #[serde(flatten)]
     pub what: Is,
 }
@@ -156,20 +134,11 @@ pub enum Is {
         lengths: Vec<Option<u64>>,
     },
     /// The store declines, with its reason, and is as before. A store's documented way to say no.
-    Refused {
-        /// In the store's words.
-        reason: String,
-    },
+    Refused { reason: String },
     /// The store failed in a way that its interface does not speak of: an exception, a panic.
-    Error {
-        /// In the store's words.
-        reason: String,
-    },
+    Error { reason: String },
     /// This store, or this worker, cannot do that.
-    Unsupported {
-        /// Why.
-        reason: String,
-    },
+    Unsupported { reason: String },
     /// Of `stat`.
     Stat {
         /// Corrupt values and failed I/O that the store has noticed, if it counts them.

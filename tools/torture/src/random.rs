@@ -10,7 +10,6 @@ impl Random {
         Random(mix(seed ^ 0x7043_5EED))
     }
 
-    /// The next 64 bits.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)

@@ -8,14 +8,12 @@ use std::fmt::Write;
 /// What came of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// One per store.
     pub columns: Vec<Column>,
 }
 
 /// What came of a run for one store.
 #[derive(Debug, Clone)]
 pub struct Column {
-    /// The store's name.
     pub store: String,
     /// In the order in which cases ran.
     pub outcomes: Vec<Outcome>,

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 pub struct Scale {
     /// Keys of most cases. Their values fill a fraction of the store.
     pub keys: u64,
-    /// Length of a value.
     pub value_bytes: u64,
     /// What a store may take of the disk.
     pub capacity_bytes: u64,
@@ -60,12 +59,10 @@ pub struct Seen {
 pub struct Rig {
     launch: Launch,
     patience: Patience,
-    /// How much is done.
     pub scale: Scale,
     /// How the store is opened; cases may change it before.
     pub setup: Setup,
     pub seen: Seen,
-    /// Choices of the case.
     pub random: Random,
     model: Model,
     worker: Option<Worker>,
@@ -86,7 +83,6 @@ impl Rig {
         Rig { launch, patience, scale, setup, seen, random, model, worker: None }
     }
 
-    /// Where the store's files are.
     pub fn dir(&self) -> &Path {
         &self.setup.dir
     }
@@ -96,7 +92,6 @@ impl Rig {
         0..self.scale.keys
     }
 
-    /// What may come back.
     pub fn model(&mut self) -> &mut Model {
         &mut self.model
     }
@@ -138,14 +133,12 @@ impl Rig {
         }
     }
 
-    /// Closes the store in an orderly way.
     pub fn close(&mut self) -> Result<(), Broken> {
         self.model.has_flushed();
         self.model.has_crashed();
         self.worker.take().map_or(Ok(()), Worker::close)
     }
 
-    /// Kills the worker.
     pub fn kill(&mut self) -> Result<(), Broken> {
         self.model.has_crashed();
         self.worker.take().map_or(Ok(()), |mut worker| worker.kill().map(drop))
@@ -189,7 +182,6 @@ impl Rig {
         Ok(stored)
     }
 
-    /// Forgets a key.
     pub fn delete(&mut self, key: u64) -> Result<(), Broken> {
         self.model.deleting(key);
         match self.worker()?.ask(Do::Delete { key }, Vec::new())?.0 {

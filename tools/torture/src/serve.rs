@@ -11,11 +11,9 @@ use std::sync::Arc;
 /// A store under test. Methods are called from many threads at a time.
 pub trait Subject: Send + Sync {
     fn open(&self, setup: &Setup) -> Is;
-    /// Stores a value.
     fn put(&self, key: u64, value: Vec<u8>) -> Is;
     /// Reads values with one call of the store: `None` is a miss.
     fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is>;
-    /// Forgets a value.
     fn delete(&self, key: u64) -> Is;
     /// Makes durable what was answered before.
     fn flush(&self) -> Is;

@@ -26,7 +26,6 @@ pub struct Suite {
     pub stores: Vec<Store>,
     /// A part of the names of the cases to run; empty for all.
     pub only: String,
-    /// How much is done.
     pub scale: Scale,
     /// Where the stores' files are for as long as their case runs.
     pub dir: PathBuf,
@@ -35,14 +34,11 @@ pub struct Suite {
 /// What came of a case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The case's name.
     pub case: &'static str,
-    /// What the case is.
     pub what: &'static str,
     /// Whether it was passed, and if not, all that was found.
     pub verdict: Verdict,
     pub seen: Seen,
-    /// How long it took.
     pub took: Duration,
 }
 

@@ -17,7 +17,6 @@ use thiserror::Error;
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub program: OsString,
-    /// Its arguments.
     pub args: Vec<OsString>,
     /// Its diagnostics go nowhere unless wanted.
     pub quiet: bool,
@@ -35,36 +34,14 @@ pub struct Patience {
 /// What goes wrong with a worker, apart from what it answers.
 #[derive(Debug, Error)]
 pub enum Broken {
-    /// It did not answer in time.
     #[error("hangs: no answer to `{command}` within {limit_s} s")]
-    Hangs {
-        /// The command's name.
-        command: &'static str,
-        /// The limit.
-        limit_s: u64,
-    },
-    /// The process ended by itself.
+    Hangs { command: &'static str, limit_s: u64 },
     #[error("died at `{command}`: {status}")]
-    Died {
-        /// The command's name.
-        command: &'static str,
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// The store could not be opened.
+    Died { command: &'static str, status: ExitStatus },
     #[error("refuses to open: {reason}")]
-    NotOpened {
-        /// In the store's words.
-        reason: String,
-    },
-    /// An answer that the command does not have.
+    NotOpened { reason: String },
     #[error("answers `{command}` with {answer:?}")]
-    Unexpected {
-        /// The command's name.
-        command: &'static str,
-        answer: Is,
-    },
-    /// The suite's own trouble: no process, no directory.
+    Unexpected { command: &'static str, answer: Is },
     #[error("the suite: {0}")]
     System(#[from] std::io::Error),
 }
@@ -96,7 +73,6 @@ pub struct Sent {
 }
 
 impl Worker {
-    /// Starts a process.
     pub fn start(launch: &Launch, patience: Patience) -> Result<Worker, Broken> {
         let mut child = std::process::Command::new(&launch.program)
             .args(&launch.args)
@@ -114,7 +90,6 @@ impl Worker {
         Ok(Worker { child, commands: Some(commands), waiting, next_id: 0, patience })
     }
 
-    /// Opens the store.
     pub fn open(&mut self, setup: Setup) -> Result<(), Broken> {
         match self.ask(Do::Open(setup), Vec::new())?.0 {
             Is::Done => Ok(()),

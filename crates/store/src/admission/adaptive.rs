@@ -7,7 +7,6 @@ use super::history::History;
 use super::key::{Chunk, ChunkKey};
 use super::shadow::Shadow;
 
-/// The policy.
 #[derive(Debug)]
 pub(crate) struct Adaptive {
     history: History,
@@ -67,7 +66,6 @@ impl Adaptive {
         }
     }
 
-    /// Bytes of memory.
     pub fn table_bytes(&self) -> u64 {
         self.history.table_bytes() + self.shadow.table_bytes()
     }

@@ -12,7 +12,6 @@ const BLOCK_WORDS: usize = 8;
 const PROBES: u32 = 7;
 const PROBE_BITS: u32 = (BLOCK_WORDS as u32 * u64::BITS).ilog2();
 
-/// The set.
 #[derive(Debug)]
 pub(crate) struct Filter {
     blocks: Box<[[u64; BLOCK_WORDS]]>,
@@ -43,12 +42,10 @@ impl Filter {
         probes(hash).all(|(word, bit)| block[word] & bit != 0)
     }
 
-    /// Takes everything out.
     pub fn clear(&mut self) {
         self.blocks.fill([0; BLOCK_WORDS]);
     }
 
-    /// Bytes of memory.
     pub fn table_bytes(&self) -> u64 {
         size_of_val(&*self.blocks) as u64
     }

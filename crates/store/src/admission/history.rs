@@ -58,7 +58,6 @@ impl History {
         self.is_marked(again_mark(key))
     }
 
-    /// Bytes of memory.
     pub fn table_bytes(&self) -> u64 {
         self.young.table_bytes() + self.old.table_bytes()
     }

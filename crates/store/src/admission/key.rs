@@ -23,7 +23,6 @@ impl ChunkKey {
         ChunkKey(hash)
     }
 
-    /// The 64 bits.
     pub(crate) fn hash_bits(self) -> u64 {
         self.0
     }

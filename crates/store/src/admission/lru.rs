@@ -44,28 +44,23 @@ const END: u32 = 0;
 pub(crate) const LIMIT: usize = u32::MAX as usize - 1;
 
 impl Lru {
-    /// An empty tier.
     pub fn new(capacity_bytes: u64) -> Lru {
         let end = Slot { chunk: Chunk { key: ChunkKey::from_hash(0), bytes: 0 }, newer: END, older: END };
         Lru { capacity_bytes, held_bytes: 0, slot_of: KeyMap::default(), slots: vec![end], free: Vec::new() }
     }
 
-    /// How many bytes it may hold.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// How many chunks it holds.
     pub fn len(&self) -> usize {
         self.slot_of.len()
     }
 
-    /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.slot_of.is_empty()
     }
 
-    /// Whether it holds this one.
     pub fn contains(&self, key: ChunkKey) -> bool {
         self.slot_of.contains_key(&key)
     }

@@ -71,9 +71,7 @@ pub struct UnknownPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdmissionConfig {
     pub policy: Policy,
-    /// Size of the memory tier.
     pub memory_bytes: u64,
-    /// Size of the SSD tier.
     pub ssd_bytes: u64,
     /// How many chunks fit into it. What is remembered of each is some 32 bytes.
     pub ssd_chunks: u64,
@@ -95,11 +93,8 @@ pub enum Verdict {
 /// How the verdicts were, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verdicts {
-    /// [`Verdict::Write`].
     pub write_bytes: u64,
-    /// [`Verdict::UsedOnce`].
     pub used_once_bytes: u64,
-    /// [`Verdict::OverBudget`].
     pub over_budget_bytes: u64,
 }
 
@@ -136,7 +131,6 @@ enum Rule {
 }
 
 impl Admission {
-    /// For tiers of given sizes.
     pub fn new(config: AdmissionConfig) -> Admission {
         let history = || History::new(config.ssd_chunks);
         let rule = match config.policy {
@@ -191,7 +185,6 @@ impl Admission {
         }
     }
 
-    /// The verdicts so far.
     pub fn verdicts(&self) -> Verdicts {
         self.verdicts
     }

@@ -89,7 +89,6 @@ impl Shadow {
         self.was_full
     }
 
-    /// Bytes of memory.
     pub fn table_bytes(&self) -> u64 {
         self.memory.table_bytes() + self.ssds.iter().map(Lru::table_bytes).sum::<u64>()
     }

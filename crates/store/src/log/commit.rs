@@ -38,7 +38,6 @@ pub type Pages = Vec<(u64, Vec<u8>)>;
 #[derive(Debug)]
 #[must_use = "the volume has no other commit until this one is ended"]
 pub struct Commit {
-    /// The volume's number.
     pub volume: usize,
     /// Written after the first sync.
     pub head: Pages,

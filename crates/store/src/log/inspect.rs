@@ -17,14 +17,10 @@ use std::sync::Arc;
 /// A chunk that a log holds. What its slot says is not checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkInLog {
-    /// Which copy of which chunk.
     pub name: CopyName,
     pub tenant: TenantId,
-    /// The chunk before it.
     pub parent: Option<ChunkId>,
-    /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
-    /// Where the slot starts in the file.
     pub slot_at: u64,
 }
 
@@ -60,7 +56,6 @@ pub struct Inspection {
     /// Whether both superblocks can be read.
     pub both_superblocks: bool,
     pub checkpoint: u64,
-    /// How the file is divided.
     pub layout: Layout,
     /// What opening it would find.
     pub recovered: Recovered,

@@ -8,7 +8,6 @@ use std::io;
 /// Offsets and lengths are multiples of [`PAGE_BYTES`](super::PAGE_BYTES). An operation moves all
 /// bytes or fails; a short result of the system is the implementation's to continue.
 pub trait Medium: Send + Sync {
-    /// Its length.
     fn bytes(&self) -> u64;
 
     /// Fills `buffer` from `offset` on.

@@ -31,13 +31,10 @@ pub enum OfflineError {
     /// The disk failed. What was durable before still is.
     #[error("the disk failed: {0}")]
     Io(#[from] io::Error),
-    /// The layers do not make a chunk.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The tier does not take the chunk.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The chunk was deleted while it was written.
     #[error(transparent)]
     NotCommitted(#[from] NotCommitted),
 }

@@ -21,7 +21,6 @@ use forebay_kv::ChunkId;
 #[derive(Debug)]
 pub(crate) struct NotOpenedAt {
     pub volume: usize,
-    /// Why.
     pub error: NotOpened,
 }
 

@@ -35,14 +35,12 @@ pub struct Rebuilt {
 /// Why a log was not rebuilt.
 #[derive(Debug, Error)]
 pub enum NotRebuilt {
-    /// It can be opened.
     #[error("the log has a checkpoint that can be read: open it; nothing is to be rebuilt")]
     NotNeeded,
     /// It is not the checkpoints that are missing, or the disk does not give what a new one is made
     /// of.
     #[error(transparent)]
     NotOpened(#[from] NotOpened),
-    /// The disk does not take what was rebuilt.
     #[error("the disk failed: {0}")]
     Io(#[from] io::Error),
 }

@@ -5,9 +5,7 @@
 pub(super) struct RelocationBudget {
     percent: u32,
     allowed_bytes: u64,
-    /// Chunks relocated so far.
     pub chunks: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 

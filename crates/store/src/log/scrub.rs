@@ -18,11 +18,8 @@ const PIECE_BYTES: u64 = 8 << 20;
 #[derive(Debug)]
 #[must_use = "the stretch stays taken until the scrub is ended"]
 pub struct Scrub {
-    /// The volume's number.
     pub volume: usize,
-    /// Where it starts in the file.
     pub offset: u64,
-    /// How long it is.
     pub bytes: u64,
     segment: usize,
     /// Where it starts in the segment, if all of that is overwritten, piece by piece.

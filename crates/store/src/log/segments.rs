@@ -29,22 +29,18 @@ use std::sync::Arc;
 /// Where a chunk lies on disk.
 #[derive(Debug, Clone)]
 pub struct DiskPlace {
-    /// The volume's number.
     pub(super) volume: usize,
-    /// Where the slot starts in the file.
     pub(super) slot_at: u64,
     pub(super) name: CopyName,
     pub(super) shape: Arc<SlotShape>,
 }
 
-/// A segment.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub volume: u16,
     pub state: State,
     /// Whether no bytes of earlier generations are in it, or, if it is in use, from `frontier` on.
     pub clean: bool,
-    /// Its generation.
     pub sequence: u64,
     /// How it is divided; without slots if it was never opened.
     pub slots: Slots,
@@ -59,7 +55,6 @@ pub(super) struct Segment {
     pub busy: u32,
 }
 
-/// State of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// It may be opened.

@@ -115,9 +115,7 @@ pub struct DiskUse {
     /// Segments that may be opened, or that may be as soon as that is durable or their bytes are
     /// overwritten.
     pub free_segments: usize,
-    /// Segments that take chunks.
     pub open_segments: usize,
-    /// Segments that take no more.
     pub sealed_segments: usize,
     /// Segments whose space belongs to the file system.
     pub withdrawn_segments: usize,
@@ -130,7 +128,6 @@ pub struct DiskUse {
 pub struct DiskStat {
     pub counters: Counters,
     pub space: DiskUse,
-    /// Chunks that were relocated.
     pub relocated: u64,
     pub relocated_bytes: u64,
     /// Bytes of the tables that grow with slots.
@@ -146,22 +143,18 @@ impl Deref for DiskStat {
 }
 
 impl DiskPlace {
-    /// The volume's number.
     pub fn volume(&self) -> usize {
         self.volume
     }
 
-    /// Where the slot starts in the volume's file.
     pub fn slot_at(&self) -> u64 {
         self.slot_at
     }
 
-    /// Which copy of which chunk it is.
     pub fn name(&self) -> CopyName {
         self.name
     }
 
-    /// How the chunk lies in the slot.
     pub fn shape(&self) -> &Arc<SlotShape> {
         &self.shape
     }
@@ -245,7 +238,6 @@ impl DiskTier {
         }
     }
 
-    /// All counters.
     pub fn stat(&self) -> DiskStat {
         let count = |states: &[State]| {
             self.space.segments.iter().filter(|segment| states.contains(&segment.state)).count()

@@ -46,7 +46,6 @@ pub enum PageUse {
 /// A page that holds zeros now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Where it starts.
     pub offset: u64,
     pub was: PageUse,
 }
@@ -54,7 +53,6 @@ pub struct GivenUp {
 /// A log that can be opened again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reopened {
-    /// What it is and holds.
     pub inspection: Inspection,
     /// What its checkpoint was rebuilt from, if neither was left.
     pub rebuilt: Option<Rebuilt>,
@@ -79,31 +77,17 @@ pub enum NotReopened {
     #[error(
         "the page at offset {offset} cannot be read and cannot be overwritten ({error}): replace the disk"
     )]
-    NotWritten {
-        /// Where the page starts.
-        offset: u64,
-        /// What the disk said.
-        error: String,
-    },
+    NotWritten { offset: u64, error: String },
     /// The disk took zeros in place of the page, and does not give them back.
     #[error(
         "the page at offset {offset} cannot be read even after it was overwritten ({error}): replace the disk"
     )]
-    StaysUnreadable {
-        /// Where the page starts.
-        offset: u64,
-        /// What the disk said.
-        error: String,
-    },
-    /// The disk failed too often.
+    StaysUnreadable { offset: u64, error: String },
     #[error(
         "the disk failed {ROUNDS} times, the last time at offset {offset}: replace it, or run the command again to give up \
          more"
     )]
-    TooMany {
-        /// Where, the last time.
-        offset: u64,
-    },
+    TooMany { offset: u64 },
 }
 
 /// Overwrites with zeros what keeps a log closed because it cannot be read, tells `each` page once

@@ -13,13 +13,11 @@ use thiserror::Error;
 /// Why a chunk that the log knows is not one that it can give back.
 #[derive(Debug, Error)]
 pub enum ChunkFault {
-    /// Its slot holds something else.
     #[error(transparent)]
     Bytes(#[from] Fault),
     /// The footer says that the chunk has other layers than those of its segment.
     #[error("the chunk's footer has another shape than its segment")]
     Shape,
-    /// The disk does not give it.
     #[error("the disk failed: {0}")]
     Io(#[from] io::Error),
 }
@@ -27,7 +25,6 @@ pub enum ChunkFault {
 /// What checking a log found.
 #[derive(Debug)]
 pub struct Verified {
-    /// What the log is and holds.
     pub inspection: Inspection,
     /// Bytes of layers that are as they were written.
     pub sound_bytes: u64,
@@ -43,7 +40,6 @@ impl Verified {
     }
 }
 
-/// Reads everything and checks every sum.
 pub fn verify(medium: &dyn Medium) -> Result<Verified, NotOpened> {
     let (mut sound_bytes, mut faults) = (0, Vec::new());
     let inspection =

@@ -16,7 +16,6 @@ const PENDING_MAX: usize = 1 << 20;
 /// So many records make a commit urgent: half a megabyte of journal.
 const URGENT_RECORDS: usize = 128 * RECORDS_PER_BLOCK;
 
-/// One log.
 #[derive(Debug)]
 pub(super) struct VolumeState {
     pub log: LogUuid,

@@ -9,11 +9,8 @@ use super::tier::DiskTier;
 #[derive(Debug)]
 #[must_use = "the segment is nobody's until the withdrawal is ended"]
 pub struct Withdrawal {
-    /// The volume's number.
     pub volume: usize,
-    /// Where it starts in the file.
     pub offset: u64,
-    /// How long it is.
     pub bytes: u64,
     /// Whether it is taken back rather than given.
     pub restore: bool,

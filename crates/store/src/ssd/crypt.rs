@@ -68,20 +68,13 @@ pub struct TenantKeys {
 pub enum EncryptionError {
     /// The tenant has no key, or has it no longer.
     #[error("tenant {} has no key", tenant.0)]
-    NoKey {
-        /// Whose layer it is.
-        tenant: TenantId,
-    },
+    NoKey { tenant: TenantId },
     /// The buffer has no room for tag and nonce.
     #[error("{have_bytes} bytes for an encrypted layer, which has at least {ENCRYPTION_BYTES}")]
     Short { have_bytes: usize },
     /// The layer is longer than one key and nonce may encrypt: 64 GiB.
     #[error("layer {layer} has {bytes} bytes, more than can be encrypted at once")]
-    Long {
-        layer: u16,
-        /// Its length.
-        bytes: usize,
-    },
+    Long { layer: u16, bytes: usize },
     /// Another key, another copy, another layer, or not the bytes that were encrypted.
     #[error("layer {layer} is not what was encrypted with this key for this copy")]
     Refused { layer: u16 },
@@ -108,12 +101,10 @@ impl TenantKeys {
         self.keys.contains_key(&tenant)
     }
 
-    /// Number of tenants that have a key.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether no tenant has a key.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }

@@ -21,48 +21,25 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Why keys were not read.
 #[derive(Debug, Error)]
 pub enum KeysNotRead {
-    /// The system refused.
     #[error("key file {}: {error}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What it said.
-        error: io::Error,
-    },
-    /// A directory, a pipe or a device.
+    Io { path: PathBuf, error: io::Error },
     #[error("key file {} is not a regular file", path.display())]
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// Others than its owner may read or change it.
     #[error(
         "key file {} has mode {mode:04o}, allowed are 0600 and 0400: `chmod 600 {}`, and make new keys if others may \
          have read it",
         path.display(), path.display()
     )]
-    OpenToOthers {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// Longer than any key file can be.
+    OpenToOthers { path: PathBuf, mode: u32 },
     #[error("key file {} has {bytes} bytes, allowed are {MAX_BYTES}", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        bytes: u64,
-    },
+    TooLong { path: PathBuf, bytes: u64 },
     /// A line that does not say a tenant and a key.
     #[error("key file {}, line {number}: {problem}", path.display())]
     Line {
-        /// The file.
         path: PathBuf,
         /// Which line, from 1.
         number: usize,
-        /// What is wrong with it.
         problem: LineProblem,
     },
 }
@@ -70,16 +47,12 @@ pub enum KeysNotRead {
 /// What is wrong with a line of a key file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LineProblem {
-    /// Not two words.
     #[error("a line is a tenant and a key, with spaces between them")]
     Words,
-    /// The first word is no tenant.
     #[error("the tenant is not a number from 0 to 65535")]
     Tenant,
-    /// The second word is no key.
     #[error("the key is not 64 hexadecimal digits")]
     Key,
-    /// A second key for a tenant.
     #[error("tenant {} has a key already", .0.0)]
     Twice(TenantId),
 }

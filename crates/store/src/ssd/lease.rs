@@ -33,12 +33,10 @@ impl Ssd {
 }
 
 impl DiskLease {
-    /// Number of chunks.
     pub fn len(&self) -> usize {
         self.chunks
     }
 
-    /// Whether it gives access to nothing.
     pub fn is_empty(&self) -> bool {
         self.chunks == 0
     }

@@ -235,7 +235,6 @@ impl Ssd {
         self.shared().look(|tier| tier.resident_rows().map(|row| *tier.id_of(row)).collect())
     }
 
-    /// All counters.
     pub fn stat(&self) -> SsdStat {
         self.shared().stat()
     }

@@ -13,22 +13,14 @@ use thiserror::Error;
 /// Why nothing was staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NotStaged {
-    /// It never could be.
     #[error(
         "{needed_bytes} bytes of staging are needed, there are {staging_bytes}: ask for less or give more"
     )]
-    TooLarge {
-        /// What it takes.
-        needed_bytes: u64,
-        staging_bytes: u64,
-    },
-    /// As many wait as may.
+    TooLarge { needed_bytes: u64, staging_bytes: u64 },
     #[error("{limit} reservations wait for staging; no more may")]
     TooMany { limit: usize },
-    /// No staging came free before the deadline.
     #[error("no staging came free before the deadline")]
     Late,
-    /// The store is closed.
     #[error("the store is closed")]
     Closed,
 }

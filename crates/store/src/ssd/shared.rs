@@ -178,7 +178,6 @@ impl Shared {
         }
     }
 
-    /// All counters.
     pub fn stat(&self) -> SsdStat {
         let counts = &self.counts;
         SsdStat {

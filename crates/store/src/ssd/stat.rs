@@ -20,7 +20,6 @@ pub struct SsdStat {
     pub direct_reads: u64,
     /// Chunks written.
     pub writes: u64,
-    /// Their bytes.
     pub written_bytes: u64,
     /// Of the writes, those that went to disk from where they lay, without a copy in staging.
     pub direct_writes: u64,
@@ -30,7 +29,6 @@ pub struct SsdStat {
     pub io_faults: u64,
     /// Stretches that could not be overwritten, withdrawn or restored; they are tried again.
     pub failed_chores: u64,
-    /// Use of the staging memory.
     pub staging: StagingUse,
     pub volumes: Vec<VolumeStat>,
 }
@@ -38,22 +36,17 @@ pub struct SsdStat {
 /// A snapshot of one volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VolumeStat {
-    /// Commits that succeeded.
     pub commits: u64,
-    /// Commits that failed and were tried again.
     pub failed_commits: u64,
-    /// How long the last one took.
     pub last_commit_us: u64,
     /// Whether nothing is written because commits fail.
     pub read_only: bool,
     /// Bytes of the disk that the volume holds.
     pub physical_bytes: u64,
-    /// What its link did.
     pub link: DiskStats,
 }
 
 impl SsdStat {
-    /// Bytes that all volumes hold.
     pub fn physical_bytes(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.physical_bytes).sum()
     }

@@ -23,7 +23,6 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub enum SsdWriteEnd {
     /// The chunk can be read. It survives a crash from the next commit on; see [`Ssd::flush`].
     Stored {
-        /// Its length.
         bytes: u64,
     },
     /// It was here before; nothing was written.
@@ -37,7 +36,6 @@ pub enum SsdWriteEnd {
 #[derive(Debug, Clone)]
 pub struct Source {
     pub id: ChunkId,
-    /// The one that it continues.
     pub parent: Option<ChunkId>,
     /// Where its layers lie: host memory at the store's place.
     pub layers: Vec<Vec<Span>>,
@@ -63,7 +61,6 @@ struct Outgoing {
 
 /// A chunk that has a slot.
 struct Part {
-    /// Its place in the request.
     number: usize,
     write: DiskWrite,
     source: Source,

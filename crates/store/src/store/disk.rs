@@ -50,7 +50,6 @@ pub struct DiskSideStat {
     pub promotions: PromotionStat,
     /// Layers that were right in staging and wrong at their target.
     pub bad_copies: u64,
-    /// The disk tier itself.
     pub ssd: SsdStat,
 }
 
@@ -122,7 +121,6 @@ impl Store {
         disk.ssd.clone().close()
     }
 
-    /// The counters of a store with a disk.
     pub fn disk_stat(&self) -> Option<DiskSideStat> {
         self.shared.disk.as_ref().map(Disk::stat)
     }

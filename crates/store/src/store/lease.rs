@@ -65,12 +65,10 @@ impl Store {
 }
 
 impl Lease {
-    /// Number of chunks.
     pub fn len(&self) -> usize {
         self.in_memory + self.disk.as_ref().map_or(0, |disk| disk.lease.len())
     }
 
-    /// Whether it gives access to nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -102,16 +102,12 @@ pub struct Store {
 /// Why there is no store.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The configuration does not divide the arena.
     #[error(transparent)]
     Config(#[from] SlabError),
-    /// There is not enough memory.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The mover has ended.
     #[error(transparent)]
     Mover(#[from] Closed),
-    /// No thread could be started.
     #[error("the store's thread: {0}")]
     Thread(#[from] std::io::Error),
 }
@@ -121,14 +117,12 @@ struct Shared {
     tier: Mutex<MemoryTier>,
     mover: MoverHandle,
     arena: RegionId,
-    /// The memory of the arena.
     backing: Arc<Arena>,
     /// Chunks that come from disk into memory.
     fetches: fetch::Fetches,
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,
     memory_full: LogGate,
-    /// What lies below memory.
     disk: Option<Disk>,
 }
 
@@ -256,12 +250,10 @@ impl Store {
         ids.iter().filter(changed).count()
     }
 
-    /// All counters of the memory tier.
     pub fn stat(&self) -> Stat {
         self.shared.tier.lock().stat()
     }
 
-    /// Which pages the arena got.
     pub fn pages(&self) -> Pages {
         self.shared.backing.pages()
     }

@@ -41,10 +41,8 @@ pub struct PromotionStat {
 /// Why a chunk that was read from the disk is not in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotPromoted {
-    /// The memory tier does not take it in.
     #[error("not taken into memory: {0}")]
     Refused(#[from] Refused),
-    /// It was not copied.
     #[error("not copied from the disk's staging to memory")]
     NotCopied,
     /// It was there, and is gone: deleted, or evicted at once.

@@ -18,10 +18,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreEnd {
     /// The chunk is visible.
-    Stored {
-        /// Its length.
-        bytes: u64,
-    },
+    Stored { bytes: u64 },
     /// It was here before; nothing was copied.
     AlreadyHere,
     /// It was deleted while it was copied.
@@ -33,13 +30,10 @@ pub enum StoreEnd {
 /// Why a chunk is not being stored. `on_end` was not and will not be called.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotStored {
-    /// The layers do not make a chunk.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The tier does not take it in.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The mover takes nothing in.
     #[error(transparent)]
     Mover(#[from] SubmitError),
 }

@@ -19,12 +19,7 @@ const BATCH_FOR: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changed<'a> {
     /// What it had before but for these.
-    Some {
-        /// What it has now.
-        added: &'a [ChunkId],
-        /// What it has no more.
-        removed: &'a [ChunkId],
-    },
+    Some { added: &'a [ChunkId], removed: &'a [ChunkId] },
     /// These chunks, and no others.
     All(&'a [ChunkId]),
 }

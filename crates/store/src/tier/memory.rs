@@ -23,7 +23,6 @@ pub type Begun = Beginning<Slots>;
 /// The limits of a memory tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierConfig {
-    /// Length of the arena.
     pub capacity_bytes: u64,
     /// Length of a slab: the largest chunk, and the unit in which memory passes between chunks of
     /// different shapes. A multiple of [`SLOT_ALIGN_BYTES`](crate::SLOT_ALIGN_BYTES).
@@ -136,7 +135,6 @@ impl Space for Slots {
 }
 
 impl MemoryTier {
-    /// An empty tier.
     pub fn new(config: TierConfig) -> Result<MemoryTier, SlabError> {
         let slots = Slots::new(config.capacity_bytes, config.slab_bytes)?;
         let limits = TierLimits {
@@ -230,7 +228,6 @@ impl MemoryTier {
         }
     }
 
-    /// All counters.
     pub fn stat(&self) -> Stat {
         Stat {
             capacity_bytes: self.space.capacity_bytes(),

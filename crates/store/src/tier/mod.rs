@@ -71,7 +71,6 @@ pub struct Tier<S: Space> {
 }
 
 impl<S: Space> Tier<S> {
-    /// An empty tier.
     pub(crate) fn with_space(space: S, limits: TierLimits) -> Tier<S> {
         let index = Index::new(limits.max_chunks);
         let limit = index.limit();

@@ -172,7 +172,6 @@ impl<S: Space> Tier<S> {
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadEnd {
-    /// The bytes arrived.
     Done,
     /// They did not, or not all of them.
     Failed {

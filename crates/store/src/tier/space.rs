@@ -58,7 +58,6 @@ pub enum Taken<Slot> {
 /// A payment that ends: the slot is free, or quarantined and nobody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refund {
-    /// Who paid.
     pub tenant: TenantId,
     pub bytes: u64,
 }

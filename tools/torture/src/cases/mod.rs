@@ -20,11 +20,9 @@ use std::time::Duration;
 /// Something that is done to a store.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Its name in tables.
     pub name: &'static str,
     /// What is done, and what must come of it, in a sentence.
     pub what: &'static str,
-    /// Does it.
     pub run: fn(&mut Rig) -> Result<Verdict, Broken>,
 }
 

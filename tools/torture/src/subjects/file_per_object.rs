@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// The store.
 #[derive(Debug)]
 pub struct FilePerObject {
     faults: Arc<Faults>,

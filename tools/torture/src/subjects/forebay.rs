@@ -38,7 +38,6 @@ const READ_US: u64 = 2_000_000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The store.
 #[derive(Debug, Default)]
 pub struct Forebay {
     faults: Arc<Faults>,

@@ -60,7 +60,6 @@ impl SlotSet {
         SlotSet { bits: vec![0; usize::from(slots).div_ceil(8)] }
     }
 
-    /// Whether a slot is in the set.
     pub fn contains(&self, slot: u16) -> bool {
         self.bits.get(usize::from(slot / 8)).is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
     }
@@ -78,12 +77,10 @@ impl SlotSet {
         (0..self.bits.len() as u32 * 8).map(|slot| slot as u16).filter(|slot| self.contains(*slot))
     }
 
-    /// Slots in the set.
     pub fn len(&self) -> usize {
         self.bits.iter().map(|byte| byte.count_ones() as usize).sum()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.bits.iter().all(|byte| *byte == 0)
     }
@@ -102,7 +99,6 @@ pub struct SegmentRow {
     pub frontier: u16,
     /// Slots below this are in the summary.
     pub summarised: u16,
-    /// Its generation.
     pub sequence: u64,
     /// Slots that hold a chunk.
     pub live: SlotSet,

@@ -21,11 +21,9 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 pub struct CopyName {
     pub log: LogUuid,
     pub id: ChunkId,
-    /// The segment that holds the copy.
     pub segment: u32,
     /// The generation of the segment in which the copy was written and of the copy.
     pub sequence: u64,
-    /// The slot of the segment.
     pub slot: u16,
 }
 

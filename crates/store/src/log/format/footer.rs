@@ -35,12 +35,9 @@ const IS_ENCRYPTED: u16 = 2;
 /// What a chunk's last page says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footer {
-    /// Which copy of which chunk this is.
     pub name: CopyName,
     pub tenant: TenantId,
-    /// The chunk before it.
     pub parent: Option<ChunkId>,
-    /// How it lies in its slot.
     pub shape: Arc<SlotShape>,
     /// Whether the layers are encrypted with the tenant's key. Lengths and checksums are those of
     /// the encrypted bytes.
@@ -52,7 +49,6 @@ pub struct Footer {
 /// Why what was read is not what was written. To the reader it is a miss, and never data.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Fault {
-    /// The footer's page is damaged or something else.
     #[error("the chunk's footer: {0}")]
     Footer(#[from] Damaged),
     /// The footer was written in another generation of the segment: an earlier write that came
@@ -61,27 +57,13 @@ pub enum Fault {
     Stale { found: u64, expected: u64 },
     /// The footer of another place: a read or a write went astray.
     #[error("the footer is of segment {segment}, slot {slot}")]
-    Misplaced {
-        /// Where it belongs.
-        segment: u32,
-        /// Where it belongs.
-        slot: u16,
-    },
-    /// Another chunk.
+    Misplaced { segment: u32, slot: u16 },
     #[error("the slot holds chunk {0:?}")]
     OtherChunk(ChunkId),
-    /// The chunk has no such layer.
     #[error("there is no layer {layer} in {layers}")]
     NoLayer { layer: usize, layers: usize },
-    /// Not as many bytes as the layer has.
     #[error("{found} bytes of layer {layer}, which has {expected}")]
-    Length {
-        layer: usize,
-        /// Bytes given.
-        found: u64,
-        /// Bytes it has.
-        expected: u64,
-    },
+    Length { layer: usize, found: u64, expected: u64 },
     /// The bytes are not the ones that were written.
     #[error("the bytes of layer {layer} do not match their CRC-32C")]
     Bytes { layer: usize },
@@ -107,7 +89,6 @@ impl Footer {
         Footer { encrypted, ..self }
     }
 
-    /// The page.
     pub fn encode(&self) -> Vec<u8> {
         let CopyName { log, id, segment, sequence, slot } = self.name;
         let mut fields = Fields::page(PageKind::Footer, log);

@@ -39,9 +39,7 @@ const METADATA_FROM: u64 = 128 << 10;
 /// A stretch of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
-    /// First byte.
     pub offset: u64,
-    /// Length.
     pub bytes: u64,
 }
 
@@ -54,14 +52,11 @@ impl Area {
 /// How a file is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Length of the file.
     pub file_bytes: u64,
     pub journal: Area,
-    /// The two checkpoints.
     pub checkpoints: [Area; 2],
     /// Where segment 0 starts.
     pub segments_at: u64,
-    /// Length of a segment.
     pub segment_bytes: u64,
     pub segments: u32,
 }
@@ -69,30 +64,22 @@ pub struct Layout {
 /// Why a file cannot be divided.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// Segments of this length are not possible.
     #[error(
         "segment_bytes is {segment_bytes}, allowed are multiples of {PAGE} from {} to {}",
         SEGMENT_BYTES.start(), SEGMENT_BYTES.end()
     )]
     SegmentBytes { segment_bytes: u64 },
-    /// A journal of this length is not possible.
     #[error(
         "journal_bytes is {journal_bytes}, allowed are multiples of {PAGE} from {} to {}",
         JOURNAL_BYTES.start(), JOURNAL_BYTES.end()
     )]
     JournalBytes { journal_bytes: u64 },
-    /// Too few segments fit, or too many.
     #[error(
         "a file of {file_bytes} bytes holds {segments} segments of {segment_bytes} bytes, allowed are {} to {}: \
          change the size of the file or of the segments",
         SEGMENTS.start(), SEGMENTS.end()
     )]
-    Segments {
-        file_bytes: u64,
-        segment_bytes: u64,
-        /// How many fit.
-        segments: u64,
-    },
+    Segments { file_bytes: u64, segment_bytes: u64, segments: u64 },
 }
 
 impl Layout {

@@ -69,39 +69,19 @@ impl PageKind {
 /// Why bytes from the disk are not what they should be.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Damaged {
-    /// Too few bytes.
     #[error("{have} bytes where at least {need} are needed")]
-    Short {
-        /// Bytes needed.
-        need: usize,
-        /// Bytes there.
-        have: usize,
-    },
-    /// Not a page of the kind expected.
+    Short { need: usize, have: usize },
     #[error("not a {0:?} page")]
     Magic(PageKind),
-    /// Written by a newer or older program.
     #[error("format version {found}; this program reads version {FORMAT_VERSION}")]
-    Version {
-        /// The version of the page.
-        found: u16,
-    },
-    /// The CRC does not match the bytes.
+    Version { found: u16 },
     #[error("the CRC-32C does not match")]
     Crc,
-    /// A page of another log.
     #[error("the page belongs to log {found:?}")]
     OtherLog { found: LogUuid },
     /// A field has a value that it cannot have.
     #[error("{field} is {value}, allowed is {allowed}")]
-    Field {
-        /// The field's name.
-        field: &'static str,
-        /// What it holds.
-        value: u64,
-        /// What it may hold.
-        allowed: String,
-    },
+    Field { field: &'static str, value: u64, allowed: String },
 }
 
 /// Fails unless a field holds what it may hold.
@@ -139,7 +119,6 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// No fields yet.
     pub fn new() -> Fields {
         Fields { bytes: Vec::new() }
     }
@@ -179,7 +158,6 @@ impl Fields {
         self
     }
 
-    /// The fields.
     pub fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
@@ -200,7 +178,6 @@ pub(crate) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The fields in these bytes.
     pub fn new(bytes: &'a [u8]) -> Parser<'a> {
         Parser { rest: bytes }
     }
@@ -247,7 +224,6 @@ impl<'a> Parser<'a> {
         Ok(u64::from_le_bytes(self.bytes()?))
     }
 
-    /// The next `N` bytes.
     pub fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Damaged> {
         let short = Damaged::Short { need: N, have: self.rest.len() };
         let (bytes, rest) = self.rest.split_first_chunk().ok_or(short)?;
@@ -255,7 +231,6 @@ impl<'a> Parser<'a> {
         Ok(*bytes)
     }
 
-    /// The next `len` bytes.
     pub fn slice(&mut self, len: usize) -> Result<&'a [u8], Damaged> {
         let short = Damaged::Short { need: len, have: self.rest.len() };
         let (bytes, rest) = self.rest.split_at_checked(len).ok_or(short)?;

@@ -33,35 +33,20 @@ pub struct SlotRef {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record {
     /// A segment begins a new generation. Whatever it held is gone.
-    Opened {
-        segment: u32,
-        /// Its new generation.
-        sequence: u64,
-        slots: u16,
-    },
+    Opened { segment: u32, sequence: u64, slots: u16 },
     /// A chunk rests in a slot: its bytes and its footer are durable.
     Stored {
         tenant: TenantId,
         id: ChunkId,
         at: SlotRef,
-        /// The segment's generation.
         sequence: u64,
         /// Where it was until now, if it was relocated.
         moved_from: Option<SlotRef>,
     },
     /// A slot's chunk is gone.
-    Forgotten {
-        id: ChunkId,
-        at: SlotRef,
-        /// The segment's generation.
-        sequence: u64,
-    },
+    Forgotten { id: ChunkId, at: SlotRef, sequence: u64 },
     /// A segment takes no more chunks.
-    Sealed {
-        segment: u32,
-        /// Its generation.
-        sequence: u64,
-    },
+    Sealed { segment: u32, sequence: u64 },
     /// A segment holds nothing any more and may be opened.
     Freed {
         segment: u32,
@@ -94,7 +79,6 @@ struct Raw {
 }
 
 impl Record {
-    /// Appends the record.
     pub(crate) fn encode(&self, fields: &mut Fields) {
         let raw = self.raw();
         fields.u8(raw.kind).u8(raw.flags).u16(raw.tenant).u32(raw.segment).u64(raw.sequence);
@@ -102,7 +86,6 @@ impl Record {
         fields.bytes(&[0; 6]).bytes(&raw.id);
     }
 
-    /// Takes a record off.
     pub(crate) fn parse(fields: &mut Parser<'_>) -> Result<Record, Damaged> {
         let mut raw = Raw {
             kind: fields.u8()?,

@@ -31,14 +31,12 @@ pub struct SegmentHeader {
     pub segment: u32,
     /// Its generation: raised each time that any segment is opened.
     pub sequence: u64,
-    /// How it is divided.
     pub slots: Slots,
 }
 
 /// The slots of a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slots {
-    /// How a chunk lies in each of them.
     pub shape: Arc<SlotShape>,
     pub count: u16,
 }
@@ -80,7 +78,6 @@ impl Slots {
 }
 
 impl SegmentHeader {
-    /// The page.
     pub fn encode(&self, log: LogUuid) -> Vec<u8> {
         let mut fields = Fields::page(PageKind::Segment, log);
         fields.u32(self.segment).u16(self.slots.count).u16(self.slots.shape.layers() as u16);

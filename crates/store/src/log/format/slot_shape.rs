@@ -38,23 +38,12 @@ pub struct SlotShape {
 /// Why chunks of a shape cannot be kept on this disk.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Unfit {
-    /// Too many layers.
     #[error("a chunk of {layers} layers; a footer has room for {MAX_DISK_LAYERS}")]
     Layers { layers: usize },
-    /// A layer is too long.
     #[error("layer {layer} has {bytes} bytes, allowed are {MAX_LAYER_BYTES}")]
-    LayerBytes {
-        layer: usize,
-        /// Its length.
-        bytes: u64,
-    },
-    /// The chunk is larger than a segment.
+    LayerBytes { layer: usize, bytes: u64 },
     #[error("the chunk takes {slot_bytes} bytes; a segment has room for {room_bytes}: make larger segments")]
-    TooLarge {
-        /// What it takes.
-        slot_bytes: u64,
-        room_bytes: u64,
-    },
+    TooLarge { slot_bytes: u64, room_bytes: u64 },
 }
 
 impl SlotShape {

@@ -27,7 +27,6 @@ const HAS_PARENT: u16 = 2;
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryEntry {
-    /// Whose bytes they are.
     pub tenant: TenantId,
     /// The chunk and the one before it, unless the chunk is gone.
     pub chunk: Option<(ChunkId, Option<ChunkId>)>,
@@ -37,7 +36,6 @@ pub struct SummaryEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryPage {
     pub segment: u32,
-    /// Its generation.
     pub sequence: u64,
     /// Slot of the first entry; a multiple of 56.
     pub first: u16,

@@ -20,87 +20,45 @@ pub struct Superblock {
     pub epoch: u64,
     /// Whether the log was closed in good order.
     pub clean: bool,
-    /// How the file is divided.
     pub layout: Layout,
 }
 
 /// Why a file is not opened. It was not changed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotOpened {
-    /// The system gives no thread to read with.
     #[error("reading the log takes a thread of its own, and the system gives none: {error}")]
-    NoThread {
-        /// What the system said.
-        error: String,
-    },
+    NoThread { error: String },
     /// Nothing in it says that it is a log.
     #[error(
         "the file is not a Forebay log (no superblock at 0 or at 65536: {first}; {second}): give another file, or make \
          a log of this one with `forebay store init`, which destroys what it holds"
     )]
-    NotALog {
-        /// What is wrong with superblock A.
-        first: Damaged,
-        /// What is wrong with superblock B.
-        second: Damaged,
-    },
-    /// Written by another version of the program.
+    NotALog { first: Damaged, second: Damaged },
     #[error(
         "the log has format version {found}, this program reads version {FORMAT_VERSION}: use the program that wrote it, \
          or make a new log with `forebay store init`"
     )]
-    Version {
-        /// The log's version.
-        found: u16,
-    },
-    /// The superblocks are of two logs.
+    Version { found: u16 },
     #[error(
         "the file holds superblocks of two logs, {first:?} and {second:?}: restore it, or make a new log"
     )]
-    TwoLogs {
-        /// Superblock A.
-        first: LogUuid,
-        /// Superblock B.
-        second: LogUuid,
-    },
+    TwoLogs { first: LogUuid, second: LogUuid },
     /// The log is not the one that was asked for.
     #[error("the file holds log {found:?}, expected is {expected:?}: give the right file")]
-    OtherLog {
-        /// What it holds.
-        found: LogUuid,
-        expected: LogUuid,
-    },
-    /// The file is shorter than the log.
+    OtherLog { found: LogUuid, expected: LogUuid },
     #[error(
         "the file has {have_bytes} bytes, the log {need_bytes}: it was cut, restore it or make a new log"
     )]
-    Cut {
-        /// Length of the file.
-        have_bytes: u64,
-        /// Length of the log.
-        need_bytes: u64,
-    },
-    /// Neither checkpoint can be read.
+    Cut { have_bytes: u64, need_bytes: u64 },
     #[error(
         "neither checkpoint can be read ({first}; {second}): rebuild the log from its footers with `forebay store recover`"
     )]
-    NoCheckpoint {
-        /// What is wrong with checkpoint A.
-        first: Damaged,
-        /// What is wrong with checkpoint B.
-        second: Damaged,
-    },
-    /// The disk refused to read or write.
+    NoCheckpoint { first: Damaged, second: Damaged },
     #[error("the disk failed at offset {offset}: {error}")]
-    Io {
-        offset: u64,
-        /// What it said.
-        error: String,
-    },
+    Io { offset: u64, error: String },
 }
 
 impl Superblock {
-    /// The page.
     pub fn encode(&self) -> Vec<u8> {
         let mut fields = Fields::page(PageKind::Superblock, self.log);
         fields.u64(self.epoch).u8(self.clean.into()).pad_to(48);
@@ -108,7 +66,6 @@ impl Superblock {
         fields.finish_page()
     }
 
-    /// What the page says.
     pub fn parse(bytes: &[u8]) -> Result<Superblock, Damaged> {
         let (log, mut fields) = Parser::any_page(PageKind::Superblock, bytes)?;
         let (epoch, clean) = (fields.u64()?, fields.u8()?);

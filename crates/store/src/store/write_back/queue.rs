@@ -15,18 +15,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub struct Dirty {
     pub tenant: TenantId,
     pub id: ChunkId,
-    /// The chunk before it.
     pub parent: Option<ChunkId>,
-    /// Its length.
     pub bytes: u64,
 }
 
 /// What became of a chunk that left the queue to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// It is on the disk.
     Stored,
-    /// It was there before.
     AlreadyHere,
     /// Memory had evicted it, or somebody had deleted it, before it was written.
     Gone,
@@ -34,7 +30,6 @@ pub enum Written {
     NoRoom,
     /// The disk tier did not take it in.
     Refused,
-    /// Its bytes did not get there.
     Failed,
 }
 
@@ -43,15 +38,12 @@ pub enum Written {
 pub struct WriteBackStat {
     /// What admission said, in bytes.
     pub verdicts: Verdicts,
-    /// Chunks in the queue.
     pub waiting: usize,
-    /// Chunks being written.
     pub in_flight: usize,
     /// Chunks that reads leave room for at a time.
     pub window: usize,
     /// Chunks written.
     pub written: u64,
-    /// Bytes of these chunks.
     pub written_bytes: u64,
     /// Chunks that were on the disk when their turn came.
     pub already_there: u64,
@@ -61,9 +53,7 @@ pub struct WriteBackStat {
     pub too_old: u64,
     /// Chunks that memory had evicted or that were deleted before their turn came.
     pub gone: u64,
-    /// Chunks that the disk tier refused.
     pub refused: u64,
-    /// Chunks whose write failed.
     pub failed: u64,
 }
 
@@ -73,7 +63,6 @@ const ORPHANS_MAX: usize = 1024;
 /// that a segment is free.
 const NO_ROOM_BACKOFF_US: u64 = 20_000;
 
-/// The queue.
 #[derive(Debug)]
 pub struct Queue {
     admission: Admission,
@@ -99,7 +88,6 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue.
     pub fn new(config: &WriteBackConfig) -> Queue {
         Queue {
             admission: Admission::new(config.admission),
@@ -245,17 +233,14 @@ impl Queue {
         self.pacer.read_ended(now_us, took_us, bytes);
     }
 
-    /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whether nothing waits or is being written.
     pub fn is_idle(&self) -> bool {
         self.is_empty() && self.writing.is_empty()
     }
 
-    /// All counters.
     pub fn stat(&self) -> WriteBackStat {
         let (waiting, in_flight) = (self.waiting.len(), self.writing.len());
         let window = self.pacer.judged_lots() as usize;
