@@ -32,7 +32,7 @@ pub use file_medium::FileMedium;
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
-pub use read::{ReadEnds, Want};
+pub use read::{ReadResults, Want};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};

@@ -32,16 +32,16 @@ pub struct Want {
     pub into: Option<Span>,
 }
 
-type ReadEnd = Result<Staged, NotRead>;
+type ReadResult = Result<Staged, NotRead>;
 
 /// How each want of a request ended.
-pub type ReadEnds = Vec<ReadEnd>;
+pub type ReadResults = Vec<ReadResult>;
 
-type OnEnd = Box<dyn FnOnce(ReadEnds) + Send>;
+type OnEnd = Box<dyn FnOnce(ReadResults) + Send>;
 
 /// Collects how the wants of a request end, and tells when the last one has.
 struct Answer {
-    state: Mutex<(Vec<Option<ReadEnd>>, Option<OnEnd>)>,
+    state: Mutex<(Vec<Option<ReadResult>>, Option<OnEnd>)>,
     /// Given back behind the call, so that a store that is being closed waits for it.
     _permit: Permit,
 }
@@ -88,7 +88,7 @@ impl Ssd {
         wants: &[Want],
         class: Class,
         deadline_us: Option<u64>,
-        on_end: impl FnOnce(ReadEnds) + Send + 'static,
+        on_end: impl FnOnce(ReadResults) + Send + 'static,
     ) -> Result<(), NotRead> {
         let shared = self.shared();
         let permit = shared.reads.acquire().map_err(|_| NotRead::Closed)?;

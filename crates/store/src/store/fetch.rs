@@ -11,7 +11,7 @@ use super::promote::{self, NotPromoted, Promotion};
 use super::{Lease, Shared, Store};
 use crate::checksum;
 use crate::shape::ChunkShape;
-use crate::ssd::{DiskLease, NotRead, NotStaged, ReadEnds, Staged, Want};
+use crate::ssd::{DiskLease, NotRead, NotStaged, ReadResults, Staged, Want};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
@@ -261,7 +261,7 @@ impl Shared {
     fn read_from_disk(&self, wants: Vec<Want>, coming: Vec<Fetch>, lease: &DiskLease, urgency: Urgency) {
         let Some(disk) = self.open_disk().filter(|_| !wants.is_empty()) else { return };
         let began_us = self.now_us();
-        let on_read = move |ends: ReadEnds| {
+        let on_read = move |ends: ReadResults| {
             let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
             if let Some(first) = coming.first() {
                 first.shared.tell_write_back(began_us, read_bytes);

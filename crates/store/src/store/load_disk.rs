@@ -4,7 +4,7 @@
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
 use super::{Lease, Shared, Store};
-use crate::ssd::{NotRead, ReadEnds, Staged, Want};
+use crate::ssd::{NotRead, ReadResults, Staged, Want};
 use crate::store::lease::{DiskChecksums, DiskPart};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
 use parking_lot::Mutex;
@@ -98,7 +98,7 @@ fn promotion(
 
 impl DiskLoad {
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(mut self, ends: ReadEnds, on_end: OnEnd) {
+    fn read(mut self, ends: ReadResults, on_end: OnEnd) {
         let bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
         self.shared.tell_write_back(self.began_us, bytes);
         let promotions = std::mem::take(&mut self.promotions);

@@ -5,8 +5,8 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadEnds, Ssd, SsdError, SsdOptions, SsdWriteEnd,
-    Staged, Volume, Want, init,
+    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadResults, Ssd, SsdError, SsdOptions,
+    SsdWriteEnd, Staged, Volume, Want, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ impl Opened {
         deadline_us: Option<u64>,
     ) -> Result<Receiver<Result<Vec<Staged>, NotRead>>, NotRead> {
         let (sender, receiver) = channel();
-        let on_end = move |ends: ReadEnds| drop(sender.send(ends.into_iter().collect()));
+        let on_end = move |ends: ReadResults| drop(sender.send(ends.into_iter().collect()));
         self.ssd.read(lease, wants, Class::Demand, deadline_us, on_end)?;
         Ok(receiver)
     }

@@ -7,7 +7,7 @@ use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
-    DiskLease, NotRead, NotWritten, ReadEnds, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want,
+    DiskLease, NotRead, NotWritten, ReadResults, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want,
 };
 use forebay_store::{Refused, TenantId};
 use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
@@ -185,7 +185,7 @@ impl Ours {
         let wants: Vec<Want> =
             (0..batch.len()).map(|chunk| Want { chunk, layers: 0..1, into: None }).collect();
         let ended = ended.clone();
-        let on_end = move |ends: ReadEnds| drop(ended.send((number, ends.into_iter().collect())));
+        let on_end = move |ends: ReadResults| drop(ended.send((number, ends.into_iter().collect())));
         self.ssd.read(&lease, &wants, Class::Demand, None, on_end)?;
         Ok(lease)
     }
