@@ -26,13 +26,20 @@ pub(crate) struct LeaseTable {
     by_expiry: BTreeSet<(u64, LeaseId)>,
     next: u64,
     limit: usize,
+    max_ttl_us: u64,
     expired: u64,
 }
 
 impl LeaseTable {
-    /// At most `limit` leases at a time.
-    pub fn new(limit: usize) -> LeaseTable {
-        LeaseTable { live: HashMap::new(), by_expiry: BTreeSet::new(), next: 0, limit, expired: 0 }
+    /// At most `limit` leases at a time, each for at most `max_ttl_us`.
+    pub fn new(limit: usize, max_ttl_us: u64) -> LeaseTable {
+        let (live, by_expiry) = (HashMap::new(), BTreeSet::new());
+        LeaseTable { live, by_expiry, next: 0, limit, max_ttl_us, expired: 0 }
+    }
+
+    /// When a lease ends that is wanted for `ttl_us` from now on.
+    pub fn end_of(&self, now_us: u64, ttl_us: u64) -> u64 {
+        now_us.saturating_add(ttl_us.min(self.max_ttl_us))
     }
 
     /// Whether one more may be granted.
@@ -99,7 +106,7 @@ mod tests {
 
     #[test]
     fn leases_expire_at_their_time_and_earliest_first() {
-        let mut leases = LeaseTable::new(3);
+        let mut leases = LeaseTable::new(3, 100);
         let (late, soon) = (leases.add(lease(20)), leases.add(lease(10)));
         assert!(leases.expire(9).is_none());
         assert_eq!(leases.expire(10).map(|lease| lease.expires_us), Some(10));
@@ -109,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_renewed_lease_outlives_its_first_end_and_a_dead_one_stays_dead() {
-        let mut leases = LeaseTable::new(1);
+        let mut leases = LeaseTable::new(1, 100);
         let id = leases.add(lease(10));
         assert!(!leases.has_room());
         assert!(leases.renew(id, 30));

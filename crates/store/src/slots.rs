@@ -5,8 +5,10 @@
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled, Waits};
 use crate::shape::ChunkShape;
+use crate::stat::Refused;
 use crate::tenant::TenantId;
-use crate::tier::Refund;
+use crate::tier::{Refund, Space, Taken};
+use forebay_kv::ChunkId;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -144,13 +146,8 @@ impl Slots {
         self.capacity_bytes
     }
 
-    /// Bytes of a slab, the largest chunk there can be.
-    pub fn slab_bytes(&self) -> u64 {
-        self.slab_bytes
-    }
-
     /// Gives `occupant` a slot, if there is one for this shape.
-    pub fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Option<SlotId> {
+    fn free_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Option<SlotId> {
         let number = match self.open.get(shape).and_then(BTreeSet::first) {
             Some(number) => *number,
             None => self.open_slab(shape)?,
@@ -179,34 +176,6 @@ impl Slots {
         self.slabs[usize::from(number)] = Slab::new(&shape, self.slab_bytes);
         self.open.entry(shape).or_default().insert(number);
         Some(number)
-    }
-
-    /// An operation begins to read or write the slot. Until it ends the slot is not given to
-    /// anybody else.
-    pub fn begin(&mut self, slot: SlotId) {
-        self.operations.begin(slot);
-    }
-
-    /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is
-    /// lost.
-    pub fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
-        let settled = self.operations.end(slot, lost_bytes);
-        self.settle(slot, settled)
-    }
-
-    /// Bytes of the slot that were lost are touched by nobody any more.
-    pub fn quiet(&mut self, slot: SlotId, bytes: u64) -> Option<Refund> {
-        let settled = self.operations.quiet(slot, bytes);
-        self.settle(slot, settled)
-    }
-
-    /// The chunk leaves its slot, for which `tenant` paid.
-    pub fn vacate(&mut self, slot: SlotId, tenant: TenantId) -> Option<Refund> {
-        let slab = &mut self.slabs[usize::from(slot.slab())];
-        slab.occupants[usize::from(slot.slot())] = None;
-        slab.occupied -= 1;
-        let settled = self.operations.vacate(slot, Some(tenant));
-        self.settle(slot, settled)
     }
 
     fn settle(&mut self, slot: SlotId, settled: Settled) -> Option<Refund> {
@@ -238,14 +207,6 @@ impl Slots {
         u64::from(slot.slab()) * self.slab_bytes + in_slab
     }
 
-    /// The slot that holds the byte at `offset_bytes` of the arena.
-    pub fn at_offset(&self, offset_bytes: u64) -> Option<SlotId> {
-        let number = u16::try_from(offset_bytes / self.slab_bytes).ok()?;
-        let slab = self.slabs.get(usize::from(number))?;
-        let slot = (offset_bytes % self.slab_bytes).checked_div(slot_bytes(&slab.shape))?;
-        (slot < slab.occupants.len() as u64).then(|| SlotId::new(number, slot as u16))
-    }
-
     /// The shape of the chunks in this slot's slab.
     pub fn shape(&self, slot: SlotId) -> &Arc<ChunkShape> {
         &self.slabs[usize::from(slot.slab())].shape
@@ -263,15 +224,6 @@ impl Slots {
         let slab = &mut self.slabs[usize::from(slot.slab())];
         let layers = slab.shape.layers();
         slab.checksums[usize::from(slot.slot()) * layers..][..layers].copy_from_slice(checksums);
-    }
-
-    pub fn occupants(&self, slab: u16) -> impl Iterator<Item = EntryIx> + '_ {
-        self.slabs[usize::from(slab)].occupants.iter().copied().flatten()
-    }
-
-    /// Whether operations own a slot of the slab, so that it cannot be freed yet.
-    pub fn is_slab_owned(&self, slab: u16) -> bool {
-        self.operations.slots().any(|slot| slot.slab() == slab)
     }
 
     /// Where every byte is, counted slab by slab.
@@ -307,6 +259,89 @@ impl Slots {
     }
 }
 
+/// Where a chunk lies in the arena.
+#[derive(Debug)]
+pub struct InArena {
+    offset_bytes: u64,
+    shape: Arc<ChunkShape>,
+}
+
+impl InArena {
+    /// Where the chunk starts.
+    pub fn offset_bytes(&self) -> u64 {
+        self.offset_bytes
+    }
+
+    /// The lengths of its layers.
+    pub fn shape(&self) -> &ChunkShape {
+        &self.shape
+    }
+}
+
+impl Space for Slots {
+    type Slot = SlotId;
+    type Place = InArena;
+
+    fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused> {
+        let (slot_bytes, slab_bytes) = (slot_bytes(shape), self.slab_bytes);
+        if slot_bytes > slab_bytes {
+            return Err(Refused::TooLarge { slot_bytes, slab_bytes });
+        }
+        Ok(slot_bytes)
+    }
+
+    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<SlotId> {
+        self.free_slot(shape, occupant).map_or(Taken::Evict, Taken::Slot)
+    }
+
+    fn slab_to_empty(&self, slot: SlotId, shape: &ChunkShape) -> Option<u16> {
+        (**self.shape(slot) != *shape).then_some(slot.slab())
+    }
+
+    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx> {
+        self.slabs[usize::from(slab)].occupants.iter().copied().flatten().collect()
+    }
+
+    fn is_slab_owned(&self, slab: u16) -> bool {
+        self.operations.slots().any(|slot| slot.slab() == slab)
+    }
+
+    fn place(&self, slot: SlotId, _id: &ChunkId) -> InArena {
+        InArena { offset_bytes: self.offset_bytes(slot), shape: Arc::clone(self.shape(slot)) }
+    }
+
+    fn begin(&mut self, slot: SlotId) {
+        self.operations.begin(slot);
+    }
+
+    fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
+        let settled = self.operations.end(slot, lost_bytes);
+        self.settle(slot, settled)
+    }
+
+    fn at_offset(&self, _volume: usize, offset: u64) -> Option<(SlotId, u64)> {
+        let number = u16::try_from(offset / self.slab_bytes).ok()?;
+        let slab = self.slabs.get(usize::from(number))?;
+        let bytes = slot_bytes(&slab.shape);
+        let slot = (offset % self.slab_bytes).checked_div(bytes)?;
+        let id = (slot < slab.occupants.len() as u64).then(|| SlotId::new(number, slot as u16))?;
+        Some((id, self.offset_bytes(id) + bytes))
+    }
+
+    fn quiet(&mut self, slot: SlotId, bytes: u64) -> Option<Refund> {
+        let settled = self.operations.quiet(slot, bytes);
+        self.settle(slot, settled)
+    }
+
+    fn vacate(&mut self, slot: SlotId, tenant: TenantId, _id: &ChunkId) -> Option<Refund> {
+        let slab = &mut self.slabs[usize::from(slot.slab())];
+        slab.occupants[usize::from(slot.slot())] = None;
+        slab.occupied -= 1;
+        let settled = self.operations.vacate(slot, Some(tenant));
+        self.settle(slot, settled)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,6 +357,10 @@ mod tests {
         EntryIx::at(position).unwrap()
     }
 
+    fn vacate(slots: &mut Slots, slot: SlotId) -> Option<Refund> {
+        slots.vacate(slot, TENANT, &ChunkId::from_bytes([0; 32]))
+    }
+
     #[test]
     fn impossible_divisions_are_refused() {
         assert!(matches!(Slots::new(PAGE, 0), Err(SlabError::SlabBytes { .. })));
@@ -334,16 +373,18 @@ mod tests {
     #[test]
     fn slots_of_two_shapes_tile_their_slabs_without_overlap() {
         let mut slots = Slots::new(4 * 3 * PAGE + 5, 3 * PAGE).unwrap();
-        let taken = [PAGE, 2 * PAGE - 1, 1, 2 * PAGE, PAGE].map(|bytes| slots.take(&shape(bytes), row(0)));
+        let taken =
+            [PAGE, 2 * PAGE - 1, 1, 2 * PAGE, PAGE].map(|bytes| slots.free_slot(&shape(bytes), row(0)));
         let offsets = taken.map(|slot| slots.offset_bytes(slot.unwrap()));
         // Every length is a shape of its own: one, two, one, two and again one page, the last
         // beside the first.
         assert_eq!(offsets, [0, 3 * PAGE, 6 * PAGE, 9 * PAGE, PAGE]);
         assert!(
-            taken
-                .iter()
-                .flatten()
-                .all(|slot| slots.at_offset(slots.offset_bytes(*slot) + PAGE - 1) == Some(*slot))
+            taken.iter().flatten().all(|slot| slots
+                .at_offset(0, slots.offset_bytes(*slot) + PAGE - 1)
+                .unwrap()
+                .0
+                == *slot)
         );
         let usage = slots.usage();
         assert_eq!((usage.used_bytes, usage.tail_bytes), (7 * PAGE, 2 * PAGE + 5));
@@ -357,59 +398,59 @@ mod tests {
             let mut slots =
                 Slots::new(capacity_bytes, crate::TierConfig::new(capacity_bytes).slab_bytes).unwrap();
             for chunk_bytes in [64 << 10, 1 << 20, 16 << 20] {
-                slots.take(&shape(chunk_bytes), row(0)).unwrap();
+                slots.free_slot(&shape(chunk_bytes), row(0)).unwrap();
             }
             assert_eq!(slots.usage().tail_bytes, 0, "{gib} GiB");
         }
         // A slab of the smallest slots has one less than its length would give: numbers are of 16
         // bits.
         let mut slots = Slots::new(SLAB_BYTES_MAX, SLAB_BYTES_MAX).unwrap();
-        assert!(slots.take(&shape(1), row(0)).is_some());
+        assert!(slots.free_slot(&shape(1), row(0)).is_some());
         assert_eq!(slots.usage().tail_bytes, PAGE);
     }
 
     #[test]
     fn an_empty_slab_serves_another_shape() {
         let mut slots = Slots::new(2 * PAGE, 2 * PAGE).unwrap();
-        let first = slots.take(&shape(PAGE), row(0)).unwrap();
-        assert_eq!(slots.take(&shape(2 * PAGE), row(1)), None);
-        assert_eq!(slots.vacate(first, TENANT), Some(Refund { tenant: TENANT, bytes: PAGE }));
-        assert!(slots.take(&shape(2 * PAGE), row(1)).is_some());
+        let first = slots.free_slot(&shape(PAGE), row(0)).unwrap();
+        assert_eq!(slots.free_slot(&shape(2 * PAGE), row(1)), None);
+        assert_eq!(vacate(&mut slots, first), Some(Refund { tenant: TENANT, bytes: PAGE }));
+        assert!(slots.free_slot(&shape(2 * PAGE), row(1)).is_some());
         assert_eq!(slots.open.len(), 1, "a shape without slabs is forgotten");
     }
 
     #[test]
     fn a_vacated_slot_is_free_only_when_its_last_operation_has_ended() {
         let mut slots = Slots::new(PAGE, PAGE).unwrap();
-        let slot = slots.take(&shape(9), row(0)).unwrap();
+        let slot = slots.free_slot(&shape(9), row(0)).unwrap();
         slots.begin(slot);
         slots.begin(slot);
-        assert_eq!(slots.vacate(slot, TENANT), None);
+        assert_eq!(vacate(&mut slots, slot), None);
         assert_eq!(slots.end(slot, 0), None);
-        assert_eq!((slots.usage().draining_bytes, slots.take(&shape(9), row(1))), (PAGE, None));
+        assert_eq!((slots.usage().draining_bytes, slots.free_slot(&shape(9), row(1))), (PAGE, None));
         assert_eq!(slots.end(slot, 0), Some(Refund { tenant: TENANT, bytes: PAGE }));
-        assert!(slots.take(&shape(9), row(1)).is_some());
+        assert!(slots.free_slot(&shape(9), row(1)).is_some());
     }
 
     #[test]
     fn a_slot_with_lost_bytes_is_quarantined_until_all_of_them_are_quiet() {
         let mut slots = Slots::new(PAGE, PAGE).unwrap();
-        let slot = slots.take(&shape(9), row(0)).unwrap();
+        let slot = slots.free_slot(&shape(9), row(0)).unwrap();
         slots.begin(slot);
         slots.end(slot, 9);
         assert_eq!(slots.usage().used_bytes, PAGE, "the chunk still rests there");
-        assert_eq!(slots.vacate(slot, TENANT), Some(Refund { tenant: TENANT, bytes: PAGE }));
+        assert_eq!(vacate(&mut slots, slot), Some(Refund { tenant: TENANT, bytes: PAGE }));
         slots.quiet(slot, 4);
-        assert_eq!((slots.usage().quarantined_bytes, slots.take(&shape(9), row(1))), (PAGE, None));
+        assert_eq!((slots.usage().quarantined_bytes, slots.free_slot(&shape(9), row(1))), (PAGE, None));
         assert_eq!(slots.quiet(slot, 5), None, "the tenant was refunded already");
-        assert!(slots.take(&shape(9), row(1)).is_some());
+        assert!(slots.free_slot(&shape(9), row(1)).is_some());
     }
 
     #[test]
     fn checksums_belong_to_their_slot() {
         let mut slots = Slots::new(2 * PAGE, 2 * PAGE).unwrap();
         let layers = ChunkShape::new([5, 6]).unwrap();
-        let [one, two] = [0, 1].map(|number| slots.take(&layers, row(number)).unwrap());
+        let [one, two] = [0, 1].map(|number| slots.free_slot(&layers, row(number)).unwrap());
         slots.set_checksums(one, &[1, 2]);
         slots.set_checksums(two, &[3, 4]);
         assert_eq!((slots.checksums(one), slots.checksums(two)), (&[1, 2][..], &[3, 4][..]));

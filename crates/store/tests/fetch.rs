@@ -461,7 +461,7 @@ fn slots_side_by_side_that_one_lost_operation_fills_are_nobodys_until_it_is_quie
     let begin = writes[0].offset_bytes();
     writes.into_iter().for_each(|write| tier.abort(0, write, BYTES));
     assert_eq!(tier.stat().arena.quarantined_bytes, 2 * BYTES);
-    tier.quiet(begin, 2 * BYTES);
+    tier.quiet(0, begin, 2 * BYTES);
     assert_eq!(tier.stat().arena.quarantined_bytes, 0);
 }
 

@@ -426,7 +426,7 @@ fn slots_that_one_lost_operation_touched_are_quiet_when_it_is() {
     let (begin, stride) = (writes[0].slot_at(), writes[0].shape().stride_bytes());
     assert_eq!(writes[1].slot_at(), begin + stride);
     for write in writes {
-        host.tier.end_write(0, write, DiskWriteEnd::Failed { lost_bytes: stride }).unwrap();
+        host.tier.abort(0, write, stride);
     }
     // Slots that lie side by side become one I/O.
     host.tier.quiet(0, begin, 2 * stride);

@@ -246,7 +246,7 @@ impl Model {
             Step::Delete(number) => self.delete(number),
             Step::Quiet => {
                 if let Some((offset, bytes)) = self.lost.pop() {
-                    self.tier.quiet(offset, bytes);
+                    self.tier.quiet(0, offset, bytes);
                 }
             }
             Step::Clock(by_us) => self.now_us = self.now_us.saturating_add_signed(by_us),

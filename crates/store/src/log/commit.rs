@@ -1,5 +1,5 @@
 //! Commits: what makes the changes of a volume durable, in which order. This file turns changes
-//! into pages; it must never write them.
+//! into pages, and writes them to the volume in that order.
 //!
 //! The order, and why it is enough:
 //!
@@ -23,27 +23,24 @@ use super::format::record::Record;
 use super::format::segment::SegmentHeader;
 use super::format::summary::{ENTRIES_PER_PAGE, SummaryEntry, SummaryPage};
 use super::format::superblock::Current;
-use super::log_slot::LogSlot;
-use super::segments::{Segment, State};
+use super::medium::Medium;
+use super::segments::{LogSlot, Segment, State};
 use super::tier::DiskTier;
 use crate::entry::EntryIx;
 use crate::tenant::TenantId;
+use std::io;
 
 /// Pages to be written at offsets.
 pub type Pages = Vec<(u64, Vec<u8>)>;
 
-/// Everything that makes pending changes durable. What is to be done with it is said at the top of
-/// this file and at
-/// [`next_commit`](DiskTier::next_commit).
+/// Everything that makes pending changes durable: [write](Commit::write_to) it, then
+/// [end](DiskTier::end_commit) it.
 #[derive(Debug)]
 #[must_use = "the volume has no other commit until this one is ended"]
 pub struct Commit {
     pub volume: usize,
-    /// Written after the first sync.
     pub head: Pages,
-    /// Written after `head`; then sync.
     pub journal: Pages,
-    /// Written after the second sync; then sync again, if there is anything.
     pub tail: Pages,
     records: Vec<Record>,
     headers: Vec<SegmentHeader>,
@@ -54,13 +51,27 @@ pub struct Commit {
     closes: bool,
 }
 
+impl Commit {
+    /// Writes all of it, in the order that the top of this file says.
+    pub fn write_to(&self, medium: &dyn Medium) -> io::Result<()> {
+        let write =
+            |pages: &Pages| pages.iter().try_for_each(|(offset, page)| medium.write_at(*offset, page));
+        medium.sync()?;
+        write(&self.head)?;
+        write(&self.journal)?;
+        medium.sync()?;
+        if self.tail.is_empty() {
+            return Ok(());
+        }
+        write(&self.tail)?;
+        medium.sync()
+    }
+}
+
 impl DiskTier {
     /// What makes the pending changes of a volume durable, if there are any and no other commit is
-    /// under way.
-    ///
-    /// The caller, in this order: syncs the volume; writes `head`, then `journal`; syncs; writes
-    /// `tail` and syncs, if there is a tail. Then it calls [`end_commit`](DiskTier::end_commit),
-    /// also if any of that failed.
+    /// under way. Once it is [written](Commit::write_to), also if that failed, it is given to
+    /// [`end_commit`](DiskTier::end_commit).
     pub fn next_commit(&mut self, now_us: u64, volume: usize) -> Option<Commit> {
         self.advance(now_us);
         let owner = self.space.volumes.get(volume)?;

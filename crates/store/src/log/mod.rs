@@ -11,16 +11,13 @@
 mod commit;
 mod format;
 mod inspect;
-mod log_slot;
 mod medium;
 mod offline;
 mod open;
 mod rebuild;
 mod reclaim;
 mod recovery;
-mod relocation_budget;
 mod scrub;
-mod scrub_queue;
 mod segments;
 mod tier;
 mod unreadable;
@@ -41,17 +38,14 @@ pub use format::slot_shape::*;
 pub use format::summary::*;
 pub use format::superblock::*;
 pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};
-pub use log_slot::LogSlot;
 pub use medium::{Medium, VolumeSpace};
 pub use offline::{Offline, OfflineError};
 pub use rebuild::{NotRebuilt, Rebuilt, rebuild};
 pub use reclaim::{Relocation, RelocationEnd};
 pub use recovery::{Recovered, read_superblock};
 pub use scrub::Scrub;
-pub use segments::{DiskPlace, Segments};
-pub use tier::{
-    DiskBegun, DiskRead, DiskReadEnd, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite, DiskWriteEnd,
-};
+pub use segments::{DiskPlace, LogSlot, Segments};
+pub use tier::{DiskBegun, DiskRead, DiskStat, DiskTier, DiskTierConfig, DiskUse, DiskWrite};
 pub use unreadable::{GivenUp, NotReopened, PageUse, Reopened, give_up_unreadable};
 pub use verify::{ChunkFault, Verified, verify};
 pub use withdraw::Withdrawal;

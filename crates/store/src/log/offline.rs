@@ -2,17 +2,18 @@
 //! This file carries out what the tier asks for, one thing after another. Time stands still
 //! meanwhile.
 
-use super::commit::{Commit, Pages};
+use super::commit::Commit;
 use super::format::copy_name::{CopyName, crc32c};
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
 use super::reclaim::{Relocation, RelocationEnd};
 use super::recovery::Recovered;
-use super::tier::{DiskBegun, DiskReadEnd, DiskTier, DiskTierConfig, DiskWrite, DiskWriteEnd};
+use super::tier::{DiskBegun, DiskTier, DiskTierConfig, DiskWrite};
 use super::verify::{ChunkFault, read_chunk};
 use crate::shape::{ChunkShape, ShapeError};
 use crate::stat::{NotCommitted, Refused};
 use crate::tenant::TenantId;
+use crate::tier::ReadEnd;
 use forebay_kv::ChunkId;
 use std::io;
 use thiserror::Error;
@@ -72,14 +73,13 @@ impl<'a> Offline<'a> {
             Ok(begun) => begun,
         };
         let DiskBegun::Write(write) = begun else { return Ok(()) };
-        let written = self.write_layers(&write, layers);
-        let end = match written {
-            Ok(()) => DiskWriteEnd::Written,
-            Err(_) => DiskWriteEnd::Failed { lost_bytes: 0 },
-        };
-        let ended = self.tier.end_write(NOW_US, write, end);
-        written?;
-        Ok(ended?)
+        match self.write_layers(&write, layers) {
+            Ok(()) => Ok(self.tier.end_write(NOW_US, write)?),
+            Err(error) => {
+                self.tier.abort(NOW_US, write, 0);
+                Err(error.into())
+            }
+        }
     }
 
     fn write_layers(&self, write: &DiskWrite, layers: &[Vec<u8>]) -> io::Result<()> {
@@ -99,8 +99,8 @@ impl<'a> Offline<'a> {
         let mut is_dropped = false;
         if let Ok(read) = self.tier.begin_read(NOW_US, lease, 0) {
             is_dropped = read.name() == *name;
-            let end = if is_dropped { DiskReadEnd::Corrupt } else { DiskReadEnd::Done };
-            self.tier.end_disk_read(NOW_US, read, end);
+            let end = if is_dropped { ReadEnd::Corrupt } else { ReadEnd::Done };
+            self.tier.end_read(NOW_US, read, end);
         }
         self.tier.release(NOW_US, lease);
         is_dropped
@@ -165,22 +165,8 @@ impl<'a> Offline<'a> {
     }
 
     fn carry_out(&mut self, commit: Commit) -> Result<(), OfflineError> {
-        let outcome = write_in_order(self.medium, &commit);
+        let outcome = commit.write_to(self.medium);
         self.tier.end_commit(NOW_US, commit, outcome.is_ok());
         Ok(outcome?)
     }
-}
-
-/// Writes a commit in the order that makes it one.
-fn write_in_order(medium: &dyn Medium, commit: &Commit) -> io::Result<()> {
-    let write = |pages: &Pages| pages.iter().try_for_each(|(offset, page)| medium.write_at(*offset, page));
-    medium.sync()?;
-    write(&commit.head)?;
-    write(&commit.journal)?;
-    medium.sync()?;
-    if commit.tail.is_empty() {
-        return Ok(());
-    }
-    write(&commit.tail)?;
-    medium.sync()
 }

@@ -5,15 +5,15 @@ use super::format::checkpoint::SegmentState;
 use super::format::page::PAGE_BYTES;
 use super::format::record::Record;
 use super::format::superblock::{Current, NotOpened};
-use super::log_slot::LogSlot;
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
-use super::segments::{Segment, Segments, State};
+use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
 use super::volume_state::VolumeState;
 use crate::entry::{Entry, EntryIx, State as ChunkState};
 use crate::index::BATCH;
-use crate::tenant::TenantId;
+use crate::lease_table::LeaseTable;
+use crate::tenant::{Quotas, TenantId};
 use crate::tier::Tier;
 use forebay_kv::ChunkId;
 
@@ -63,7 +63,9 @@ impl DiskTier {
             volumes.push(volume);
         }
         let space = Segments::new(volumes, segments, config.relocated_percent);
-        let mut tier = Tier::with_space(space, config.limits());
+        let leases = LeaseTable::new(config.max_leases, config.max_lease_us);
+        let quotas = Quotas::new(config.default_quota_bytes, config.quotas.clone());
+        let mut tier = Tier::with_space(space, config.max_chunks, leases, quotas);
         for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {
             let adopt = |segment| tier.adopt(number, segment);
             read_segments(*medium, metadata, adopt).map_err(NotOpenedAt::of(number))?;

@@ -2,8 +2,7 @@
 //! is relocated as far as the budget for that allows, the rest is dropped. This file knows what to
 //! relocate.
 
-use super::log_slot::LogSlot;
-use super::segments::{Segment, Segments, State};
+use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskRead, DiskTier, DiskWrite};
 use crate::entry::{ChunkRef, EntryIx, State as ChunkState};
 use crate::tier::{ReadEnd, Space, Writing};
@@ -153,7 +152,8 @@ impl DiskTier {
             RelocationEnd::Failed { read_lost_bytes, write_lost_bytes } => {
                 (ReadEnd::Failed { lost_bytes: read_lost_bytes }, write_lost_bytes)
             }
-            _ => (ReadEnd::Done, 0),
+            RelocationEnd::Corrupt => (ReadEnd::Corrupt, 0),
+            RelocationEnd::Written => (ReadEnd::Done, 0),
         };
         let moved = end == RelocationEnd::Written
             && self.is_live(&chunk)
@@ -174,8 +174,5 @@ impl DiskTier {
         self.space.leave(left, None);
         self.space.end(to, write_lost_bytes);
         self.end_read(now_us, read, read_end);
-        if end == RelocationEnd::Corrupt {
-            self.drop_found_corrupt(&chunk);
-        }
     }
 }

@@ -2,9 +2,7 @@
 //! that no living chunk has. This file knows which bytes.
 
 use super::format::record::Record;
-use super::log_slot::LogSlot;
-use super::scrub_queue::Job;
-use super::segments::{Segments, State};
+use super::segments::{Job, LogSlot, Segments, State};
 use super::tier::DiskTier;
 use crate::entry::EntryIx;
 use crate::tenant::TenantId;

@@ -12,9 +12,6 @@ use super::format::copy_name::CopyName;
 use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
-use super::log_slot::LogSlot;
-use super::relocation_budget::RelocationBudget;
-use super::scrub_queue::Scrubs;
 use super::volume_state::VolumeState;
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled};
@@ -23,8 +20,32 @@ use crate::stat::Refused;
 use crate::tenant::TenantId;
 use crate::tier::{Refund, Space, Taken};
 use forebay_kv::ChunkId;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
+
+/// Names a slot of any segment of any volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LogSlot {
+    /// The segment's number over all volumes, plus one: so that `Option<LogSlot>` is no longer.
+    segment: NonZeroU32,
+    slot: u16,
+}
+
+impl LogSlot {
+    pub(super) fn new(segment: usize, slot: u16) -> LogSlot {
+        // Volumes are refused when their segments are too many to be numbered.
+        LogSlot { segment: NonZeroU32::MIN.saturating_add(segment as u32), slot }
+    }
+
+    pub(super) fn segment(self) -> usize {
+        self.segment.get() as usize - 1
+    }
+
+    pub(super) fn slot(self) -> u16 {
+        self.slot
+    }
+}
 
 /// Where a chunk lies on disk.
 #[derive(Debug, Clone)]
@@ -99,6 +120,57 @@ pub struct Segments {
     pub(super) scrubs: Scrubs,
     /// The volume that the next chunk goes to.
     turn: usize,
+}
+
+/// What is left to overwrite.
+#[derive(Debug, Default)]
+pub(super) struct Scrubs {
+    pub jobs: VecDeque<Job>,
+    pub under_way: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Job {
+    /// A slot whose chunk was deleted. Its segment waits for it.
+    Slot(LogSlot),
+    /// All dead slots of a segment and what lies behind its slots, or all of it if it is free.
+    Segment(usize),
+    /// A piece of what lies behind the slots of a segment, where bytes of earlier generations may
+    /// be. It starts at this offset, and the segment waits for it.
+    Behind(usize, u64),
+    /// What is left of a free segment, from this offset in it on.
+    Rest(usize, u64),
+}
+
+/// What may be relocated.
+#[derive(Debug)]
+pub(super) struct RelocationBudget {
+    percent: u32,
+    allowed_bytes: u64,
+    pub chunks: u64,
+    pub bytes: u64,
+}
+
+impl RelocationBudget {
+    pub fn new(percent: u32) -> RelocationBudget {
+        RelocationBudget { percent, allowed_bytes: 0, chunks: 0, bytes: 0 }
+    }
+
+    /// Bytes were stored, which pays for a share of them to be relocated.
+    pub fn allow(&mut self, stored_bytes: u64) {
+        let share = u128::from(stored_bytes) * u128::from(self.percent) / 100;
+        self.allowed_bytes = self.allowed_bytes.saturating_add(u64::try_from(share).unwrap_or(u64::MAX));
+    }
+
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.allowed_bytes >= bytes
+    }
+
+    pub fn spend(&mut self, bytes: u64) {
+        self.allowed_bytes = self.allowed_bytes.saturating_sub(bytes);
+        self.chunks += 1;
+        self.bytes += bytes;
+    }
 }
 
 /// Segments that are kept free so that writes need not wait: one in so many, within bounds.
@@ -317,27 +389,6 @@ impl Segments {
         settled.refunded.map(|tenant| Refund { tenant, bytes })
     }
 
-    /// The slot at an offset of a volume, if there is one, and where it ends.
-    pub(super) fn at_offset(&self, volume: usize, offset: u64) -> Option<(LogSlot, u64)> {
-        let owner = self.volumes.get(volume)?;
-        let in_segments = offset.checked_sub(owner.layout.segments_at)?;
-        let local = usize::try_from(in_segments / owner.layout.segment_bytes).ok()?;
-        let number = owner.first_segment + local;
-        let segment = self.segments.get(number).filter(|segment| usize::from(segment.volume) == volume)?;
-        let slots = &segment.slots;
-        let in_slots = (in_segments % owner.layout.segment_bytes).checked_sub(slots.head_bytes())?;
-        let stride = slots.shape.stride_bytes();
-        let slot = in_slots / stride;
-        let end = offset - in_slots % stride + stride;
-        (slot < u64::from(slots.count)).then(|| (LogSlot::new(number, slot as u16), end))
-    }
-
-    pub(super) fn quiet(&mut self, slot: LogSlot, bytes: u64) -> Option<Refund> {
-        let was_busy = self.operations.contains(slot);
-        let settled = self.operations.quiet(slot, bytes);
-        self.settle(slot, settled, was_busy)
-    }
-
     /// Whether operations or lost bytes keep a slot from being overwritten.
     pub(super) fn is_in_use(&self, slot: LogSlot) -> bool {
         self.operations.contains(slot)
@@ -412,19 +463,6 @@ impl Space for Segments {
         Taken::Slot(self.take_in(number, occupant))
     }
 
-    /// Room comes when segments are reclaimed, whatever their shapes.
-    fn slab_to_empty(&self, _slot: LogSlot, _shape: &ChunkShape) -> Option<u16> {
-        None
-    }
-
-    fn chunks_of_slab(&self, _slab: u16) -> Vec<EntryIx> {
-        Vec::new()
-    }
-
-    fn is_slab_owned(&self, _slab: u16) -> bool {
-        false
-    }
-
     fn place(&self, slot: LogSlot, id: &ChunkId) -> DiskPlace {
         let segment = &self.segments[slot.segment()];
         let volume = usize::from(segment.volume);
@@ -451,6 +489,26 @@ impl Space for Segments {
     fn end(&mut self, slot: LogSlot, lost_bytes: u64) -> Option<Refund> {
         let was_busy = self.operations.contains(slot);
         let settled = self.operations.end(slot, lost_bytes);
+        self.settle(slot, settled, was_busy)
+    }
+
+    fn at_offset(&self, volume: usize, offset: u64) -> Option<(LogSlot, u64)> {
+        let owner = self.volumes.get(volume)?;
+        let in_segments = offset.checked_sub(owner.layout.segments_at)?;
+        let local = usize::try_from(in_segments / owner.layout.segment_bytes).ok()?;
+        let number = owner.first_segment + local;
+        let segment = self.segments.get(number).filter(|segment| usize::from(segment.volume) == volume)?;
+        let slots = &segment.slots;
+        let in_slots = (in_segments % owner.layout.segment_bytes).checked_sub(slots.head_bytes())?;
+        let stride = slots.shape.stride_bytes();
+        let slot = in_slots / stride;
+        let end = offset - in_slots % stride + stride;
+        (slot < u64::from(slots.count)).then(|| (LogSlot::new(number, slot as u16), end))
+    }
+
+    fn quiet(&mut self, slot: LogSlot, bytes: u64) -> Option<Refund> {
+        let was_busy = self.operations.contains(slot);
+        let settled = self.operations.quiet(slot, bytes);
         self.settle(slot, settled, was_busy)
     }
 

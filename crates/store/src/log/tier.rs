@@ -8,7 +8,7 @@ use super::format::slot_shape::SlotShape;
 use super::segments::{DiskPlace, Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;
-use crate::tier::{Beginning, ReadEnd, Reading, Tier, TierLimits, Writing};
+use crate::tier::{Beginning, Reading, Tier, Writing};
 use forebay_kv::ChunkId;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -61,45 +61,6 @@ impl Default for DiskTierConfig {
             relocated_percent: 25,
         }
     }
-}
-
-impl DiskTierConfig {
-    pub(super) fn limits(&self) -> TierLimits {
-        TierLimits {
-            max_chunks: self.max_chunks,
-            max_leases: self.max_leases,
-            max_lease_us: self.max_lease_us,
-            default_quota_bytes: self.default_quota_bytes,
-            quotas: self.quotas.clone(),
-        }
-    }
-}
-
-/// How a read from disk ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiskReadEnd {
-    /// The bytes arrived and are the ones that were written.
-    Done,
-    /// The bytes arrived and are not the ones that were written. The chunk is dropped, and the
-    /// fault counted.
-    Corrupt,
-    /// They did not arrive, or not all of them.
-    Failed {
-        /// Bytes of the slot that a lost operation may still read.
-        lost_bytes: u64,
-    },
-}
-
-/// How a write to disk ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiskWriteEnd {
-    /// The chunk's bytes and its footer are in the file.
-    Written,
-    /// They are not, or not all of them.
-    Failed {
-        /// Bytes of the slot that a lost operation may still write.
-        lost_bytes: u64,
-    },
 }
 
 /// Where the segments are, and what they hold.
@@ -160,36 +121,7 @@ impl DiskPlace {
     }
 }
 
-impl Deref for DiskRead {
-    type Target = DiskPlace;
-
-    fn deref(&self) -> &DiskPlace {
-        &self.place
-    }
-}
-
-impl Deref for DiskWrite {
-    type Target = DiskPlace;
-
-    fn deref(&self) -> &DiskPlace {
-        &self.place
-    }
-}
-
 impl DiskTier {
-    pub fn end_disk_read(&mut self, now_us: u64, read: DiskRead, end: DiskReadEnd) {
-        let chunk = read.chunk;
-        let (ended, corrupt) = match end {
-            DiskReadEnd::Done => (ReadEnd::Done, false),
-            DiskReadEnd::Corrupt => (ReadEnd::Done, true),
-            DiskReadEnd::Failed { lost_bytes } => (ReadEnd::Failed { lost_bytes }, false),
-        };
-        self.end_read(now_us, read, ended);
-        if corrupt {
-            self.drop_found_corrupt(&chunk);
-        }
-    }
-
     /// The page that is to follow the chunk's extents, from the CRC-32C of each layer as it is on
     /// disk.
     pub fn footer(&self, write: &DiskWrite, crcs: &[u32]) -> Footer {
@@ -199,43 +131,17 @@ impl DiskTier {
         Footer::new(write.place.name, tenant, parent, Arc::clone(&write.place.shape), crcs)
     }
 
-    /// A write ended. If the chunk's bytes and footer are in the file, it becomes visible.
-    pub fn end_write(
-        &mut self,
-        now_us: u64,
-        write: DiskWrite,
-        end: DiskWriteEnd,
-    ) -> Result<(), NotCommitted> {
-        match end {
-            DiskWriteEnd::Failed { lost_bytes } => {
-                self.abort(now_us, write, lost_bytes);
-                Ok(())
-            }
-            DiskWriteEnd::Written => {
-                self.advance(now_us);
-                let (slot, row, id) = (write.slot, write.chunk.entry, write.place.name.id);
-                let stride = write.place.shape.stride_bytes();
-                self.finish(write)?;
-                let tenant = self.entry(row).tenant;
-                self.space.note_stored(slot, tenant, id, None);
-                self.space.relocation.allow(stride);
-                Ok(())
-            }
-        }
-    }
-
-    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more.
-    /// They may be of several slots side by side.
-    pub fn quiet(&mut self, volume: usize, offset: u64, bytes: u64) {
-        let (mut at, end) = (offset, offset.saturating_add(bytes));
-        while at < end
-            && let Some((slot, slot_end)) = self.space.at_offset(volume, at)
-        {
-            let part_end = slot_end.min(end);
-            let refund = self.space.quiet(slot, part_end - at);
-            self.refund(refund);
-            at = part_end;
-        }
+    /// The chunk's bytes and its footer are in the file: it becomes visible. A write that failed
+    /// ends with [`abort`](Tier::abort).
+    pub fn end_write(&mut self, now_us: u64, write: DiskWrite) -> Result<(), NotCommitted> {
+        self.advance(now_us);
+        let (slot, row, id) = (write.slot, write.chunk.entry, write.place.name.id);
+        let stride = write.place.shape.stride_bytes();
+        self.finish(write)?;
+        let tenant = self.entry(row).tenant;
+        self.space.note_stored(slot, tenant, id, None);
+        self.space.relocation.allow(stride);
+        Ok(())
     }
 
     pub fn stat(&self) -> DiskStat {

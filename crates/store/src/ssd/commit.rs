@@ -4,7 +4,7 @@
 //! log's.
 
 use super::shared::{OpenVolume, Shared};
-use crate::log::{Commit, Medium, Pages};
+use crate::log::Medium;
 use std::io;
 use std::sync::Arc;
 
@@ -44,9 +44,9 @@ fn commit(shared: &Arc<Shared>, volume: &OpenVolume, number: usize) -> io::Resul
     let Some(commit) = shared.change_quietly(|tier, now_us| tier.next_commit(now_us, number)) else {
         return Ok(());
     };
-    let ended = carry_out(&*volume.medium, &commit);
+    let ended = commit.write_to(&*volume.medium);
     shared.change(|tier, now_us| tier.end_commit(now_us, commit, ended.is_ok()));
-    let mut progress = volume.committer.progress();
+    let mut progress = volume.committer.progress.lock();
     match ended {
         Ok(()) => {
             progress.commits += 1;
@@ -61,26 +61,9 @@ fn commit(shared: &Arc<Shared>, volume: &OpenVolume, number: usize) -> io::Resul
 /// so.
 pub(super) fn close(shared: &Arc<Shared>, number: usize) -> io::Result<()> {
     let Some(commit) = shared.change_quietly(|tier, _| tier.close(number)) else { return Ok(()) };
-    let ended = carry_out(&*shared.volumes[number].medium, &commit);
+    let ended = commit.write_to(&*shared.volumes[number].medium);
     shared.change_quietly(|tier, now_us| tier.end_commit(now_us, commit, ended.is_ok()));
     ended
-}
-
-/// The steps of a commit, in the order that the log says.
-fn carry_out(medium: &dyn Medium, commit: &Commit) -> io::Result<()> {
-    medium.sync()?;
-    write_pages(medium, &commit.head)?;
-    write_pages(medium, &commit.journal)?;
-    medium.sync()?;
-    if !commit.tail.is_empty() {
-        write_pages(medium, &commit.tail)?;
-        medium.sync()?;
-    }
-    Ok(())
-}
-
-fn write_pages(medium: &dyn Medium, pages: &Pages) -> io::Result<()> {
-    pages.iter().try_for_each(|(offset, bytes)| medium.write_at(*offset, bytes))
 }
 
 /// Asks for less of the disk if it has less than the reserve left or refused a write, and for more
@@ -132,7 +115,7 @@ fn do_chores(shared: &Arc<Shared>, number: usize) -> bool {
 }
 
 fn fail_chore(shared: &Shared, number: usize, chore: &str, error: &io::Error) {
-    shared.counts.failed_chores.add(1);
+    shared.counts.lock().failed_chores += 1;
     shared.lines.chore_failed(shared.volumes[number].disk.path(), chore, error);
 }
 

@@ -3,7 +3,7 @@
 
 use super::log_lines::LogLines;
 use super::pool::Pool;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -124,10 +124,6 @@ impl Committer {
     pub fn stop(&self) {
         self.state.lock().stop = true;
         self.wake.notify_one();
-    }
-
-    pub fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock()
     }
 }
 

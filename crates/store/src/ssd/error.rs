@@ -2,6 +2,7 @@
 
 use super::crypt::EncryptionError;
 use super::pool::NotStaged;
+use super::shared::{VOLUMES_MAX, WRITES_MAX};
 use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;
@@ -48,7 +49,7 @@ pub enum SsdError {
     Mover(#[from] Closed),
     #[error(transparent)]
     Route(#[from] PathError),
-    #[error("{volumes} volumes, allowed are 1 to {}", super::VOLUMES_MAX)]
+    #[error("{volumes} volumes, allowed are 1 to {}", VOLUMES_MAX)]
     Volumes { volumes: usize },
     #[error("{doing}: {source}")]
     System { doing: &'static str, source: std::io::Error },
@@ -124,7 +125,7 @@ pub enum NotWritten {
     #[error("{0:?} is no registered host memory")]
     NotHost(Span),
     /// As many writes are under way as may be.
-    #[error("{} chunks are being written; no more may be", super::WRITES_MAX)]
+    #[error("{} chunks are being written; no more may be", WRITES_MAX)]
     TooMany,
     /// Commits of the volume fail: nothing more is written to it until one succeeds.
     #[error("volume {volume} cannot make anything durable; it is read only until it can")]

@@ -3,9 +3,10 @@
 use super::Ssd;
 use super::shared::Shared;
 use crate::lease_table::LeaseId;
-use crate::log::{DiskReadEnd, SlotShape};
+use crate::log::SlotShape;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
+use crate::tier::ReadEnd;
 use forebay_kv::ChunkId;
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ impl DiskLease {
         let shape = self.shared.change_quietly(|tier, now_us| {
             let read = tier.begin_read(now_us, id, chunk)?;
             let shape = Arc::clone(read.shape());
-            tier.end_disk_read(now_us, read, DiskReadEnd::Done);
+            tier.end_read(now_us, read, ReadEnd::Done);
             Ok(shape)
         })?;
         let is_plain = shape.is_dense() && !self.shared.keys.has(self.tenant);

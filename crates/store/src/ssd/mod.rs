@@ -33,6 +33,7 @@ pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
 pub use read::{ReadResults, Want};
+pub use shared::{VOLUMES_MAX, WRITES_MAX};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
@@ -45,21 +46,17 @@ use committer::Committer;
 use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
+use in_flight::InFlight;
+use log_lines::LogLines;
 use parking_lot::Mutex;
 use pool::Pool;
 use relocate::Relocating;
-use shared::{OpenVolume, Shared};
+use shared::{Core, OpenVolume, Shared};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use thread_pool::ThreadPool;
-
-/// Chunks that may be written at a time.
-pub const WRITES_MAX: usize = 4096;
-
-/// Volumes of a store at most.
-pub const VOLUMES_MAX: usize = 64;
 
 /// Lots and bytes in flight on a volume's link. The link itself bounds its I/Os; this only has to
 /// keep it busy.
@@ -70,7 +67,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct SsdOptions {
     pub tier: DiskTierConfig,
-    /// Memory that chunks permit through, rounded down to pages. No request may need more.
+    /// Memory that chunks pass through, rounded down to pages. No request may need more.
     pub staging_bytes: u64,
     /// Requests that may wait for it at a time; one more is refused.
     pub waiting_max: usize,
@@ -140,18 +137,20 @@ impl Ssd {
         let volumes = volumes.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let threads = Arc::new(ThreadPool::start().map_err(system("starting threads"))?);
         let pool = Arc::new(Pool::new(region, staging, config.waiting_max));
-        let reserve_bytes = config.reserve_bytes;
-        let shared = Shared::new(
-            tier,
-            mover.clone(),
-            pool,
+        let shared = Shared {
+            core: Mutex::new(Core::new(tier)),
+            mover: mover.clone(),
+            staging: pool,
             volumes,
             threads,
-            config.keys,
-            WRITES_MAX,
-            reserve_bytes,
-            Relocating::start,
-        );
+            counts: Mutex::default(),
+            lines: LogLines::default(),
+            keys: config.keys,
+            reads: InFlight::new(usize::MAX),
+            writes: InFlight::new(WRITES_MAX),
+            reserve_bytes: config.reserve_bytes,
+            start_relocation: Relocating::start,
+        };
         let shared = Arc::new(shared);
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {

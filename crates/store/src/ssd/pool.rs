@@ -29,7 +29,7 @@ pub enum NotStaged {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StagingUse {
     pub capacity_bytes: u64,
-    /// StagingBlock by operations and by [`Staged`](super::Staged) bytes.
+    /// Held by operations and by [`Staged`](super::Staged) layers.
     pub used_bytes: u64,
     /// Of these, bytes that lost operations may still touch.
     pub quarantined_bytes: u64,

@@ -12,7 +12,8 @@ use super::shared::{Broken, Shared};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
 use crate::lease_table::LeaseId;
-use crate::log::{DiskRead, DiskReadEnd, DiskTier, Footer, PAGE_BYTES, crc32c};
+use crate::log::{DiskRead, DiskTier, Footer, PAGE_BYTES, crc32c};
+use crate::tier::ReadEnd;
 use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};
 use parking_lot::Mutex;
 use std::ops::Range;
@@ -124,14 +125,14 @@ fn begin_reads(
                 }
                 None => {
                     let chunk_layers = read.shape().layers();
-                    tier.end_disk_read(now_us, read, DiskReadEnd::Done);
+                    tier.end_read(now_us, read, ReadEnd::Done);
                     NotRead::Layers { chunk: want.chunk, layers: want.layers.clone(), chunk_layers }
                 }
             },
             Err(unreadable) => unreadable.into(),
         };
         for Part { read, .. } in parts {
-            tier.end_disk_read(now_us, read, DiskReadEnd::Done);
+            tier.end_read(now_us, read, ReadEnd::Done);
         }
         return Err(refused);
     }
@@ -205,13 +206,13 @@ impl Request {
             self.shared.count(&part, &proven);
             any |= proven.is_ok();
             let end = match &proven {
-                Err(NotRead::Corrupt { .. }) => DiskReadEnd::Corrupt,
-                _ => DiskReadEnd::Done,
+                Err(NotRead::Corrupt { .. }) => ReadEnd::Corrupt,
+                _ => ReadEnd::Done,
             };
             self.answer.end(part.number, proven);
             ended.push((part.read, end));
         }
-        self.shared.counts.reads.add(u64::from(any));
+        self.shared.counts.lock().reads += u64::from(any);
         self.shared.end_reads(ended);
     }
 
@@ -220,14 +221,14 @@ impl Request {
         let mut ended = Vec::new();
         for part in std::mem::take(&mut self.parts) {
             self.answer.end(part.number, Err(why.clone()));
-            ended.push((part.read, DiskReadEnd::Done));
+            ended.push((part.read, ReadEnd::Done));
         }
         self.shared.end_reads(ended);
     }
 
     /// Ends all parts after the disk failed them.
     fn fail(mut self, broken: &Broken) {
-        self.shared.counts.io_faults.add(self.parts.len() as u64);
+        self.shared.counts.lock().io_faults += self.parts.len() as u64;
         if let Some(part) = self.parts.first() {
             self.shared.lines.read_failed(self.shared.path_of(&part.read), &broken.reason);
         }
@@ -241,28 +242,28 @@ impl Request {
             let quarantined = broken.quarantined.iter().filter(is_reader_s).copied().collect();
             let reason = broken.reason.clone();
             self.answer.end(part.number, Err(NotRead::Failed { reason, quarantined }));
-            ended.push((part.read, DiskReadEnd::Failed { lost_bytes }));
+            ended.push((part.read, ReadEnd::Failed { lost_bytes }));
         }
         self.shared.end_reads(ended);
     }
 }
 
 impl Shared {
-    fn end_reads(self: &Arc<Self>, ended: Vec<(DiskRead, DiskReadEnd)>) {
+    fn end_reads(self: &Arc<Self>, ended: Vec<(DiskRead, ReadEnd)>) {
         self.change(|tier, now_us| {
-            ended.into_iter().for_each(|(read, end)| tier.end_disk_read(now_us, read, end));
+            ended.into_iter().for_each(|(read, end)| tier.end_read(now_us, read, end));
         });
     }
 
     fn count(&self, part: &Part, proven: &Result<Staged, NotRead>) {
         match proven {
             Ok(staged) => {
-                self.counts.read_wants.add(1);
-                self.counts.read_bytes.add(staged.len_bytes());
-                self.counts.direct_reads.add(u64::from(staged.is_direct()));
+                self.counts.lock().read_wants += 1;
+                self.counts.lock().read_bytes += staged.len_bytes();
+                self.counts.lock().direct_reads += u64::from(staged.is_direct());
             }
             Err(NotRead::Corrupt { fault, .. }) => {
-                self.counts.corrupt.add(1);
+                self.counts.lock().corrupt += 1;
                 self.lines.corrupt(self.path_of(&part.read), &part.read.name(), fault);
             }
             Err(_) => {}
@@ -274,7 +275,7 @@ impl Drop for Request {
     fn drop(&mut self) {
         let parts = std::mem::take(&mut self.parts);
         if !parts.is_empty() {
-            let ended = parts.into_iter().map(|part| (part.read, DiskReadEnd::Done));
+            let ended = parts.into_iter().map(|part| (part.read, ReadEnd::Done));
             self.shared.end_reads(ended.collect());
         }
     }

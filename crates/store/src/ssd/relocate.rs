@@ -76,7 +76,7 @@ impl Relocating {
         match renamed(&self.shared.keys, relocation, held) {
             Err(fault) => {
                 if let Some(fault) = &fault {
-                    self.shared.counts.corrupt.add(1);
+                    self.shared.counts.lock().corrupt += 1;
                     let read = &relocation.read;
                     self.shared.lines.corrupt(self.shared.path_of(read), &read.name(), fault);
                 }
@@ -101,7 +101,7 @@ impl Relocating {
     }
 
     fn fail(&mut self, broken: &Broken) {
-        self.shared.counts.io_faults.add(1);
+        self.shared.counts.lock().io_faults += 1;
         let mut end = FAILED;
         if let Some(relocation) = &self.relocation {
             self.shared.lines.relocation_failed(self.shared.path_of(&relocation.read), &broken.reason);

@@ -7,7 +7,7 @@ use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
 use super::log_lines::LogLines;
 use super::pool::Pool;
-use super::stat::{Counts, SsdStat, VolumeStat};
+use super::stat::{SsdStat, VolumeStat};
 use super::thread_pool::ThreadPool;
 use crate::disk::DiskHandle;
 use crate::log::{DiskPlace, DiskTier, Medium, Relocation, RelocationEnd};
@@ -18,6 +18,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Volumes of a store at most.
+pub const VOLUMES_MAX: usize = 64;
+/// Chunks that may be written at a time.
+pub const WRITES_MAX: usize = 4096;
 /// Chunks that are relocated at a time.
 const RELOCATIONS_MAX: usize = 4;
 /// How long none is begun after one failed.
@@ -28,22 +32,23 @@ pub(super) type StartRelocation = fn(&Arc<Shared>, Relocation);
 
 /// The parts of the SSD tier.
 pub(super) struct Shared {
-    core: Mutex<Core>,
+    pub core: Mutex<Core>,
     pub mover: MoverHandle,
     pub staging: Arc<Pool>,
     pub volumes: Vec<OpenVolume>,
     pub threads: Arc<ThreadPool>,
-    pub counts: Counts,
+    /// What is counted as it happens; the rest of it stays empty here.
+    pub counts: Mutex<SsdStat>,
     pub lines: LogLines,
     pub keys: TenantKeys,
     /// Of reads and of chunks that are relocated: staging bounds both.
     pub reads: Arc<InFlight>,
     pub writes: Arc<InFlight>,
     pub reserve_bytes: u64,
-    start_relocation: StartRelocation,
+    pub start_relocation: StartRelocation,
 }
 
-struct Core {
+pub(super) struct Core {
     tier: DiskTier,
     /// Chunks being relocated.
     relocations: usize,
@@ -80,34 +85,6 @@ impl Broken {
 }
 
 impl Shared {
-    #[expect(clippy::too_many_arguments, reason = "the parts, each plain")]
-    pub fn new(
-        tier: DiskTier,
-        mover: MoverHandle,
-        staging: Arc<Pool>,
-        volumes: Vec<OpenVolume>,
-        threads: Arc<ThreadPool>,
-        keys: TenantKeys,
-        writes_max: usize,
-        reserve_bytes: u64,
-        start_relocation: StartRelocation,
-    ) -> Shared {
-        Shared {
-            core: Mutex::new(Core { tier, relocations: 0, relocate_at_us: 0 }),
-            mover,
-            staging,
-            volumes,
-            threads,
-            counts: Counts::default(),
-            lines: LogLines::default(),
-            keys,
-            reads: InFlight::new(usize::MAX),
-            writes: InFlight::new(writes_max),
-            reserve_bytes,
-            start_relocation,
-        }
-    }
-
     pub fn now_us(&self) -> u64 {
         self.mover.now_us()
     }
@@ -179,28 +156,18 @@ impl Shared {
     }
 
     pub fn stat(&self) -> SsdStat {
-        let counts = &self.counts;
         SsdStat {
             tier: self.look(DiskTier::stat),
-            reads: counts.reads.get(),
-            read_wants: counts.read_wants.get(),
-            read_bytes: counts.read_bytes.get(),
-            direct_reads: counts.direct_reads.get(),
-            writes: counts.writes.get(),
-            written_bytes: counts.written_bytes.get(),
-            direct_writes: counts.direct_writes.get(),
-            corrupt: counts.corrupt.get(),
-            io_faults: counts.io_faults.get(),
-            failed_chores: counts.failed_chores.get(),
             staging: self.staging.usage(),
             volumes: self.volumes.iter().map(OpenVolume::stat).collect(),
+            ..self.counts.lock().clone()
         }
     }
 }
 
 impl OpenVolume {
     fn stat(&self) -> VolumeStat {
-        let progress = *self.committer.progress();
+        let progress = *self.committer.progress.lock();
         VolumeStat {
             commits: progress.commits,
             failed_commits: progress.failed_commits,
@@ -213,6 +180,10 @@ impl OpenVolume {
 }
 
 impl Core {
+    pub fn new(tier: DiskTier) -> Core {
+        Core { tier, relocations: 0, relocate_at_us: 0 }
+    }
+
     fn next_relocations(&mut self, now_us: u64) -> Vec<Relocation> {
         let mut relocations = Vec::new();
         while self.relocations < RELOCATIONS_MAX

@@ -3,7 +3,6 @@
 use super::pool::StagingUse;
 use crate::disk::DiskStats;
 use crate::log::DiskStat;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A snapshot of the SSD tier. Counts are since it was opened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -50,33 +49,4 @@ impl SsdStat {
     pub fn physical_bytes(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.physical_bytes).sum()
     }
-}
-
-/// A counter that any thread may raise.
-#[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// What all threads count together.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub reads: Count,
-    pub read_wants: Count,
-    pub read_bytes: Count,
-    pub direct_reads: Count,
-    pub writes: Count,
-    pub written_bytes: Count,
-    pub direct_writes: Count,
-    pub corrupt: Count,
-    pub io_faults: Count,
-    pub failed_chores: Count,
 }

@@ -9,7 +9,7 @@ use super::in_flight::{NoPermit, Permit};
 use super::pool::{NotStaged, StagingBlock};
 use super::shared::{Broken, Shared};
 use crate::checksum;
-use crate::log::{DiskBegun, DiskTier, DiskWrite, DiskWriteEnd, Footer, PAGE_BYTES, crc32c};
+use crate::log::{DiskBegun, DiskTier, DiskWrite, Footer, PAGE_BYTES, crc32c};
 use crate::shape::ChunkShape;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -273,7 +273,7 @@ impl Outgoing {
     fn moved(mut self, end: End) {
         let threads = Arc::clone(&self.shared.threads);
         let Some(broken) = Broken::of(end) else { return threads.run(move || self.written()) };
-        self.shared.counts.io_faults.add(1);
+        self.shared.counts.lock().io_faults += 1;
         if let Some(part) = self.parts.first() {
             self.shared.lines.write_failed(self.shared.path_of(&part.write), &broken.reason);
         }
@@ -291,14 +291,15 @@ impl Outgoing {
     /// The chunks and their footers are in the file.
     fn written(mut self) {
         let parts = std::mem::take(&mut self.parts);
-        let counts = &self.shared.counts;
-        counts.writes.add(parts.len() as u64);
-        counts.written_bytes.add(parts.iter().map(|part| part.bytes).sum());
-        counts.direct_writes.add(parts.iter().filter(|part| part.direct).count() as u64);
+        let mut counts = self.shared.counts.lock();
+        counts.writes += parts.len() as u64;
+        counts.written_bytes += parts.iter().map(|part| part.bytes).sum::<u64>();
+        counts.direct_writes += parts.iter().filter(|part| part.direct).count() as u64;
+        drop(counts);
         let ends = &mut self.ends;
         self.shared.change(|tier, now_us| {
             for Part { number, write, bytes, .. } in parts {
-                let ended = tier.end_write(now_us, write, DiskWriteEnd::Written);
+                let ended = tier.end_write(now_us, write);
                 let stored = SsdWriteEnd::Stored { bytes };
                 ends[number] = Some(ended.map_or(SsdWriteEnd::Deleted, |()| stored));
             }
@@ -318,9 +319,7 @@ impl Outgoing {
     /// Gives a slot back.
     fn fail(&mut self, part: Part, lost_bytes: u64, not_written: NotWritten) {
         self.ends[part.number] = Some(SsdWriteEnd::Failed(not_written));
-        let failed = DiskWriteEnd::Failed { lost_bytes };
-        // A write that failed cannot also have been deleted.
-        let _ = self.shared.change(|tier, now_us| tier.end_write(now_us, part.write, failed));
+        self.shared.change(|tier, now_us| tier.abort(now_us, part.write, lost_bytes));
     }
 
     /// Lets go of the store, then tells: whoever is told may drop the store and open its logs

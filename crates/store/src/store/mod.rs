@@ -277,7 +277,7 @@ impl Shared {
     fn quiet(&self, spans: &[Span]) {
         let mut tier = self.tier.lock();
         for span in self.in_arena(spans) {
-            tier.quiet(span.offset, span.len);
+            tier.quiet(0, span.offset, span.len);
         }
     }
 

@@ -1,15 +1,13 @@
 //! The memory tier: a tier whose medium is the arena. This file knows slabs and the checksums of
 //! what rests in them.
 
-use super::{Beginning, Reading, Refund, Space, Taken, Tier, TierLimits, Writing};
-use crate::entry::{ChunkRef, EntryIx, State};
-use crate::lease_table::LeaseId;
-use crate::shape::ChunkShape;
-use crate::slots::{SlabError, SlotId, Slots, slot_bytes};
-use crate::stat::{NotCommitted, Refused, Stat, Unreadable};
-use crate::tenant::TenantId;
+use super::{Beginning, Reading, Tier, Writing};
+use crate::entry::{ChunkRef, State};
+use crate::lease_table::{LeaseId, LeaseTable};
+use crate::slots::{SlabError, Slots};
+use crate::stat::{NotCommitted, Stat, Unreadable};
+use crate::tenant::{Quotas, TenantId};
 use forebay_kv::ChunkId;
-use std::sync::Arc;
 
 /// Chunks in memory.
 pub type MemoryTier = Tier<Slots>;
@@ -58,93 +56,12 @@ impl TierConfig {
     }
 }
 
-/// Where a chunk lies in the arena.
-#[derive(Debug)]
-pub struct InArena {
-    offset_bytes: u64,
-    shape: Arc<ChunkShape>,
-}
-
-impl Read {
-    /// Where the chunk starts in the arena.
-    pub fn offset_bytes(&self) -> u64 {
-        self.place.offset_bytes
-    }
-
-    /// The lengths of its layers.
-    pub fn shape(&self) -> &ChunkShape {
-        &self.place.shape
-    }
-}
-
-impl Write {
-    /// Where the chunk starts in the arena.
-    pub fn offset_bytes(&self) -> u64 {
-        self.place.offset_bytes
-    }
-
-    /// The lengths of its layers.
-    pub fn shape(&self) -> &ChunkShape {
-        &self.place.shape
-    }
-}
-
-impl Space for Slots {
-    type Slot = SlotId;
-    type Place = InArena;
-
-    fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused> {
-        let (slot_bytes, slab_bytes) = (slot_bytes(shape), self.slab_bytes());
-        if slot_bytes > slab_bytes {
-            return Err(Refused::TooLarge { slot_bytes, slab_bytes });
-        }
-        Ok(slot_bytes)
-    }
-
-    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<SlotId> {
-        Slots::take(self, shape, occupant).map_or(Taken::Evict, Taken::Slot)
-    }
-
-    fn slab_to_empty(&self, slot: SlotId, shape: &ChunkShape) -> Option<u16> {
-        (**self.shape(slot) != *shape).then_some(slot.slab())
-    }
-
-    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx> {
-        self.occupants(slab).collect()
-    }
-
-    fn is_slab_owned(&self, slab: u16) -> bool {
-        Slots::is_slab_owned(self, slab)
-    }
-
-    fn place(&self, slot: SlotId, _id: &ChunkId) -> InArena {
-        InArena { offset_bytes: self.offset_bytes(slot), shape: Arc::clone(self.shape(slot)) }
-    }
-
-    fn begin(&mut self, slot: SlotId) {
-        Slots::begin(self, slot);
-    }
-
-    fn end(&mut self, slot: SlotId, lost_bytes: u64) -> Option<Refund> {
-        Slots::end(self, slot, lost_bytes)
-    }
-
-    fn vacate(&mut self, slot: SlotId, tenant: TenantId, _id: &ChunkId) -> Option<Refund> {
-        Slots::vacate(self, slot, tenant)
-    }
-}
-
 impl MemoryTier {
     pub fn new(config: TierConfig) -> Result<MemoryTier, SlabError> {
         let slots = Slots::new(config.capacity_bytes, config.slab_bytes)?;
-        let limits = TierLimits {
-            max_chunks: config.max_chunks,
-            max_leases: config.max_leases,
-            max_lease_us: config.max_lease_us,
-            default_quota_bytes: config.default_quota_bytes,
-            quotas: config.quotas,
-        };
-        Ok(Tier::with_space(slots, limits))
+        let leases = LeaseTable::new(config.max_leases, config.max_lease_us);
+        let quotas = Quotas::new(config.default_quota_bytes, config.quotas);
+        Ok(Tier::with_space(slots, config.max_chunks, leases, quotas))
     }
 
     /// All bytes of the chunk are in its slot: it becomes visible, with the CRC-32C of each layer.
@@ -211,21 +128,6 @@ impl MemoryTier {
         let extent = self.space.shape(slot).layer(layer).ok_or(outside)?;
         let sum = self.space.checksums(slot).get(layer).copied().ok_or(outside)?;
         Ok((sum, extent.end - extent.start))
-    }
-
-    /// Bytes of the arena at `offset_bytes` that were reported as lost are touched by nobody any
-    /// more. They may be of several slots side by side.
-    pub fn quiet(&mut self, offset_bytes: u64, bytes: u64) {
-        let (mut at, end) = (offset_bytes, offset_bytes.saturating_add(bytes));
-        while at < end
-            && let Some(slot) = self.space.at_offset(at)
-        {
-            let slot_end = self.space.offset_bytes(slot) + slot_bytes(self.space.shape(slot));
-            let part_end = slot_end.min(end);
-            let refund = self.space.quiet(slot, part_end - at);
-            self.refund(refund);
-            at = part_end;
-        }
     }
 
     pub fn stat(&self) -> Stat {

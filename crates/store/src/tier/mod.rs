@@ -27,21 +27,6 @@ use crate::tree::Tree;
 use changes::Changes;
 use forebay_kv::ChunkId;
 
-/// The limits of a tier, whatever its medium.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TierLimits {
-    /// Chunks known at most. Tables for so many are reserved at the start and touched as they fill.
-    pub max_chunks: u32,
-    /// Leases alive at most.
-    pub max_leases: usize,
-    /// Longest time to live of a lease; longer wishes are cut to it.
-    pub max_lease_us: u64,
-    /// What a tenant may use that is not named in `quotas`.
-    pub default_quota_bytes: u64,
-    /// What single tenants may use.
-    pub quotas: Vec<(TenantId, u64)>,
-}
-
 /// Chunks on a medium.
 ///
 /// What may be found: the longest prefix of a sequence whose chunks are all here. A chunk is let in
@@ -52,7 +37,6 @@ pub(crate) struct TierLimits {
 /// without bytes. Lookups end before it; storing it again makes what is below visible again.
 #[derive(Debug)]
 pub struct Tier<S: Space> {
-    max_lease_us: u64,
     pub(crate) index: Index,
     pub(crate) entries: Vec<Entry<S::Slot>>,
     tree: Tree,
@@ -71,8 +55,8 @@ pub struct Tier<S: Space> {
 }
 
 impl<S: Space> Tier<S> {
-    pub(crate) fn with_space(space: S, limits: TierLimits) -> Tier<S> {
-        let index = Index::new(limits.max_chunks);
+    pub(crate) fn with_space(space: S, max_chunks: u32, leases: LeaseTable, quotas: Quotas) -> Tier<S> {
+        let index = Index::new(max_chunks);
         let limit = index.limit();
         Tier {
             index,
@@ -80,9 +64,8 @@ impl<S: Space> Tier<S> {
             tree: Tree::new(limit),
             recency: Recency::new(limit),
             space,
-            leases: LeaseTable::new(limits.max_leases),
-            max_lease_us: limits.max_lease_us,
-            quotas: Quotas::new(limits.default_quota_bytes, limits.quotas),
+            leases,
+            quotas,
             changes: Changes::default(),
             clock_us: 0,
             chunks: 0,

@@ -7,6 +7,7 @@ use crate::lease_table::{LeaseId, LiveLease};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
+use std::ops::Deref;
 
 /// A read that may run: it owns the slot until this value is given to [`Tier::end_read`], whatever
 /// becomes of the chunk and the lease meanwhile. If it is dropped instead, the chunk is never
@@ -17,6 +18,14 @@ pub struct Reading<S: Space> {
     pub(crate) chunk: ChunkRef,
     pub(crate) slot: S::Slot,
     pub(crate) place: S::Place,
+}
+
+impl<S: Space> Deref for Reading<S> {
+    type Target = S::Place;
+
+    fn deref(&self) -> &S::Place {
+        &self.place
+    }
 }
 
 impl<S: Space> Tier<S> {
@@ -45,7 +54,7 @@ impl<S: Space> Tier<S> {
         for chunk in &chunks {
             self.entry_mut(chunk.entry).holds += 1;
         }
-        let (count, expires_us) = (chunks.len(), self.end_of(ttl_us));
+        let (count, expires_us) = (chunks.len(), self.leases.end_of(self.clock_us, ttl_us));
         Some((self.leases.add(LiveLease { chunks, expires_us }), count))
     }
 
@@ -60,7 +69,7 @@ impl<S: Space> Tier<S> {
     /// Lets a live lease end `ttl_us` from now, and says when that is. A dead lease stays dead.
     pub fn renew(&mut self, now_us: u64, lease: LeaseId, ttl_us: u64) -> Result<u64, Unreadable> {
         self.advance(now_us);
-        let expires_us = self.end_of(ttl_us);
+        let expires_us = self.leases.end_of(self.clock_us, ttl_us);
         if self.leases.renew(lease, expires_us) { Ok(expires_us) } else { Err(Unreadable::DeadLease) }
     }
 
@@ -119,13 +128,32 @@ impl<S: Space> Tier<S> {
     /// are reported to `quiet` once they cannot, and the slot is not given to another chunk before.
     pub fn end_read(&mut self, now_us: u64, read: Reading<S>, ended: ReadEnd) {
         self.advance(now_us);
+        let mut lost = 0;
         if let ReadEnd::Failed { lost_bytes } = ended {
             self.faults.reads += 1;
             self.faults.lost += u64::from(lost_bytes > 0);
+            lost = lost_bytes;
         }
         self.unhold(&read.chunk);
-        let refund = self.space.end(read.slot, ended.lost_bytes());
+        let refund = self.space.end(read.slot, lost);
         self.refund(refund);
+        if ended == ReadEnd::Corrupt {
+            self.drop_found_corrupt(&read.chunk);
+        }
+    }
+
+    /// Bytes at an offset of a volume that were reported as lost are touched by nobody any more.
+    /// They may be of several slots side by side.
+    pub fn quiet(&mut self, volume: usize, offset: u64, bytes: u64) {
+        let (mut at, end) = (offset, offset.saturating_add(bytes));
+        while at < end
+            && let Some((slot, slot_end)) = self.space.at_offset(volume, at)
+        {
+            let part_end = slot_end.min(end);
+            let refund = self.space.quiet(slot, part_end - at);
+            self.refund(refund);
+            at = part_end;
+        }
     }
 
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault
@@ -163,28 +191,18 @@ impl<S: Space> Tier<S> {
             self.relist(chunk.entry);
         }
     }
-
-    fn end_of(&self, ttl_us: u64) -> u64 {
-        self.clock_us.saturating_add(ttl_us.min(self.max_lease_us))
-    }
 }
 
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadEnd {
     Done,
-    /// They did not, or not all of them.
+    /// The bytes arrived and are not the ones that were written. The chunk is dropped, and the
+    /// fault counted.
+    Corrupt,
+    /// They did not arrive, or not all of them.
     Failed {
         /// Bytes of the slot that a lost operation may still read.
         lost_bytes: u64,
     },
-}
-
-impl ReadEnd {
-    fn lost_bytes(self) -> u64 {
-        match self {
-            ReadEnd::Done => 0,
-            ReadEnd::Failed { lost_bytes } => lost_bytes,
-        }
-    }
 }

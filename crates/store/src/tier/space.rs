@@ -22,13 +22,19 @@ pub trait Space: Debug {
     fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<Self::Slot>;
 
     /// The slab that `slot` is in, if the slot is of use for this shape only when all of the slab
-    /// is free.
-    fn slab_to_empty(&self, slot: Self::Slot, shape: &ChunkShape) -> Option<u16>;
+    /// is free. A medium without slabs has none.
+    fn slab_to_empty(&self, _slot: Self::Slot, _shape: &ChunkShape) -> Option<u16> {
+        None
+    }
 
-    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx>;
+    fn chunks_of_slab(&self, _slab: u16) -> Vec<EntryIx> {
+        Vec::new()
+    }
 
     /// Whether operations own a slot of the slab, so that it would not be free without its chunks.
-    fn is_slab_owned(&self, slab: u16) -> bool;
+    fn is_slab_owned(&self, _slab: u16) -> bool {
+        false
+    }
 
     /// Where the slot of chunk `id` is.
     fn place(&self, slot: Self::Slot, id: &ChunkId) -> Self::Place;
@@ -40,6 +46,13 @@ pub trait Space: Debug {
     /// An operation ended. `lost_bytes` of the slot may still be touched by a part of it that is
     /// lost.
     fn end(&mut self, slot: Self::Slot, lost_bytes: u64) -> Option<Refund>;
+
+    /// The slot that holds the byte at this offset of a volume, and where the slot ends there. The
+    /// arena is a single volume.
+    fn at_offset(&self, volume: usize, offset: u64) -> Option<(Self::Slot, u64)>;
+
+    /// Bytes of the slot that were lost are touched by nobody any more.
+    fn quiet(&mut self, slot: Self::Slot, bytes: u64) -> Option<Refund>;
 
     /// Chunk `id` leaves its slot, for which `tenant` paid.
     fn vacate(&mut self, slot: Self::Slot, tenant: TenantId, id: &ChunkId) -> Option<Refund>;

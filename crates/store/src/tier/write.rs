@@ -7,6 +7,7 @@ use crate::shape::ChunkShape;
 use crate::stat::{NotCommitted, Refused};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
+use std::ops::Deref;
 
 /// What became of the wish to store a chunk.
 #[derive(Debug)]
@@ -25,6 +26,14 @@ pub struct Writing<S: Space> {
     pub(crate) chunk: ChunkRef,
     pub(crate) slot: S::Slot,
     pub(crate) place: S::Place,
+}
+
+impl<S: Space> Deref for Writing<S> {
+    type Target = S::Place;
+
+    fn deref(&self) -> &S::Place {
+        &self.place
+    }
 }
 
 impl<S: Space> Tier<S> {

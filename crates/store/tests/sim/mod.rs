@@ -8,7 +8,7 @@
 
 use forebay_kv::ChunkId;
 use forebay_store::log::*;
-use forebay_store::{ChunkShape, TenantId};
+use forebay_store::{ChunkShape, ReadEnd, TenantId};
 use forebay_transfer::SplitMix;
 use std::collections::BTreeSet;
 use std::io;
@@ -251,13 +251,11 @@ impl Host {
             Ok(DiskBegun::AlreadyHere) => return Ok(true),
             Err(_) => return Ok(false),
         };
-        let outcome = self.write_chunk(&write, &layers_of(id, shape));
-        let end = match &outcome {
-            Ok(()) => DiskWriteEnd::Written,
-            Err(_) => DiskWriteEnd::Failed { lost_bytes: 0 },
-        };
-        let stored = self.tier.end_write(now, write, end).is_ok();
-        outcome.map(|()| stored)
+        if let Err(error) = self.write_chunk(&write, &layers_of(id, shape)) {
+            self.tier.abort(now, write, 0);
+            return Err(error);
+        }
+        Ok(self.tier.end_write(now, write).is_ok())
     }
 
     fn write_chunk(&self, write: &DiskWrite, layers: &[Vec<u8>]) -> io::Result<()> {
@@ -292,8 +290,8 @@ impl Host {
         };
         let read = self.tier.begin_read(now, lease, 0).unwrap();
         let bytes = self.read_slot(&read);
-        let end = if bytes.is_some() { DiskReadEnd::Done } else { DiskReadEnd::Corrupt };
-        self.tier.end_disk_read(now, read, end);
+        let end = if bytes.is_some() { ReadEnd::Done } else { ReadEnd::Corrupt };
+        self.tier.end_read(now, read, end);
         self.tier.release(now, lease);
         bytes.map_or(Got::Corrupt, Got::Bytes)
     }
@@ -345,15 +343,7 @@ impl Host {
 
     fn carry_out(&mut self, commit: Commit) -> io::Result<()> {
         let disk = self.disks[commit.volume].clone();
-        let write = |pages: &Pages| pages.iter().try_for_each(|(offset, page)| disk.write_at(*offset, page));
-        let outcome = disk
-            .sync()
-            .and_then(|()| write(&commit.head))
-            .and_then(|()| write(&commit.journal))
-            .and_then(|()| disk.sync())
-            .and_then(|()| {
-                if commit.tail.is_empty() { Ok(()) } else { write(&commit.tail).and_then(|()| disk.sync()) }
-            });
+        let outcome = commit.write_to(&disk);
         let now = self.now();
         self.tier.end_commit(now, commit, outcome.is_ok());
         outcome
