@@ -135,13 +135,6 @@ pub struct TenantStore {
     tenant: TenantId,
 }
 
-/// A lease and its store.
-#[derive(Debug)]
-struct StoreLease {
-    store: Store,
-    lease: Lease,
-}
-
 impl TenantStore {
     /// `store` as an engine of `tenant` sees it.
     pub fn new(store: Store, tenant: TenantId) -> TenantStore {
@@ -163,8 +156,7 @@ impl ChunkStore for TenantStore {
     }
 
     fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease> {
-        let lease = self.store.lease(self.tenant, ids, ttl_us);
-        Box::new(StoreLease { store: self.store.clone(), lease })
+        Box::new(self.store.lease(self.tenant, ids, ttl_us))
     }
 
     fn store_chunk(
@@ -179,10 +171,10 @@ impl ChunkStore for TenantStore {
     }
 }
 
-impl ChunkLease for StoreLease {
+impl ChunkLease for Lease {
     fn residence(&self) -> Residence {
-        let memory = self.lease.in_memory();
-        Residence { memory, disk: self.lease.len() - memory, peers: 0 }
+        let memory = self.in_memory();
+        Residence { memory, disk: self.len() - memory, peers: 0 }
     }
 
     fn load_chunk(
@@ -193,7 +185,7 @@ impl ChunkLease for StoreLease {
         deadline_us: Option<u64>,
         on_end: OnLoaded,
     ) -> Result<(), Miss> {
-        let begun = self.store.load_chunk(&self.lease, chunk, targets, class, deadline_us, on_end);
+        let begun = self.store().load_chunk(self, chunk, targets, class, deadline_us, on_end);
         begun.map_err(|not_loaded| match not_loaded {
             NotLoaded::Unreadable(why) => why.into(),
             _ => Miss::Unmoved,
@@ -201,6 +193,6 @@ impl ChunkLease for StoreLease {
     }
 
     fn verify(&self, chunk: usize, layer: usize, bytes: &[u8]) -> Result<(), Miss> {
-        Ok(self.store.verify(&self.lease, chunk, layer, &[bytes])?)
+        Ok(self.store().verify(self, chunk, layer, &[bytes])?)
     }
 }

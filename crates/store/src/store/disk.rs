@@ -5,11 +5,8 @@ use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
 use super::{Shared, Store, WriteBackStat};
 use crate::admission::{Chunk, ChunkKey};
-use crate::shape::ChunkShape;
 use crate::ssd::{Ssd, SsdError, SsdStat};
-use crate::stat::Refused;
 use crate::tenant::TenantId;
-use crate::tier::Begun;
 use forebay_kv::ChunkId;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -130,45 +127,6 @@ impl Shared {
     /// The disk, as long as it can be read.
     pub(super) fn open_disk(&self) -> Option<&Disk> {
         self.disk.as_ref().filter(|disk| !disk.closed.load(Ordering::Acquire))
-    }
-
-    /// Asks the memory tier for a slot. A chunk whose parent is on disk only starts a sequence of
-    /// its own there: it is found all the same, behind its parent, once it has been written to the
-    /// disk too or its parent is in memory again.
-    pub(super) fn begin_write(
-        &self,
-        tenant: TenantId,
-        id: &ChunkId,
-        parent: Option<&ChunkId>,
-        shape: &ChunkShape,
-    ) -> Result<Begun, Refused> {
-        let on_disk = |id: &ChunkId| self.open_disk().is_some_and(|disk| disk.ssd.contains(id));
-        let parent = parent.filter(|parent| self.tier.lock().takes_below(parent) || !on_disk(parent));
-        let begun = self.tier.lock().begin_write(self.now_us(), tenant, id, parent, shape);
-        if let Err(reason @ (Refused::Full { .. } | Refused::Quota { .. } | Refused::IndexFull { .. })) =
-            &begun
-            && let Some(repeated) = self.memory_full.pass()
-        {
-            tracing::warn!(tenant = tenant.0, %reason, repeated, "memory takes no more chunks");
-        }
-        begun
-    }
-
-    /// The same in the place of whoever writes the chunk now, who finds it deleted: how long that
-    /// takes, and whether it ends well, is in the hands of that one alone.
-    pub(super) fn begin_write_over(
-        &self,
-        tenant: TenantId,
-        id: &ChunkId,
-        parent: Option<&ChunkId>,
-        shape: &ChunkShape,
-    ) -> Result<Begun, Refused> {
-        let begun = self.begin_write(tenant, id, parent, shape);
-        if !matches!(begun, Err(Refused::BeingWritten)) {
-            return begun;
-        }
-        self.tier.lock().delete(tenant, std::slice::from_ref(id));
-        self.begin_write(tenant, id, parent, shape)
     }
 
     /// A chunk has become visible in memory. A disk that is being closed has enough to write.

@@ -8,6 +8,7 @@
 
 use super::load::Urgency;
 use super::promote::{self, NotPromoted, Promotion};
+use super::reserve::ChunkName;
 use super::{Lease, Shared, Store};
 use crate::checksum;
 use crate::shape::ChunkShape;
@@ -68,7 +69,7 @@ struct Waiter {
 /// A chunk on its way. Dropped before it is there, it has failed.
 struct Fetch {
     shared: Arc<Shared>,
-    name: promote::Name,
+    name: ChunkName,
     /// Its slot, if the disk can read it there without a copy.
     promotion: Option<Promotion>,
     outcome: Result<(), NotFetched>,
@@ -150,7 +151,7 @@ impl Store {
                 on_end(Err(unreadable.into()));
                 continue;
             };
-            let name = promote::Name { tenant: part.tenant, id, parent };
+            let name = ChunkName { tenant: part.tenant, id, parent };
             if self.shared.fetches.join(id, vec![Waiter { urgency, on_end }]).is_some() {
                 fetches.push((place, Fetch::new(&self.shared, name)));
             }
@@ -305,7 +306,7 @@ impl std::fmt::Debug for Fetches {
 }
 
 impl Fetch {
-    fn new(shared: &Arc<Shared>, name: promote::Name) -> Fetch {
+    fn new(shared: &Arc<Shared>, name: ChunkName) -> Fetch {
         let outcome = Err(NotRead::Closed.into());
         Fetch { shared: Arc::clone(shared), name, promotion: None, outcome }
     }
@@ -370,7 +371,7 @@ impl Fetch {
 
     /// Tells how it went, each with a guard of its own.
     fn tell(&self, waiting: Vec<Waiter>) {
-        let promote::Name { tenant, id, .. } = self.name;
+        let ChunkName { tenant, id, .. } = self.name;
         for Waiter { on_end, .. } in waiting {
             let guard = || {
                 let guard = self.shared.read_guard_by_id(tenant, &id);

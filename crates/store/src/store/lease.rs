@@ -73,6 +73,11 @@ impl Lease {
         self.len() == 0
     }
 
+    /// The store whose chunks these are.
+    pub(crate) fn store(&self) -> Store {
+        Store { shared: Arc::clone(&self.shared) }
+    }
+
     /// How many of its chunks, from the first on, are in memory.
     pub fn in_memory(&self) -> usize {
         self.in_memory

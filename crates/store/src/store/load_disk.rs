@@ -3,6 +3,7 @@
 
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
+use super::reserve::ChunkName;
 use super::{Lease, Shared, Store};
 use crate::ssd::{NotRead, ReadResults, Staged, Want};
 use crate::store::lease::{DiskChecksums, DiskPart};
@@ -18,7 +19,7 @@ struct DiskLoad {
     /// Those on disk, in the order of the wants. Chunks are counted from the first one on disk.
     loads: Vec<Load>,
     /// The chunks that may go to memory if all of their layers were read.
-    names: Vec<Option<promote::Name>>,
+    names: Vec<Option<ChunkName>>,
     /// The slots of those that the disk reads straight into memory.
     promotions: Vec<Option<Promotion>>,
     checksums: Arc<DiskChecksums>,
@@ -78,9 +79,9 @@ fn placed(lease: &Lease, load: Load) -> Result<Load, NotLoaded> {
     Ok(Load { chunk, ..load })
 }
 
-fn name(part: &DiskPart, load: &Load) -> Option<promote::Name> {
+fn name(part: &DiskPart, load: &Load) -> Option<ChunkName> {
     let (id, parent) = part.name(load.chunk)?;
-    Some(promote::Name { tenant: part.tenant, id, parent })
+    Some(ChunkName { tenant: part.tenant, id, parent })
 }
 
 /// A slot for a chunk of which all is loaded, if the disk can read it there and memory takes it in.
@@ -88,7 +89,7 @@ fn promotion(
     shared: &Arc<Shared>,
     part: &DiskPart,
     load: &Load,
-    name: Option<promote::Name>,
+    name: Option<ChunkName>,
 ) -> Option<Promotion> {
     let (shape, is_plain) = part.lease.layout_of(load.chunk).ok()?;
     let is_whole = load.layers == (0..shape.layers());

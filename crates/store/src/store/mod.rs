@@ -23,13 +23,13 @@ pub use fetch::{NotFetched, ReadGuard};
 pub use lease::Lease;
 pub use load::{Load, NotLoaded, NotVerified};
 pub use promote::{NotPromoted, PromotionStat};
-pub use reserve::Reservation;
-pub use save::{NotStored, StoreEnd};
+pub use reserve::{NotStored, Reservation};
+pub use save::StoreEnd;
 pub use watch::{Changed, Left};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
 use crate::lost::bytes_in;
-use crate::slots::SlabError;
+use crate::slots::{InArena, SlabError};
 use crate::ssd::Ssd;
 use crate::stat::Stat;
 use crate::tenant::TenantId;
@@ -264,26 +264,25 @@ impl Shared {
         self.mover.now_us()
     }
 
-    /// Bytes of the arena that an ended transfer may still touch.
-    fn lost_bytes(&self, end: &End) -> u64 {
-        self.lost_bytes_in(end, &(0..u64::MAX))
-    }
-
     /// Bytes of a chunk of the arena that an ended transfer may still touch.
     fn lost_bytes_in(&self, end: &End, chunk: &Range<u64>) -> u64 {
         bytes_in(self.arena, chunk, quarantined(end))
     }
 
-    fn quiet(&self, spans: &[Span]) {
-        let mut tier = self.tier.lock();
-        for span in self.in_arena(spans) {
-            tier.quiet(0, span.offset, span.len);
-        }
+    /// Where the layers of a chunk lie.
+    fn layers_of(&self, chunk: &InArena) -> impl Iterator<Item = Span> {
+        let shape = chunk.shape();
+        let extents = (0..shape.layers()).filter_map(|layer| shape.layer(layer));
+        extents.map(|extent| {
+            Span::new(self.arena, chunk.offset_bytes() + extent.start, extent.end - extent.start)
+        })
     }
 
-    fn in_arena<'a>(&self, spans: &'a [Span]) -> impl Iterator<Item = &'a Span> {
-        let arena = self.arena;
-        spans.iter().filter(move |span| span.region == arena)
+    fn quiet(&self, spans: &[Span]) {
+        let mut tier = self.tier.lock();
+        for span in spans.iter().filter(|span| span.region == self.arena) {
+            tier.quiet(0, span.offset, span.len);
+        }
     }
 }
 

@@ -5,27 +5,14 @@
 //! A copy needs a route from the store's place to itself; without one every such promotion fails,
 //! and is counted.
 
-use super::{Shared, quarantined};
-use crate::lost::bytes_in;
+use super::Shared;
+use super::reserve::{ChunkName, Reservation};
 use crate::shape::ChunkShape;
-use crate::slots::slot_bytes;
 use crate::ssd::Staged;
 use crate::stat::Refused;
-use crate::tenant::TenantId;
-use crate::tier::{Begun, Write};
-use forebay_kv::ChunkId;
 use forebay_transfer::{Class, End, Span, Transfer};
-use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
-
-/// What a chunk is called.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Name {
-    pub tenant: TenantId,
-    pub id: ChunkId,
-    pub parent: Option<ChunkId>,
-}
 
 /// What became of chunks that were read whole from the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,18 +39,14 @@ pub enum NotPromoted {
 
 /// A slot of memory for a chunk that comes from the disk. Nobody sees it before it is committed;
 /// dropped, it gives its slot back.
-pub(super) struct Promotion {
-    shared: Arc<Shared>,
-    name: Name,
-    write: Option<Write>,
-}
+pub(super) struct Promotion(Reservation);
 
 /// Copies a chunk to memory if all of it is in `staged` and memory takes it in. `on_end` is called
 /// once, on this thread or the mover's, or dropped if the mover has ended. If somebody waits for
 /// the chunk (`is_awaited`), it takes the place of one that is being written.
 pub(super) fn offer(
     shared: &Arc<Shared>,
-    name: Name,
+    name: ChunkName,
     staged: Arc<Staged>,
     class: Class,
     is_awaited: bool,
@@ -83,7 +66,7 @@ pub(super) fn offer(
         Err(error) => return on_end(Err(error)),
     };
     let layers: Vec<Vec<Span>> = spans.into_iter().map(|span| vec![span]).collect();
-    let pairs = shared.pairs_to_arena(&layers, promotion.slot().start);
+    let pairs = shared.pairs_to_arena(&layers, promotion.pages().offset);
     // What the mover does not take drops the promotion.
     let _ = shared.mover.submit(Transfer::new(pairs, class), move |end| {
         on_end(promotion.copied(&end, &staged.crcs()));
@@ -94,46 +77,28 @@ impl Promotion {
     /// Asks for a slot. `None`: the chunk is in memory already.
     pub fn begin(
         shared: &Arc<Shared>,
-        name: Name,
+        name: ChunkName,
         shape: &ChunkShape,
         is_awaited: bool,
     ) -> Result<Option<Promotion>, NotPromoted> {
-        let Name { tenant, id, parent } = name;
-        let begun = match is_awaited {
-            true => shared.begin_write_over(tenant, &id, parent.as_ref(), shape),
-            false => shared.begin_write(tenant, &id, parent.as_ref(), shape),
-        };
-        match begun {
-            Ok(Begun::AlreadyHere) => Ok(None),
-            Ok(Begun::Write(write)) => {
-                Ok(Some(Promotion { shared: Arc::clone(shared), name, write: Some(write) }))
-            }
-            Err(refused) => {
-                shared.count_promotion(|stat| &mut stat.refused);
-                Err(refused.into())
-            }
+        let reserved = shared.reserve(name, shape, is_awaited);
+        if reserved.is_err() {
+            shared.count_promotion(|stat| &mut stat.refused);
         }
+        Ok(reserved?.map(Promotion))
     }
 
     /// The whole pages of the slot, which the disk can read into.
     pub fn pages(&self) -> Span {
-        let slot = self.slot();
-        Span::new(self.shared.arena, slot.start, slot.end - slot.start)
-    }
-
-    fn slot(&self) -> Range<u64> {
-        let place = |write: &Write| (write.offset_bytes(), slot_bytes(write.shape()));
-        let (start, bytes) = self.write.as_ref().map_or((0, 0), place);
-        start..start + bytes
+        let slot = self.0.slot();
+        Span::new(self.0.shared.arena, slot.start, slot.end - slot.start)
     }
 
     /// All bytes are in the slot, and were the right ones on disk: the chunk becomes visible, with
     /// the CRC-32C of each layer.
     pub fn commit(mut self, checksums: &[u32]) -> Result<(), NotPromoted> {
-        let Some(write) = self.write.take() else { return Err(NotPromoted::Gone) };
-        let shared = &self.shared;
-        let visible = shared.tier.lock().commit(shared.now_us(), write, checksums).is_ok();
-        let Name { tenant, id, .. } = self.name;
+        let visible = self.0.make_visible(checksums).is_ok();
+        let (shared, ChunkName { tenant, id, .. }) = (&self.0.shared, self.0.name);
         // Whoever deleted it meanwhile cannot have found it in memory before it was there.
         let deleted = shared.disk.as_ref().is_some_and(|disk| !disk.ssd.contains(&id));
         if visible && deleted {
@@ -150,26 +115,14 @@ impl Promotion {
         if matches!(end, End::Done { .. }) {
             return self.commit(checksums);
         }
-        self.shared.count_promotion(|stat| &mut stat.failed);
-        self.abandon(quarantined(end));
+        self.0.shared.count_promotion(|stat| &mut stat.failed);
+        self.0.abandon(end);
         Err(NotPromoted::NotCopied)
     }
 
     /// The bytes did not get there. Those that a lost operation may still touch are nobody's until
     /// they are quiet.
-    pub fn abandon(mut self, quarantined: &[Span]) {
-        self.abort(bytes_in(self.shared.arena, &self.slot(), quarantined));
-    }
-
-    fn abort(&mut self, lost_bytes: u64) {
-        if let Some(write) = self.write.take() {
-            self.shared.tier.lock().abort(self.shared.now_us(), write, lost_bytes);
-        }
-    }
-}
-
-impl Drop for Promotion {
-    fn drop(&mut self) {
-        self.abort(0);
+    pub fn abandon(self, quarantined: &[Span]) {
+        self.0.give_up(quarantined);
     }
 }

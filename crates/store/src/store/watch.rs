@@ -153,11 +153,9 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::{ChunkShape, TenantId, TierConfig};
-    use forebay_transfer::Pages;
-    use forebay_transfer::{Limits, MoverThread, Place};
+    use forebay_transfer::{Limits, MoverThread, Pages, Place};
     use parking_lot::Mutex;
     use std::sync::mpsc::channel;
-    use std::time::Instant;
 
     const TENANT: TenantId = TenantId(0);
 
@@ -198,11 +196,7 @@ mod tests {
         store.on_change(listener).unwrap();
         let eventually = |numbers: &[usize]| {
             let wanted: HashSet<ChunkId> = numbers.iter().map(|number| id(*number)).collect();
-            let since = Instant::now();
-            while *told.lock() != wanted {
-                assert!(since.elapsed() < Duration::from_secs(30), "{:?}", told.lock().len());
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            testkit::eventually("these chunks are told", || *told.lock() == wanted);
         };
         eventually(&[0]);
         (10..10 + (1 << 20)).for_each(|number| store.shared.tier.lock().changes.note(&id(number)));

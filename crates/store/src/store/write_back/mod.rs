@@ -5,65 +5,21 @@
 //! A chunk is held in memory while it is written, by a read as any other. What the queue gives up
 //! is not lost as long as memory has it: its next use offers it again.
 
-mod losses;
 mod queue;
 
-pub use queue::WriteBackStat;
 pub(super) use queue::{Dirty, Written};
+pub use queue::{WriteBackConfig, WriteBackStat};
 
 use super::Shared;
-use crate::admission::{AdmissionConfig, Chunk, Policy};
-use crate::disk::PacerLimits;
+use crate::admission::Chunk;
 use crate::ssd::{NotWritten, SsdWriteEnd};
 use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_transfer::{Class, LogGate, Span};
-use losses::Losses;
 use parking_lot::{Condvar, Mutex};
-use queue::Queue;
+use queue::{EPOCH, Losses, Queue};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-/// What is written to the disk, and how fast.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WriteBackConfig {
-    /// Which chunks are written at all.
-    pub admission: AdmissionConfig,
-    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a
-    /// chunk may wait.
-    pub pacer: PacerLimits,
-    /// Chunks that may wait at most.
-    pub queue_chunks: usize,
-}
-
-impl WriteBackConfig {
-    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits
-    /// 10 s at most, and 65,536 chunks do. There is no endurance budget.
-    pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
-        WriteBackConfig {
-            admission: AdmissionConfig {
-                policy,
-                memory_bytes,
-                ssd_bytes,
-                ssd_chunks: ssd_bytes / chunk_bytes.max(1),
-                endurance_bytes_per_day: None,
-            },
-            pacer: PacerLimits {
-                lots_min: 1,
-                lots_max: 8,
-                read_goal_us: 2_000,
-                read_goal_bytes_per_s: 1_000_000_000,
-                epoch_us: EPOCH.as_micros() as u64,
-                dirty_age_max_us: 10_000_000,
-            },
-            queue_chunks: 65_536,
-        }
-    }
-}
-
-/// How often the number of writes at a time is judged, and looked at while chunks wait.
-const EPOCH: Duration = Duration::from_millis(100);
 
 /// The queue as threads share it.
 #[derive(Debug)]
@@ -223,7 +179,7 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
     let (Some((read, checksums)), Some(disk)) = (copy, &shared.disk) else {
         return write_back.ended(shared.now_us(), &dirty, Written::Gone);
     };
-    let layers = shared.layers_of(&read);
+    let layers: Vec<Vec<Span>> = shared.layers_of(&read).map(|layer| vec![layer]).collect();
     let outgoing = Outgoing {
         shared: Arc::clone(shared),
         write_back: Arc::clone(write_back),
@@ -296,53 +252,20 @@ impl Drop for Outgoing {
     }
 }
 
-impl Shared {
-    /// Where the layers of a chunk lie in the arena.
-    fn layers_of(&self, read: &Read) -> Vec<Vec<Span>> {
-        let shape = read.shape();
-        let extents = (0..shape.layers()).filter_map(|layer| shape.layer(layer));
-        let span = |extent: std::ops::Range<u64>| {
-            Span::new(self.arena, read.offset_bytes() + extent.start, extent.end - extent.start)
-        };
-        extents.map(|extent| vec![span(extent)]).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::Policy;
     use crate::tenant::TenantId;
-    use std::io::Write;
-
-    /// Where log lines go.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 
     #[test]
     fn what_write_back_gives_up_is_told_in_the_log_with_its_number_and_reasons() {
-        let lines = Lines::default();
-        let own = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || own.clone()).finish();
         let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
         config.queue_chunks = 3;
-        let dirty = |number: u8| Dirty {
-            tenant: TenantId(0),
-            id: ChunkId::from_bytes([number; 32]),
-            parent: None,
-            bytes: 10,
-        };
-        tracing::subscriber::with_default(log, || {
-            let write_back = WriteBack::new(&config);
+        let (tenant, parent, bytes) = (TenantId(0), None, 10);
+        let dirty = |number: u8| Dirty { tenant, id: ChunkId::from_bytes([number; 32]), parent, bytes };
+        let write_back = WriteBack::new(&config);
+        let told = testkit::logged(|| {
             write_back.offer(0, (0..5).map(dirty));
             let first = write_back.next(|| 1).unwrap();
             write_back.ended(1, &first, Written::Gone);
@@ -351,11 +274,10 @@ mod tests {
             // The line of this minute has told the chunks that found the queue full.
             assert_eq!(write_back.next(|| 1), Some(dirty(2)));
             write_back.ended(1, &dirty(2), Written::Failed);
-            assert_eq!(String::from_utf8(lines.0.lock().clone()).unwrap().lines().count(), 1);
-            write_back.close();
         });
-        let told = String::from_utf8(lines.0.lock().clone()).unwrap();
-        assert_eq!(told.lines().count(), 2, "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        let told = testkit::logged(|| write_back.close());
+        assert_eq!(told.lines().count(), 1, "{told}");
         let says = "chunks were not written to SSD chunks=2 gone=1 too_old=0 queue_full=0 refused=0 failed=1";
         assert!(told.contains("WARN") && told.contains(says), "{told}");
     }

@@ -2,13 +2,52 @@
 //! at a time, and what is given up. Sans-IO: time is an argument. This file knows ids, lengths and
 //! ages.
 
-use super::WriteBackConfig;
-use super::losses::{Loss, Losses};
-use crate::admission::{Admission, Chunk, ChunkKey, Verdict, Verdicts};
-use crate::disk::WriteBackPacer;
+use crate::admission::{Admission, AdmissionConfig, Chunk, ChunkKey, Policy, Verdict, Verdicts};
+use crate::disk::{PacerLimits, WriteBackPacer};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+/// What is written to the disk, and how fast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteBackConfig {
+    /// Which chunks are written at all.
+    pub admission: AdmissionConfig,
+    /// How many chunks are written at a time, given how long reads take meanwhile, and how long a
+    /// chunk may wait.
+    pub pacer: PacerLimits,
+    /// Chunks that may wait at most.
+    pub queue_chunks: usize,
+}
+
+impl WriteBackConfig {
+    /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits
+    /// 10 s at most, and 65,536 chunks do. There is no endurance budget.
+    pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
+        WriteBackConfig {
+            admission: AdmissionConfig {
+                policy,
+                memory_bytes,
+                ssd_bytes,
+                ssd_chunks: ssd_bytes / chunk_bytes.max(1),
+                endurance_bytes_per_day: None,
+            },
+            pacer: PacerLimits {
+                lots_min: 1,
+                lots_max: 8,
+                read_goal_us: 2_000,
+                read_goal_bytes_per_s: 1_000_000_000,
+                epoch_us: EPOCH.as_micros() as u64,
+                dirty_age_max_us: 10_000_000,
+            },
+            queue_chunks: 65_536,
+        }
+    }
+}
+
+/// How often the number of writes at a time is judged, and looked at while chunks wait.
+pub(super) const EPOCH: Duration = Duration::from_millis(100);
 
 /// A chunk that memory has and the disk has not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +94,30 @@ pub struct WriteBackStat {
     pub gone: u64,
     pub refused: u64,
     pub failed: u64,
+}
+
+/// Chunks that write-back lost since the last log line: those that were to be written to the disk
+/// and are not there.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Losses {
+    gone: u64,
+    too_old: u64,
+    queue_full: u64,
+    refused: u64,
+    failed: u64,
+}
+
+impl Losses {
+    fn chunks(&self) -> u64 {
+        self.gone + self.too_old + self.queue_full + self.refused + self.failed
+    }
+
+    /// Says in the log what was lost.
+    pub fn tell(&self) {
+        let Losses { gone, too_old, queue_full, refused, failed } = *self;
+        let chunks = self.chunks();
+        tracing::warn!(chunks, gone, too_old, queue_full, refused, failed, "chunks were not written to SSD");
+    }
 }
 
 /// Refused chunks that are remembered until their parent is written.
@@ -119,7 +182,7 @@ impl Queue {
         }
         if self.waiting.len() >= self.limit {
             self.stat.queue_full += 1;
-            self.losses.add(Loss::QueueFull);
+            self.losses.queue_full += 1;
             return false;
         }
         let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
@@ -141,7 +204,7 @@ impl Queue {
                 self.waiting.pop_front();
                 self.known.remove(&dirty.id);
                 self.stat.too_old += 1;
-                self.losses.add(Loss::TooOld);
+                self.losses.too_old += 1;
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
@@ -188,12 +251,12 @@ impl Queue {
             // What has another turn is not lost.
             _ if again.is_some() => {}
             Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
-            Written::Gone => self.losses.add(Loss::Gone),
-            Written::NoRoom | Written::Refused => self.losses.add(Loss::Refused),
-            Written::Failed => self.losses.add(Loss::Failed),
+            Written::Gone => self.losses.gone += 1,
+            Written::NoRoom | Written::Refused => self.losses.refused += 1,
+            Written::Failed => self.losses.failed += 1,
         }
         if self.orphans.len() > ORPHANS_MAX && self.orphans.pop_front().is_some() {
-            self.losses.add(Loss::Refused);
+            self.losses.refused += 1;
         }
     }
 
@@ -251,7 +314,6 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::Policy;
 
     const AGE_MAX_US: u64 = 1_000_000;
 
