@@ -5,6 +5,7 @@ use crate::power::Power;
 use crate::protocol::{Fault, IoFault};
 use crate::random::Random;
 use parking_lot::Mutex;
+use std::io;
 
 /// The faults of one worker, shared by everything that does I/O for the store.
 #[derive(Debug)]
@@ -26,9 +27,13 @@ pub enum Ending {
     Honest,
     /// After that many bytes, above 0.
     Short(usize),
-    /// After none, without an error.
-    Zero,
-    Error(i32),
+    /// It is not made, and has this result: bytes, or a negated `errno`.
+    Instead(i32),
+}
+
+/// The result of a call that was not made, as the standard library says it.
+pub fn instead(result: i32) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
 
 impl Default for Faults {
@@ -70,11 +75,11 @@ impl Faults {
         }
         match kind {
             IoFault::Short if bytes > 1 => Ending::Short(1 + random.below(bytes as u64 - 1) as usize),
-            IoFault::Zero if bytes > 0 => Ending::Zero,
+            IoFault::Zero if bytes > 0 => Ending::Instead(0),
             IoFault::Short | IoFault::Zero => Ending::Honest,
-            IoFault::Eio => Ending::Error(libc::EIO),
-            IoFault::Enospc => Ending::Error(libc::ENOSPC),
-            IoFault::Eintr => Ending::Error(libc::EINTR),
+            IoFault::Eio => Ending::Instead(-libc::EIO),
+            IoFault::Enospc => Ending::Instead(-libc::ENOSPC),
+            IoFault::Eintr => Ending::Instead(-libc::EINTR),
         }
     }
 }
@@ -92,7 +97,7 @@ mod tests {
     #[test]
     fn only_the_calls_that_are_meant_end_oddly() {
         let faults = faulty(IoFault::Eio, 100);
-        assert_eq!((faults.read(8), faults.write(8)), (Ending::Error(libc::EIO), Ending::Honest));
+        assert_eq!((faults.read(8), faults.write(8)), (Ending::Instead(-libc::EIO), Ending::Honest));
         faults.inject(Fault::None);
         assert_eq!(faults.read(8), Ending::Honest);
     }

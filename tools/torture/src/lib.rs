@@ -9,9 +9,11 @@
 //!
 //! Knows bytes, files and processes.
 
+mod case;
 mod cases;
 mod disk;
 pub mod faults;
+pub mod faulty_kernel;
 mod model;
 pub mod power;
 pub mod protocol;
@@ -24,6 +26,6 @@ pub mod suite;
 mod value;
 pub mod worker;
 
-pub use report::Report;
+pub use report::{Outcome, Report};
 pub use rig::{Scale, Seen};
-pub use suite::{Outcome, Store, Suite};
+pub use suite::{Store, Suite};

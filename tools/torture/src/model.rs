@@ -114,13 +114,17 @@ impl Model {
 mod tests {
     use super::*;
 
+    fn put(model: &mut Model, key: u64) {
+        let version = model.next_version(key);
+        model.putting(key, version);
+        model.has_put(key, version);
+    }
+
     #[test]
     fn a_flushed_value_is_due_after_a_crash_and_an_unflushed_one_is_not() {
         let mut model = Model::default();
         for key in [1, 2] {
-            let version = model.next_version(key);
-            model.putting(key, version);
-            model.has_put(key, version);
+            put(&mut model, key);
             if key == 1 {
                 model.has_flushed();
             }
@@ -133,9 +137,7 @@ mod tests {
     #[test]
     fn a_deleted_value_may_come_back_from_a_crash_until_the_deletion_is_flushed() {
         let mut model = Model::default();
-        let version = model.next_version(1);
-        model.putting(1, version);
-        model.has_put(1, version);
+        put(&mut model, 1);
         model.has_flushed();
         model.deleting(1);
         model.has_deleted(1);
@@ -164,9 +166,7 @@ mod tests {
     #[test]
     fn a_lost_value_is_lost_once() {
         let mut model = Model::default();
-        let version = model.next_version(1);
-        model.putting(1, version);
-        model.has_put(1, version);
+        put(&mut model, 1);
         assert!(model.is_due(1));
         model.has_missed(1);
         assert!(!model.is_due(1));

@@ -1,9 +1,21 @@
 //! What came of a run, as a table that compares stores and as figures. This file knows how outcomes
 //! are shown.
 
-use crate::cases::Verdict;
-use crate::suite::Outcome;
+use crate::case::Verdict;
+use crate::rig::Seen;
 use std::fmt::Write;
+use std::time::Duration;
+
+/// What came of a case.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    pub case: &'static str,
+    pub what: &'static str,
+    /// Whether it was passed, and if not, all that was found.
+    pub verdict: Verdict,
+    pub seen: Seen,
+    pub took: Duration,
+}
 
 /// What came of a run.
 #[derive(Debug, Clone)]

@@ -1,14 +1,15 @@
 //! A store in the hands of a case: its directory, its worker, and the model that judges every value
 //! that comes back. Cases say what happens; this file carries it out and keeps count.
 
+use crate::disk::Disk;
 use crate::model::Model;
 use crate::protocol::{COMMANDS_MAX, Do, Fault, Is, Setup};
 use crate::random::Random;
-use crate::value::{self, Judgement};
-use crate::worker::{Broken, Launch, Patience, Sent, Worker, was_killed};
+use crate::value;
+use crate::worker::{Broken, Launch, Sent, Timeouts, Worker, was_killed};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// How much is done.
 #[derive(Debug, Clone)]
@@ -58,7 +59,7 @@ pub struct Seen {
 #[derive(Debug)]
 pub struct Rig {
     launch: Launch,
-    patience: Patience,
+    timeouts: Timeouts,
     pub scale: Scale,
     /// How the store is opened; cases may change it before.
     pub setup: Setup,
@@ -70,7 +71,7 @@ pub struct Rig {
 
 impl Rig {
     /// A store that has not been opened, on a directory that is empty.
-    pub fn new(launch: Launch, patience: Patience, scale: Scale, dir: PathBuf) -> Rig {
+    pub fn new(launch: Launch, timeouts: Timeouts, scale: Scale, dir: PathBuf) -> Rig {
         let setup = Setup {
             dir,
             capacity_bytes: scale.capacity_bytes,
@@ -80,11 +81,11 @@ impl Rig {
         };
         let random = Random::new(scale.seed);
         let (seen, model) = (Seen::default(), Model::default());
-        Rig { launch, patience, scale, setup, seen, random, model, worker: None }
+        Rig { launch, timeouts, scale, setup, seen, random, model, worker: None }
     }
 
-    pub fn dir(&self) -> &Path {
-        &self.setup.dir
+    pub fn disk(&self) -> Disk {
+        Disk::of(&self.setup.dir)
     }
 
     /// Keys of most cases.
@@ -98,13 +99,13 @@ impl Rig {
 
     /// Starts a worker that has not opened the store yet.
     pub fn start(&mut self) -> Result<(), Broken> {
-        self.worker = Some(Worker::start(&self.launch, self.patience)?);
+        self.worker = Some(Worker::start(&self.launch, self.timeouts)?);
         Ok(())
     }
 
     /// Starts another worker on the same store, which the rig does not count or judge.
     pub fn start_another(&self) -> Result<Worker, Broken> {
-        Worker::start(&self.launch, self.patience)
+        Worker::start(&self.launch, self.timeouts)
     }
 
     /// Opens the store, in a new worker unless one was started.
@@ -118,6 +119,14 @@ impl Rig {
             self.worker = None;
         }
         opened
+    }
+
+    /// Opens the store, puts the next version of every key and flushes.
+    pub fn open_and_fill(&mut self) -> Result<(), Broken> {
+        self.open()?;
+        self.put_all(self.keys())?;
+        self.flush()?;
+        Ok(())
     }
 
     /// Opens a store whose files were damaged. It may refuse, with a reason: then this notes it and
@@ -170,12 +179,7 @@ impl Rig {
     /// Waits for a put.
     pub fn end_put(&mut self, key: u64, version: u32, sent: Sent) -> Result<bool, Broken> {
         let answer = self.worker()?.answer(sent)?.0;
-        let stored = match answer {
-            Is::Done => true,
-            Is::Refused { .. } => false,
-            Is::Error { reason } => self.error("put", &reason),
-            answer => return Err(Broken::Unexpected { command: "put", answer }),
-        };
+        let stored = self.is_done("put", answer)?;
         if stored {
             self.model.has_put(key, version);
         }
@@ -184,26 +188,21 @@ impl Rig {
 
     pub fn delete(&mut self, key: u64) -> Result<(), Broken> {
         self.model.deleting(key);
-        match self.worker()?.ask(Do::Delete { key }, Vec::new())?.0 {
-            Is::Done => self.model.has_deleted(key),
-            Is::Refused { .. } => {}
-            Is::Error { reason } => _ = self.error("delete", &reason),
-            answer => return Err(Broken::Unexpected { command: "delete", answer }),
+        let answer = self.worker()?.ask(Do::Delete { key }, Vec::new())?.0;
+        if self.is_done("delete", answer)? {
+            self.model.has_deleted(key);
         }
         Ok(())
     }
 
     /// Makes durable what was put. False if the store says that it could not.
     pub fn flush(&mut self) -> Result<bool, Broken> {
-        match self.worker()?.ask(Do::Flush, Vec::new())?.0 {
-            Is::Done => {
-                self.model.has_flushed();
-                Ok(true)
-            }
-            Is::Refused { .. } => Ok(false),
-            Is::Error { reason } => Ok(self.error("flush", &reason)),
-            answer => Err(Broken::Unexpected { command: "flush", answer }),
+        let answer = self.worker()?.ask(Do::Flush, Vec::new())?.0;
+        let flushed = self.is_done("flush", answer)?;
+        if flushed {
+            self.model.has_flushed();
         }
+        Ok(flushed)
     }
 
     /// Asks for values, many at a time, and judges each. How many were hits.
@@ -317,12 +316,22 @@ impl Rig {
         self.seen.hits += 1;
         self.seen.due += u64::from(is_due);
         match value::judge(bytes, key, &self.model.allowed(key), length, keys, versions) {
-            Judgement::Right(_) => self.seen.due_hits += u64::from(is_due),
-            Judgement::Wrong(wrong) => {
+            Ok(_) => self.seen.due_hits += u64::from(is_due),
+            Err(wrong) => {
                 self.seen.wrong_values += 1;
                 self.seen.wrong_bytes += wrong.bytes;
                 self.seen.first_wrong.get_or_insert_with(|| format!("key {key}: {wrong}"));
             }
+        }
+    }
+
+    /// Whether a command was carried out. A store may decline.
+    fn is_done(&mut self, command: &'static str, answer: Is) -> Result<bool, Broken> {
+        match answer {
+            Is::Done => Ok(true),
+            Is::Refused { .. } => Ok(false),
+            Is::Error { reason } => Ok(self.error(command, &reason)),
+            answer => Err(Broken::Unexpected { command, answer }),
         }
     }
 

@@ -2,26 +2,28 @@
 //! each on a thread of its own, and answered on standard output. This file knows threads and
 //! frames.
 
-use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Fault, Is, Setup, read_frame, write_frame};
+use crate::faults::Faults;
+use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Is, Setup, read_frame, write_frame};
 use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// A store under test. Methods are called from many threads at a time.
+/// A store under test. Methods are called from many threads at a time; an error is the answer to
+/// what was not done.
 pub trait Subject: Send + Sync {
-    fn open(&self, setup: &Setup) -> Is;
-    fn put(&self, key: u64, value: Vec<u8>) -> Is;
+    fn open(&self, setup: &Setup) -> Result<(), Is>;
+    fn put(&self, key: u64, value: Vec<u8>) -> Result<(), Is>;
     /// Reads values with one call of the store: `None` is a miss.
     fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is>;
-    fn delete(&self, key: u64) -> Is;
+    fn delete(&self, key: u64) -> Result<(), Is>;
     /// Makes durable what was answered before.
-    fn flush(&self) -> Is;
-    /// Has faults happen below the store.
-    fn inject(&self, fault: Fault) -> Is;
+    fn flush(&self) -> Result<(), Is>;
+    /// What goes wrong below the store.
+    fn faults(&self) -> &Faults;
     /// Faults that the store has noticed, if it counts them.
-    fn faults(&self) -> Option<u64>;
-    fn close(&self) -> Is;
+    fn noticed(&self) -> Option<u64>;
+    fn close(&self) -> Result<(), Is>;
 }
 
 /// Serves `subject` until `close` or the end of the commands.
@@ -56,16 +58,20 @@ pub fn serve(
 }
 
 fn carry_out(subject: &dyn Subject, what: Do, payload: Vec<u8>) -> (Is, Vec<u8>) {
+    let ended = |ended: Result<(), Is>| (ended.err().unwrap_or(Is::Done), Vec::new());
     let work = AssertUnwindSafe(|| match what {
-        Do::Open(setup) => (subject.open(&setup), Vec::new()),
-        Do::Put { key } => (subject.put(key, payload), Vec::new()),
+        Do::Open(setup) => ended(subject.open(&setup)),
+        Do::Put { key } => ended(subject.put(key, payload)),
         Do::Get { key } => get(subject, key),
         Do::GetMany { keys } => get_many(subject, &keys),
-        Do::Delete { key } => (subject.delete(key), Vec::new()),
-        Do::Flush => (subject.flush(), Vec::new()),
-        Do::Inject(fault) => (subject.inject(fault), Vec::new()),
-        Do::Stat => (Is::Stat { faults: subject.faults() }, Vec::new()),
-        Do::Close => (subject.close(), Vec::new()),
+        Do::Delete { key } => ended(subject.delete(key)),
+        Do::Flush => ended(subject.flush()),
+        Do::Inject(fault) => {
+            subject.faults().inject(fault);
+            (Is::Done, Vec::new())
+        }
+        Do::Stat => (Is::Stat { faults: subject.noticed() }, Vec::new()),
+        Do::Close => ended(subject.close()),
     });
     let panicked = |_| (Is::Error { reason: "the store panicked".into() }, Vec::new());
     std::panic::catch_unwind(work).unwrap_or_else(panicked)

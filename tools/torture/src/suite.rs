@@ -1,13 +1,14 @@
 //! The suite: every case on every store, each on a directory of its own, and what came of it. This
 //! file knows cases and stores by name only.
 
-use crate::cases::{self, Case, Verdict};
-use crate::report::{Column, Report};
+use crate::case::{Case, Verdict};
+use crate::cases;
+use crate::report::{Column, Outcome, Report};
 use crate::rig::{Rig, Scale, Seen};
-use crate::worker::{Broken, Launch, Patience};
+use crate::worker::{Broken, Launch, Timeouts};
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A store to torture.
 #[derive(Debug, Clone)]
@@ -17,7 +18,7 @@ pub struct Store {
     /// How its worker is started.
     pub launch: Launch,
     /// How long its commands may take.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 /// What to run.
@@ -29,17 +30,6 @@ pub struct Suite {
     pub scale: Scale,
     /// Where the stores' files are for as long as their case runs.
     pub dir: PathBuf,
-}
-
-/// What came of a case.
-#[derive(Debug, Clone)]
-pub struct Outcome {
-    pub case: &'static str,
-    pub what: &'static str,
-    /// Whether it was passed, and if not, all that was found.
-    pub verdict: Verdict,
-    pub seen: Seen,
-    pub took: Duration,
 }
 
 impl Scale {
@@ -86,7 +76,7 @@ impl Suite {
         ));
         std::fs::create_dir(&dir)?;
         let started = Instant::now();
-        let mut rig = Rig::new(store.launch.clone(), store.patience, self.scale.clone(), dir.clone());
+        let mut rig = Rig::new(store.launch.clone(), store.timeouts, self.scale.clone(), dir.clone());
         let ran = (case.run)(&mut rig);
         let seen = rig.seen.clone();
         // Ends the worker before its files go.

@@ -33,15 +33,6 @@ fn word_of(key: u64, version: u32, word: usize) -> u64 {
     mix(stream ^ (word as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// What a value that came back is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Judgement {
-    /// Byte for byte this version.
-    Right(u32),
-    /// No version of the key.
-    Wrong(Wrong),
-}
-
 /// How a value is wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wrong {
@@ -59,15 +50,22 @@ pub struct Wrong {
     pub resized: bool,
 }
 
-/// Judges `found`, which came back for `key`. `allowed` are the versions that may; `keys` and
-/// `versions` (from 0, exclusive) are all that were ever stored, to tell where wrong bytes come
-/// from.
-pub fn judge(found: &[u8], key: u64, allowed: &[u32], bytes: usize, keys: u64, versions: u32) -> Judgement {
+/// Which version of `key` the value `found` is, byte for byte, or how it is wrong. `allowed` are the
+/// versions that may come back; `keys` and `versions` (from 0, exclusive) are all that were ever
+/// stored, to tell where wrong bytes come from.
+pub fn judge(
+    found: &[u8],
+    key: u64,
+    allowed: &[u32],
+    bytes: usize,
+    keys: u64,
+    versions: u32,
+) -> Result<u32, Wrong> {
     let mut nearest = None;
     for &version in allowed {
         let due = value(key, version, bytes);
         if found == due {
-            return Judgement::Right(version);
+            return Ok(version);
         }
         let wrong = compare(found, &due, key, version, keys, versions);
         if nearest.as_ref().is_none_or(|nearest: &Wrong| wrong.bytes < nearest.bytes) {
@@ -80,7 +78,7 @@ pub fn judge(found: &[u8], key: u64, allowed: &[u32], bytes: usize, keys: u64, v
         resized: false,
         ..compare(found, &[], key, u32::MAX, keys, versions)
     };
-    Judgement::Wrong(nearest.unwrap_or_else(unwanted))
+    Err(nearest.unwrap_or_else(unwanted))
 }
 
 fn compare(found: &[u8], due: &[u8], key: u64, version: u32, keys: u64, versions: u32) -> Wrong {
@@ -133,20 +131,17 @@ mod tests {
 
     const BYTES: usize = 8 * SECTOR_BYTES;
 
-    fn judged(found: &[u8]) -> Judgement {
+    fn judged(found: &[u8]) -> Result<u32, Wrong> {
         judge(found, 3, &[1], BYTES, 10, 2)
     }
 
     fn wrong(found: &[u8]) -> Wrong {
-        match judged(found) {
-            Judgement::Wrong(wrong) => wrong,
-            Judgement::Right(version) => panic!("taken for version {version}"),
-        }
+        judged(found).unwrap_err()
     }
 
     #[test]
     fn only_the_value_itself_is_right() {
-        assert_eq!(judged(&value(3, 1, BYTES)), Judgement::Right(1));
+        assert_eq!(judged(&value(3, 1, BYTES)), Ok(1));
         assert_eq!(wrong(&value(3, 0, BYTES)).stale, 8);
         assert_eq!(wrong(&value(4, 1, BYTES)).foreign, 8);
         assert_eq!(wrong(&[0; BYTES]).zeros, 8);
@@ -178,6 +173,6 @@ mod tests {
     #[test]
     fn what_should_not_be_there_is_wrong_even_if_it_once_was_right() {
         let stale = judge(&value(3, 0, BYTES), 3, &[], BYTES, 10, 2);
-        assert!(matches!(stale, Judgement::Wrong(wrong) if wrong.stale == 8 && wrong.bytes > 0));
+        assert!(matches!(stale, Err(wrong) if wrong.stale == 8 && wrong.bytes > 0));
     }
 }

@@ -24,7 +24,7 @@ pub struct Launch {
 
 /// How long a command may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct Timeouts {
     /// Start and `open`, which recovers.
     pub open: Duration,
     /// Everything else.
@@ -53,7 +53,7 @@ pub struct Worker {
     commands: Option<Sender<(Command, Vec<u8>)>>,
     waiting: Arc<Mutex<Waiting>>,
     next_id: u64,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 /// Who waits for an answer; nobody any more once the worker has stopped talking.
@@ -73,7 +73,7 @@ pub struct Sent {
 }
 
 impl Worker {
-    pub fn start(launch: &Launch, patience: Patience) -> Result<Worker, Broken> {
+    pub fn start(launch: &Launch, timeouts: Timeouts) -> Result<Worker, Broken> {
         let mut child = std::process::Command::new(&launch.program)
             .args(&launch.args)
             .stdin(Stdio::piped())
@@ -87,7 +87,7 @@ impl Worker {
         let for_reader = Arc::clone(&waiting);
         std::thread::Builder::new().spawn(move || send_all(&to_send, stdin))?;
         std::thread::Builder::new().spawn(move || hand_out(stdout, &for_reader))?;
-        Ok(Worker { child, commands: Some(commands), waiting, next_id: 0, patience })
+        Ok(Worker { child, commands: Some(commands), waiting, next_id: 0, timeouts })
     }
 
     pub fn open(&mut self, setup: Setup) -> Result<(), Broken> {
@@ -109,16 +109,16 @@ impl Worker {
     /// Sends a command without waiting.
     pub fn send(&mut self, what: Do, payload: Vec<u8>) -> Sent {
         let (name, limit) = match what {
-            Do::Open(_) => ("open", self.patience.open),
-            Do::Put { .. } => ("put", self.patience.command),
-            Do::Get { .. } => ("get", self.patience.command),
-            Do::GetMany { .. } => ("get_many", self.patience.command),
-            Do::Delete { .. } => ("delete", self.patience.command),
-            Do::Flush => ("flush", self.patience.command),
+            Do::Open(_) => ("open", self.timeouts.open),
+            Do::Put { .. } => ("put", self.timeouts.command),
+            Do::Get { .. } => ("get", self.timeouts.command),
+            Do::GetMany { .. } => ("get_many", self.timeouts.command),
+            Do::Delete { .. } => ("delete", self.timeouts.command),
+            Do::Flush => ("flush", self.timeouts.command),
             // The first command of a process may be this one.
-            Do::Inject(_) => ("inject", self.patience.open),
-            Do::Stat => ("stat", self.patience.command),
-            Do::Close => ("close", self.patience.command),
+            Do::Inject(_) => ("inject", self.timeouts.open),
+            Do::Stat => ("stat", self.timeouts.command),
+            Do::Close => ("close", self.timeouts.command),
         };
         let (sender, answer) = channel();
         self.next_id += 1;
@@ -168,10 +168,10 @@ impl Worker {
 
     fn wait_for_end(&mut self) -> Result<(), Broken> {
         self.commands = None;
-        let deadline = Instant::now() + self.patience.command;
+        let deadline = Instant::now() + self.timeouts.command;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > deadline {
-                return Err(Broken::Hangs { command: "close", limit_s: self.patience.command.as_secs() });
+                return Err(Broken::Hangs { command: "close", limit_s: self.timeouts.command.as_secs() });
             }
             std::thread::sleep(Duration::from_millis(1));
         }

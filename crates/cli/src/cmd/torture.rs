@@ -7,7 +7,7 @@ use forebay_results::{Results, Row};
 use forebay_torture::report::{finding, word};
 use forebay_torture::serve::{Subject, serve};
 use forebay_torture::subjects::{FilePerObject, Forebay, lmcache};
-use forebay_torture::worker::{Launch, Patience};
+use forebay_torture::worker::{Launch, Timeouts};
 use forebay_torture::{Outcome, Report, Scale, Store, Suite};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -131,7 +131,7 @@ fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Error> {
                 quiet: !args.verbose,
             },
         };
-        stores.push(Store { name: kind.name().into(), launch, patience: PATIENCE });
+        stores.push(Store { name: kind.name().into(), launch, timeouts: TIMEOUTS });
     }
     stores.extend(args.program.as_deref().map(|program| own(program, args)));
     Ok(Suite { stores, only: args.only.clone(), scale, dir })
@@ -140,11 +140,11 @@ fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Error> {
 fn own(program: &Path, args: &Args) -> Store {
     let name = program.file_stem().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     let launch = Launch { program: program.into(), args: Vec::new(), quiet: !args.verbose };
-    Store { name, launch, patience: PATIENCE }
+    Store { name, launch, timeouts: TIMEOUTS }
 }
 
 /// Long enough for a busy machine. Opening includes the start of an interpreter and its libraries.
-const PATIENCE: Patience = Patience { open: Duration::from_secs(180), command: Duration::from_secs(60) };
+const TIMEOUTS: Timeouts = Timeouts { open: Duration::from_secs(180), command: Duration::from_secs(60) };
 
 fn print_outcome(store: &Store, outcome: &Outcome) {
     let found = finding(outcome).unwrap_or_default();

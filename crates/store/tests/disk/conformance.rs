@@ -1,7 +1,8 @@
 //! What holds for every driver without faults.
 
-use crate::faulty::{Fault, Mischief};
 use crate::world::{DISK, PAGE, World, faulty_world, for_each_driver, world};
+use forebay_torture::faults::Ending;
+use forebay_torture::faulty_kernel::Gate;
 use forebay_transfer::HostLink;
 use forebay_transfer::{
     Class, End, HostBuffer, LinkSpec, PathSpec, Place, RegionId, Span, SpanPair, Staging, Transfer,
@@ -243,9 +244,8 @@ fn pinned_memory_holds_the_same_bytes() {
 #[test]
 fn a_cancelled_operation_is_quiet_at_its_end() {
     for_each_driver(|driver| {
-        let mischief = Mischief::new(|_, _| Fault::None);
-        let gate = mischief.gate.clone();
-        let world = faulty_world(driver, 16 * PAGE, mischief);
+        let gate = Gate::default();
+        let world = faulty_world(driver, 16 * PAGE, gate.clone(), |_| (Ending::Honest, 0));
         gate.close();
         let (ends, received) = mpsc::channel();
         let transfer = world.reading(&[(0, 0, 4)]);
@@ -267,9 +267,8 @@ fn a_cancelled_operation_is_quiet_at_its_end() {
 #[test]
 fn the_file_closes_after_the_last_operation_and_not_before() {
     for_each_driver(|driver| {
-        let mischief = Mischief::new(|_, _| Fault::None);
-        let gate = mischief.gate.clone();
-        let mut world = faulty_world(driver, 16 * PAGE, mischief);
+        let gate = Gate::default();
+        let mut world = faulty_world(driver, 16 * PAGE, gate.clone(), |_| (Ending::Honest, 0));
         let written = world.fill(0, 4, 9);
         assert!(descriptors_of(&world) > 0);
         gate.close();

@@ -1,23 +1,26 @@
 //! What holds when the system below misbehaves.
 
-use crate::faulty::{Fault, Mischief};
 use crate::world::{DEPTH, PAGE, World, faulty_world, for_each_driver, world};
-use forebay_store::disk::IDLE_RESULTS_MAX;
+use forebay_store::disk::{Driver, IDLE_RESULTS_MAX};
+use forebay_torture::faults::Ending;
+use forebay_torture::faulty_kernel::Gate;
 use forebay_transfer::{End, Transfer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// A world whose requests end as `choose` says, told at once.
+fn ending(driver: Driver, bytes: u64, choose: impl Fn(u64) -> Ending + Send + 'static) -> World {
+    faulty_world(driver, bytes, Gate::default(), move |nth| (choose(nth), 0))
+}
+
 #[test]
 fn a_short_read_is_never_success() {
     for_each_driver(|driver| {
-        let world = faulty_world(
-            driver,
-            64 * PAGE,
-            Mischief::new(|nth, _| {
-                // Shares that end inside a page and inside a device block, then the rest.
-                if nth % 4 == 3 { Fault::None } else { Fault::Short([4096, 512, 1536][(nth % 4) as usize]) }
-            }),
-        );
+        let world = ending(driver, 64 * PAGE, |nth| match nth % 4 {
+            3 => Ending::Honest,
+            // Shares that end inside a page and inside a device block, then the rest.
+            nth => Ending::Short([4096, 512, 1536][nth as usize]),
+        });
         let written = world.fill(0, 16, 1);
         world.run_fully(world.writing(&[(0, 8, 16)]));
         world.run_fully(world.reading(&[(40, 8, 3), (20, 11, 10), (50, 21, 3)]));
@@ -59,7 +62,7 @@ fn results_without_progress_are_failures_with_their_reason() {
             (-libc::EBADF, "os error 9"),
             (1 << 20, "reports 1048576 bytes where 16384 were asked for"),
         ] {
-            let world = faulty_world(driver, 64 * PAGE, Mischief::always(result));
+            let world = ending(driver, 64 * PAGE, move |_| Ending::Instead(result));
             for transfer in [read(&world), write(&world)] {
                 let error = world.error_of(transfer);
                 assert!(error.contains(message), "{driver:?}: {error}");
@@ -67,7 +70,7 @@ fn results_without_progress_are_failures_with_their_reason() {
             }
             assert!(world.file_bytes(0, 64).iter().all(|byte| *byte == 0));
         }
-        let world = faulty_world(driver, 64 * PAGE, Mischief::always(0));
+        let world = ending(driver, 64 * PAGE, |_| Ending::Instead(0));
         assert!(world.error_of(read(&world)).contains("truncated"));
         assert!(world.error_of(write(&world)).contains("wrote nothing of the last 16384 bytes"));
     });
@@ -76,9 +79,8 @@ fn results_without_progress_are_failures_with_their_reason() {
 #[test]
 fn an_error_that_passes_is_survived() {
     for_each_driver(|driver| {
-        let mischief =
-            Mischief::new(|nth, _| if nth == 0 { Fault::Instead(-libc::EIO) } else { Fault::None });
-        let world = faulty_world(driver, 64 * PAGE, mischief);
+        let first = |nth| if nth == 0 { Ending::Instead(-libc::EIO) } else { Ending::Honest };
+        let world = ending(driver, 64 * PAGE, first);
         let written = world.fill(0, 16, 1);
         world.run_fully(world.writing(&[(0, 0, 16)]));
         assert!(world.file_bytes(0, 16) == written);
@@ -90,12 +92,11 @@ fn an_error_that_passes_is_survived() {
 fn storms_of_interruptions_are_survived() {
     for_each_driver(|driver| {
         let storm = u64::from(IDLE_RESULTS_MAX) - 1;
-        let mischief = Mischief::new(move |nth, _| match nth % (storm + 1) {
-            calm if calm == storm => Fault::None,
-            odd if odd % 2 == 1 => Fault::Instead(-libc::EAGAIN),
-            _ => Fault::Instead(-libc::EINTR),
+        let world = ending(driver, 64 * PAGE, move |nth| match nth % (storm + 1) {
+            calm if calm == storm => Ending::Honest,
+            odd if odd % 2 == 1 => Ending::Instead(-libc::EAGAIN),
+            _ => Ending::Instead(-libc::EINTR),
         });
-        let world = faulty_world(driver, 64 * PAGE, mischief);
         let written = world.fill(0, 16, 1);
         world.run_fully(world.writing(&[(0, 0, 16)]));
         assert!(world.file_bytes(0, 16) == written);
@@ -108,14 +109,14 @@ fn any_mix_of_faults_and_orders_leaves_every_byte_right() {
     for_each_driver(|driver| {
         for seed in 0..4 {
             let mut random = Random(seed * 2 + 1);
-            let mischief = Mischief::new(move |_, _| match random.below(8) {
-                0 => Fault::Short(512 * (1 + random.below(40) as usize)),
-                1 => Fault::Instead(-libc::EINTR),
-                2 => Fault::Instead(-libc::EAGAIN),
-                3 | 4 => Fault::Late(random.below(10) as usize),
-                _ => Fault::None,
-            });
-            let world = faulty_world(driver, 256 * PAGE, mischief);
+            let choose = move |_| match random.below(8) {
+                0 => (Ending::Short(512 * (1 + random.below(40) as usize)), 0),
+                1 => (Ending::Instead(-libc::EINTR), 0),
+                2 => (Ending::Instead(-libc::EAGAIN), 0),
+                3 | 4 => (Ending::Honest, random.below(10) as usize),
+                _ => (Ending::Honest, 0),
+            };
+            let world = faulty_world(driver, 256 * PAGE, Gate::default(), choose);
             let written = world.fill(0, 128, seed);
             run_all(&world, (0..128).step_by(8).map(|page| world.writing(&[(page, 2 * page, 8)])));
             let scattered = |page: u64| [(255 - page, 2 * page, 1), (254 - page, 2 * page + 1, 1)];
@@ -144,16 +145,14 @@ fn run_all(world: &World, transfers: impl Iterator<Item = Transfer>) {
 #[test]
 fn the_driver_never_has_more_requests_than_the_depth() {
     for_each_driver(|driver| {
-        let mischief = Mischief::new(|_, _| Fault::None);
-        let gate = mischief.gate.clone();
+        let gate = Gate::default();
         let started = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&started);
-        let choose = move |_: u64, _: &_| {
+        let choose = move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
-            Fault::None
+            (Ending::Honest, 0)
         };
-        let world =
-            faulty_world(driver, 256 * PAGE, Mischief { choose: Box::new(choose), gate: gate.clone() });
+        let world = faulty_world(driver, 256 * PAGE, gate.clone(), choose);
         gate.close();
         // 32 I/Os that do not adjoin on disk, in one operation.
         let pages: Vec<_> = (0..32).map(|io| (io, 2 * io, 1)).collect();

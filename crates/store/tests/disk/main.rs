@@ -5,7 +5,6 @@
 
 mod conformance;
 mod faults;
-mod faulty;
 mod files;
 mod kernels;
 mod world;

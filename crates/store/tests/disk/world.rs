@@ -1,7 +1,8 @@
 //! A mover with one disk link and one buffer of host memory, for each driver.
 
-use crate::faulty::{Faulty, Mischief};
 use forebay_store::disk::{DiskFile, DiskHandle, DiskLink, DiskOptions, Driver, Kernel, Threads, Uring};
+use forebay_torture::faults::Ending;
+use forebay_torture::faulty_kernel::{FaultyKernel, Gate};
 use forebay_transfer::{
     Class, End, Failure, HostBuffer, Limits, LinkId, LinkSpec, MoverHandle, MoverThread, PathSpec, Place,
     Reason, RegionId, Span, SpanPair, Transfer,
@@ -52,8 +53,15 @@ pub fn world(driver: Driver, bytes: u64) -> World {
     build(bytes, |path| DiskLink::open(DiskFile::create(path, bytes).unwrap(), options).unwrap())
 }
 
-/// The same, with mischief between the link and its driver.
-pub fn faulty_world(driver: Driver, bytes: u64, mischief: Mischief) -> World {
+/// The same, with a kernel between the link and its driver that holds completions back while `gate`
+/// is closed. `choose` says how request number n, from 0, ends, and after how many further
+/// completions that is told.
+pub fn faulty_world(
+    driver: Driver,
+    bytes: u64,
+    gate: Gate,
+    mut choose: impl FnMut(u64) -> (Ending, usize) + Send + 'static,
+) -> World {
     build(bytes, |path| {
         let file = DiskFile::create(path, bytes).unwrap();
         let inner: Box<dyn Kernel> = match driver {
@@ -61,7 +69,13 @@ pub fn faulty_world(driver: Driver, bytes: u64, mischief: Mischief) -> World {
             _ => Box::new(Uring::open(&file, DEPTH).unwrap()),
         };
         let options = DiskOptions { driver, depth: DEPTH, io_bytes_max: 64 * PAGE };
-        DiskLink::over(Box::new(Faulty::new(inner, mischief)), file, options).unwrap()
+        let mut requests = 0;
+        let choose = move |_: &_, _| {
+            requests += 1;
+            choose(requests - 1)
+        };
+        let kernel = FaultyKernel::new(inner, Box::new(choose), gate);
+        DiskLink::over(Box::new(kernel), file, options).unwrap()
     })
 }
 

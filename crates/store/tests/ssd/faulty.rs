@@ -1,8 +1,9 @@
 //! A kernel and a medium that fail when they are told to, in front of real ones.
 
-use forebay_store::disk::{Action, Completed, Kernel, Request};
+use forebay_store::disk::{Action, Kernel, Request};
 use forebay_store::log::{Medium, VolumeSpace};
-use forebay_transfer::Waker;
+use forebay_torture::faults::Ending;
+use forebay_torture::faulty_kernel::{FaultyKernel, Gate};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -54,56 +55,22 @@ impl Faults {
     }
 
     pub fn kernel(&self, inner: Box<dyn Kernel>) -> Box<dyn Kernel> {
-        Box::new(Faulty { inner, faults: self.clone(), failed: Vec::new() })
+        let shared = Arc::clone(&self.shared);
+        let choose = move |request: &Request, bytes: usize| {
+            let unreadable = shared.unreadable_page.load(Ordering::SeqCst);
+            let range = request.offset..request.offset + bytes as u64;
+            let result = match request.action {
+                Action::Read if unreadable > 0 && range.contains(&unreadable) => -5,
+                Action::Read => shared.reads.load(Ordering::SeqCst),
+                Action::Write => shared.writes.load(Ordering::SeqCst),
+            };
+            (if result == 0 { Ending::Honest } else { Ending::Instead(result) }, 0)
+        };
+        Box::new(FaultyKernel::new(inner, Box::new(choose), Gate::default()))
     }
 
     pub fn medium(&self, inner: Arc<dyn Medium>) -> Arc<dyn Medium> {
         Arc::new(FaultyMedium { inner, faults: self.clone() })
-    }
-}
-
-struct Faulty {
-    inner: Box<dyn Kernel>,
-    faults: Faults,
-    failed: Vec<Completed>,
-}
-
-// SAFETY: every request is completed once: by the inner kernel, or here without having been
-// started.
-unsafe impl Kernel for Faulty {
-    unsafe fn start(&mut self, key: u64, request: Request) {
-        // SAFETY: the caller keeps the slices valid.
-        let slices = unsafe { std::slice::from_raw_parts(request.slices, request.slice_count as usize) };
-        let bytes: usize = slices.iter().map(|slice| slice.iov_len).sum();
-        let unreadable = self.faults.shared.unreadable_page.load(Ordering::SeqCst);
-        let range = request.offset..request.offset + bytes as u64;
-        let result = match request.action {
-            Action::Read if unreadable > 0 && range.contains(&unreadable) => -5,
-            Action::Read => self.faults.shared.reads.load(Ordering::SeqCst),
-            Action::Write => self.faults.shared.writes.load(Ordering::SeqCst),
-        };
-        match result {
-            // SAFETY: as the caller promises.
-            0 => unsafe { self.inner.start(key, request) },
-            result => {
-                self.failed.push(Completed { key, result });
-                (self.inner.waker())();
-            }
-        }
-    }
-
-    fn wait(&mut self, completed: &mut Vec<Completed>) -> io::Result<()> {
-        self.inner.wait(completed)?;
-        completed.append(&mut self.failed);
-        Ok(())
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn name(&self) -> &'static str {
-        "faulty"
     }
 }
 

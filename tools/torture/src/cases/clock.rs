@@ -3,8 +3,7 @@
 //! evict.
 
 use super::space::exceeded;
-use super::{Case, Verdict};
-use crate::disk::Disk;
+use crate::case::{Case, Verdict};
 use crate::rig::Rig;
 use crate::worker::Broken;
 use std::fs::{File, FileTimes};
@@ -20,7 +19,7 @@ pub const CASES: &[Case] = &[Case {
 const YEAR_2100_S: u64 = 4_102_444_800;
 
 fn jumps(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
+    let disk = rig.disk();
     let values = rig.scale.capacity_bytes / rig.scale.value_bytes;
     let mut verdict = Verdict::Passed;
     let mut next = 0;

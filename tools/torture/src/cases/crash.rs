@@ -2,7 +2,7 @@
 //! chosen write. What was flushed is there afterwards, and nothing that comes back was ever
 //! anything else.
 
-use super::{Case, Verdict, is_warm, still_works};
+use crate::case::{Case, Verdict, is_warm, still_works};
 use crate::protocol::Fault;
 use crate::rig::Rig;
 use crate::worker::Broken;

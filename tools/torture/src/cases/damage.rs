@@ -1,7 +1,7 @@
 //! Damage to values at rest: bits, sectors, pages, lengths and files. What was damaged is a miss,
 //! while the store runs and after a restart.
 
-use super::{Case, Verdict, still_works};
+use crate::case::{Case, Verdict, still_works};
 use crate::disk::{Copy, Disk};
 use crate::rig::Rig;
 use crate::value::SECTOR_BYTES;
@@ -57,7 +57,7 @@ type Damage = fn(&mut Rig, &Disk, &[Copy]) -> io::Result<()>;
 /// Does damage under a running store, then to another set of values while the store is closed.
 fn at_rest(rig: &mut Rig, damage: Damage) -> Result<Verdict, Broken> {
     let keys = rig.scale.keys;
-    let disk = Disk::of(rig.dir());
+    let disk = rig.disk();
     rig.open()?;
     rig.put_all(0..keys)?;
     rig.flush()?;

@@ -2,8 +2,7 @@
 //! a state that was once right, and no store can tell; but each value must be one that was stored,
 //! complete, under its key.
 
-use super::{Case, Verdict, still_works};
-use crate::disk::Disk;
+use crate::case::{Case, Verdict, still_works};
 use crate::rig::Rig;
 use crate::worker::Broken;
 
@@ -21,10 +20,8 @@ pub const CASES: &[Case] = &[
 ];
 
 fn replaced(rig: &mut Rig, share_percents: &[u64]) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    let disk = rig.disk();
+    rig.open_and_fill()?;
     rig.kill()?;
     let older = disk.image()?;
     rig.open()?;

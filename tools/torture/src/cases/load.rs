@@ -1,7 +1,7 @@
 //! More at a time than there is room for: readers beyond the staging memory, readers of what is
 //! being evicted. Everything is answered, and rightly.
 
-use super::{Case, Verdict, still_works};
+use crate::case::{Case, Verdict, still_works};
 use crate::protocol::COMMANDS_MAX;
 use crate::rig::Rig;
 use crate::worker::Broken;

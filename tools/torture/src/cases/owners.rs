@@ -1,8 +1,7 @@
 //! Two processes that open the same store, as a deployment with a typing error has it.
 
 use super::space::exceeded;
-use super::{Case, Verdict};
-use crate::disk::Disk;
+use crate::case::{Case, Verdict};
 use crate::protocol::Do;
 use crate::rig::Rig;
 use crate::value;
@@ -15,10 +14,8 @@ pub const CASES: &[Case] = &[Case {
 }];
 
 fn two_owners(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    let disk = rig.disk();
+    rig.open_and_fill()?;
     let mut second = rig.start_another()?;
     match second.open(rig.setup.clone()) {
         Err(Broken::NotOpened { reason }) => {

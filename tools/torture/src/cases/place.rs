@@ -2,7 +2,7 @@
 //! arrived. Everything that comes back is intact by itself, and still must not be taken for what
 //! was asked for.
 
-use super::{Case, Verdict, still_works};
+use crate::case::{Case, Verdict, still_works};
 use crate::disk::{Copy, Disk, Image, Place};
 use crate::rig::Rig;
 use crate::value::SECTOR_BYTES;
@@ -31,10 +31,8 @@ pub const CASES: &[Case] = &[
 const BESIDE_BYTES: usize = 4096;
 
 fn misdirected(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    let disk = rig.disk();
+    rig.open_and_fill()?;
     let copies = disk.find(rig.scale.keys, 1, rig.scale.value_bytes)?;
     if copies.len() < 4 {
         return Ok(Verdict::NotApplicable("its files hold no value as it was put".into()));
@@ -56,7 +54,7 @@ fn swap_with_neighbourhood(disk: &Disk, one: &Copy, other: &Copy) -> io::Result<
 }
 
 fn stale(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
+    let disk = rig.disk();
     let (older, image) = two_versions(rig, &disk)?;
     let newer = disk.find(rig.scale.keys, 2, rig.scale.value_bytes)?;
     let mut overwritten = 0;
@@ -73,7 +71,7 @@ fn stale(rig: &mut Rig) -> Result<Verdict, Broken> {
 }
 
 fn lost_writes(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
+    let disk = rig.disk();
     let (_, image) = two_versions(rig, &disk)?;
     let mut lost = 0;
     for new in disk.find(rig.scale.keys, 2, rig.scale.value_bytes)?.iter().filter(|copy| copy.version == 1) {
@@ -95,9 +93,7 @@ fn lost_writes(rig: &mut Rig) -> Result<Verdict, Broken> {
 /// Stores a version of every key, takes an image, and stores the next. The older copies, and the
 /// image.
 fn two_versions(rig: &mut Rig, disk: &Disk) -> Result<(Vec<Copy>, Image), Broken> {
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    rig.open_and_fill()?;
     let older = disk.find(rig.scale.keys, 1, rig.scale.value_bytes)?;
     let image = disk.image()?;
     for key in rig.keys() {

@@ -1,7 +1,7 @@
 //! Restarts in good order: the values are still there, and only for the namespace that they belong
 //! to.
 
-use super::{Case, Verdict, is_warm, still_works};
+use crate::case::{Case, Verdict, is_warm, still_works};
 use crate::rig::Rig;
 use crate::worker::Broken;
 
@@ -15,9 +15,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn warm_restart(rig: &mut Rig) -> Result<Verdict, Broken> {
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    rig.open_and_fill()?;
     rig.close()?;
     rig.open()?;
     rig.get_all(rig.keys())?;
@@ -26,9 +24,7 @@ fn warm_restart(rig: &mut Rig) -> Result<Verdict, Broken> {
 }
 
 fn another_namespace(rig: &mut Rig) -> Result<Verdict, Broken> {
-    rig.open()?;
-    rig.put_all(rig.keys())?;
-    rig.flush()?;
+    rig.open_and_fill()?;
     rig.close()?;
     let of_first = rig.model().clone();
     rig.model().nothing_is_there();

@@ -1,7 +1,7 @@
 //! System calls that end oddly while the store runs. Values may be lost and puts declined;
 //! afterwards the store works again.
 
-use super::{Case, Verdict, still_works};
+use crate::case::{Case, Verdict, still_works};
 use crate::protocol::{Fault, IoFault};
 use crate::rig::Rig;
 use crate::worker::Broken;

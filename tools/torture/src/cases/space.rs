@@ -1,7 +1,6 @@
 //! The disk as a limit: what a store was given, and what there is.
 
-use super::{Case, Verdict, still_works};
-use crate::disk::Disk;
+use crate::case::{Case, Verdict, still_works};
 use crate::rig::Rig;
 use crate::worker::Broken;
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn bounded(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let disk = Disk::of(rig.dir());
+    let disk = rig.disk();
     let (capacity, values) = (rig.scale.capacity_bytes, rig.scale.capacity_bytes / rig.scale.value_bytes);
     rig.open()?;
     let mut most = 0;
@@ -47,7 +46,7 @@ pub fn exceeded(physical_bytes: u64, capacity_bytes: u64) -> Verdict {
 }
 
 fn disk_too_small(rig: &mut Rig) -> Result<Verdict, Broken> {
-    let Some(small) = SmallDisk::mount(rig.dir(), rig.scale.capacity_bytes / 2) else {
+    let Some(small) = SmallDisk::mount(&rig.setup.dir, rig.scale.capacity_bytes / 2) else {
         return Ok(Verdict::NotApplicable("mounting a small file system needs root".into()));
     };
     let verdict = on_small_disk(rig, &small);

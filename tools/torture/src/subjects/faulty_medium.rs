@@ -2,7 +2,7 @@
 //! faults of single calls that its implementation hides, short ones and interrupted ones, cannot be
 //! played here. This file plays faults.
 
-use crate::faults::{Ending, Faults};
+use crate::faults::{Ending, Faults, instead};
 use forebay_store::log::{Medium, VolumeSpace};
 use forebay_store::ssd::FileMedium;
 use std::fs::File;
@@ -68,8 +68,8 @@ impl Medium for FaultyMedium {
 /// `zero` is the error of an operation that could move nothing.
 fn check(ending: Ending, zero: io::ErrorKind) -> io::Result<()> {
     match ending {
-        Ending::Error(libc::EINTR) | Ending::Honest | Ending::Short(_) => Ok(()),
-        Ending::Zero => Err(zero.into()),
-        Ending::Error(errno) => Err(io::Error::from_raw_os_error(errno)),
+        Ending::Honest | Ending::Short(_) => Ok(()),
+        Ending::Instead(result) if result == -libc::EINTR => Ok(()),
+        Ending::Instead(result) => instead(result).and(Err(zero.into())),
     }
 }

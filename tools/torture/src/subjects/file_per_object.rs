@@ -3,21 +3,19 @@
 //! recently used values removed by accounted bytes. Its code is careful, so what it fails at is the
 //! design's. This file knows file names and bytes; faults are `files`' matter.
 
-use super::files::Files;
+use super::files;
 use crate::faults::Faults;
-use crate::protocol::{Fault, Is, Setup};
+use crate::protocol::{Is, Setup};
 use crate::serve::Subject;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FilePerObject {
-    faults: Arc<Faults>,
-    files: Files,
+    faults: Faults,
     state: Mutex<Option<State>>,
 }
 
@@ -30,20 +28,13 @@ struct State {
     temporaries: u64,
 }
 
-impl Default for FilePerObject {
-    fn default() -> FilePerObject {
-        let faults = Arc::new(Faults::default());
-        FilePerObject { files: Files::new(Arc::clone(&faults)), faults, state: Mutex::default() }
-    }
-}
-
 impl FilePerObject {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> Result<T, Is> {
         let state: &mut Option<State> = &mut self.state.lock();
         state.as_mut().map(work).ok_or_else(|| Is::Error { reason: "not open".into() })
     }
 
-    fn store(&self, key: u64, value: &[u8]) -> Result<Is, Is> {
+    fn store(&self, key: u64, value: &[u8]) -> Result<(), Is> {
         let bytes = value.len() as u64;
         let (path, temporary) = self.with(|state| {
             state.make_room(bytes);
@@ -52,20 +43,21 @@ impl FilePerObject {
             let path = state.path(key);
             (path.clone(), path.with_extension(format!("tmp{}", state.temporaries)))
         })?;
-        let written = self.files.write(&temporary, value).and_then(|()| std::fs::rename(&temporary, &path));
+        let written =
+            files::write(&self.faults, &temporary, value).and_then(|()| std::fs::rename(&temporary, &path));
         self.with(|state| match written {
             Ok(()) => {
                 let replaced = state.index.insert(path, (bytes, SystemTime::now()));
                 state.accounted_bytes -= replaced.map_or(0, |(bytes, _)| bytes);
-                Is::Done
+                Ok(())
             }
             Err(error) => {
                 // What cannot be removed either is found by the next start.
                 let _ = std::fs::remove_file(&temporary);
                 state.accounted_bytes -= bytes;
-                Is::Refused { reason: error.to_string() }
+                Err(Is::Refused { reason: error.to_string() })
             }
-        })
+        })?
     }
 
     fn load(&self, key: u64) -> Result<Option<Vec<u8>>, Is> {
@@ -76,7 +68,7 @@ impl FilePerObject {
             Some((path, entry.0))
         })?;
         let Some((path, bytes)) = known else { return Ok(None) };
-        match self.files.read(&path, bytes as usize) {
+        match files::read(&self.faults, &path, bytes as usize) {
             Ok(value) => Ok(Some(value)),
             Err(_) => {
                 self.with(|state| state.forget(&path))?;
@@ -87,48 +79,42 @@ impl FilePerObject {
 }
 
 impl Subject for FilePerObject {
-    fn open(&self, setup: &Setup) -> Is {
-        match State::scan(setup) {
-            Ok(state) => {
-                *self.state.lock() = Some(state);
-                Is::Done
-            }
-            Err(error) => Is::Refused { reason: error.to_string() },
-        }
+    fn open(&self, setup: &Setup) -> Result<(), Is> {
+        let state = State::scan(setup).map_err(|error| Is::Refused { reason: error.to_string() })?;
+        *self.state.lock() = Some(state);
+        Ok(())
     }
 
-    fn put(&self, key: u64, value: Vec<u8>) -> Is {
-        self.store(key, &value).unwrap_or_else(|error| error)
+    fn put(&self, key: u64, value: Vec<u8>) -> Result<(), Is> {
+        self.store(key, &value)
     }
 
     fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
         keys.iter().map(|key| self.load(*key)).collect()
     }
 
-    fn delete(&self, key: u64) -> Is {
-        let deleted = self.with(|state| {
+    fn delete(&self, key: u64) -> Result<(), Is> {
+        self.with(|state| {
             let path = state.path(key);
             state.forget(&path);
-        });
-        deleted.map_or_else(|error| error, |()| Is::Done)
+        })
     }
 
     /// Stores of this kind have no flush: what was answered lies in the system's cache.
-    fn flush(&self) -> Is {
-        Is::Done
+    fn flush(&self) -> Result<(), Is> {
+        Ok(())
     }
 
-    fn inject(&self, fault: Fault) -> Is {
-        self.faults.inject(fault);
-        Is::Done
+    fn faults(&self) -> &Faults {
+        &self.faults
     }
 
-    fn faults(&self) -> Option<u64> {
+    fn noticed(&self) -> Option<u64> {
         None
     }
 
-    fn close(&self) -> Is {
-        Is::Done
+    fn close(&self) -> Result<(), Is> {
+        Ok(())
     }
 }
 

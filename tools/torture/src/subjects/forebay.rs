@@ -2,10 +2,10 @@
 //! This file knows the tier as its users do; the faults are in the kernel and the medium that it is
 //! given.
 
-use super::faulty_kernel::FaultyKernel;
 use super::faulty_medium::FaultyMedium;
 use crate::faults::Faults;
-use crate::protocol::{Fault, Is, Setup};
+use crate::faulty_kernel::FaultyKernel;
+use crate::protocol::{Is, Setup};
 use crate::serve::Subject;
 use forebay_kv::{ChunkId, Digest};
 use forebay_store::TenantId;
@@ -81,12 +81,12 @@ impl Forebay {
             Ok(uring) => Box::new(uring),
             Err(_) => Box::new(Threads::open(&disk, options.depth)?),
         };
-        let kernel = FaultyKernel::new(kernel, same, Arc::clone(&self.faults));
+        let kernel = FaultyKernel::over(kernel, same, Arc::clone(&self.faults));
         Ok(Volume { link: DiskLink::over(Box::new(kernel), disk, options)?, medium: Arc::new(medium) })
     }
 
     fn opened(&self) -> Result<Open, Is> {
-        self.open.lock().clone().ok_or_else(|| Is::Error { reason: "not open".into() })
+        self.open.lock().clone().ok_or_else(|| failed("not open"))
     }
 }
 
@@ -96,33 +96,30 @@ impl Open {
         ChunkId::from_bytes(*Digest::of(&name).as_bytes())
     }
 
-    fn put(&self, key: u64, value: &[u8]) -> Result<Is, Failure> {
+    fn put(&self, key: u64, value: &[u8]) -> Result<(), Is> {
         let mover: MoverHandle = self.mover.handle();
         let buffer = HostBuffer::new(value.len());
         buffer.write(0, value);
-        let region = mover.register(HOST, Arc::new(buffer))?;
+        let region = mover.register(HOST, Arc::new(buffer)).map_err(failed)?;
         let layer_bytes = value.len() as u64 / LAYERS;
         let layers: Vec<_> =
             (0..LAYERS).map(|layer| vec![Span::new(region, layer * layer_bytes, layer_bytes)]).collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
         let taken = self.ssd.write(TENANT, self.id(key), None, &layers, None, Class::WriteBack, on_end);
-        let is = match taken {
-            Err(not_written) => refused(not_written),
-            Ok(()) => match end.recv()? {
-                SsdWriteEnd::Stored { .. } | SsdWriteEnd::AlreadyHere => Is::Done,
-                SsdWriteEnd::Deleted => Is::Refused { reason: "deleted meanwhile".into() },
-                SsdWriteEnd::Failed(not_written) => refused(not_written),
-            },
-        };
+        let stored = taken.map_err(refused).and_then(|()| match end.recv().map_err(failed)? {
+            SsdWriteEnd::Stored { .. } | SsdWriteEnd::AlreadyHere => Ok(()),
+            SsdWriteEnd::Deleted => Err(refused("deleted meanwhile")),
+            SsdWriteEnd::Failed(not_written) => Err(refused(not_written)),
+        });
         // Memory that a failed transfer might still touch is kept.
-        let _ = mover.unregister(region)?;
-        Ok(is)
+        let _ = mover.unregister(region).map_err(failed)?;
+        stored
     }
 
     /// One lease and one request for the values up to the first that is not here, as an engine asks
     /// for a prefix. Whatever the reason why there are none, the caller computes them anew.
-    fn get(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Failure> {
+    fn get(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
         let mut values = vec![None; keys.len()];
         let ids: Vec<ChunkId> = keys.iter().map(|key| self.id(*key)).collect();
         let lease = self.ssd.lease(TENANT, &ids, LEASE_US);
@@ -137,7 +134,7 @@ impl Open {
         if self.ssd.read(&lease, &wants, Class::Demand, Some(deadline_us), on_end).is_err() {
             return Ok(values);
         }
-        for (value, end) in values.iter_mut().zip(end.recv()?) {
+        for (value, end) in values.iter_mut().zip(end.recv().map_err(failed)?) {
             *value = end.ok().as_ref().map(bytes_of);
         }
         Ok(values)
@@ -152,59 +149,47 @@ fn refused(reason: impl ToString) -> Is {
     Is::Refused { reason: reason.to_string() }
 }
 
-fn failed(failure: &Failure) -> Is {
-    Is::Error { reason: failure.to_string() }
+fn failed(reason: impl ToString) -> Is {
+    Is::Error { reason: reason.to_string() }
 }
 
 impl Subject for Forebay {
-    fn open(&self, setup: &Setup) -> Is {
-        match self.open_log(setup) {
-            Ok(open) => {
-                *self.open.lock() = Some(open);
-                Is::Done
-            }
-            Err(failure) => refused(failure),
-        }
+    fn open(&self, setup: &Setup) -> Result<(), Is> {
+        let open = self.open_log(setup).map_err(refused)?;
+        *self.open.lock() = Some(open);
+        Ok(())
     }
 
-    fn put(&self, key: u64, value: Vec<u8>) -> Is {
-        let put = |open: Open| open.put(key, &value).unwrap_or_else(|failure| failed(&failure));
-        self.opened().map_or_else(|is| is, put)
+    fn put(&self, key: u64, value: Vec<u8>) -> Result<(), Is> {
+        self.opened()?.put(key, &value)
     }
 
     fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
-        self.opened()?.get(keys).map_err(|failure| failed(&failure))
+        self.opened()?.get(keys)
     }
 
-    fn delete(&self, key: u64) -> Is {
-        let delete = |open: Open| {
-            open.ssd.delete(TENANT, &[open.id(key)]);
-            Is::Done
-        };
-        self.opened().map_or_else(|is| is, delete)
+    fn delete(&self, key: u64) -> Result<(), Is> {
+        let open = self.opened()?;
+        open.ssd.delete(TENANT, &[open.id(key)]);
+        Ok(())
     }
 
-    fn flush(&self) -> Is {
-        let flush = |open: Open| open.ssd.flush().map_or_else(refused, |()| Is::Done);
-        self.opened().map_or_else(|is| is, flush)
+    fn flush(&self) -> Result<(), Is> {
+        self.opened()?.ssd.flush().map_err(refused)
     }
 
-    fn inject(&self, fault: Fault) -> Is {
-        self.faults.inject(fault);
-        Is::Done
+    fn faults(&self) -> &Faults {
+        &self.faults
     }
 
-    fn faults(&self) -> Option<u64> {
+    fn noticed(&self) -> Option<u64> {
         let stat = self.opened().ok()?.ssd.stat();
-        Some(
-            stat.corrupt
-                + stat.io_faults
-                + stat.volumes.iter().map(|volume| volume.failed_commits).sum::<u64>(),
-        )
+        let failed_commits: u64 = stat.volumes.iter().map(|volume| volume.failed_commits).sum();
+        Some(stat.corrupt + stat.io_faults + failed_commits)
     }
 
-    fn close(&self) -> Is {
-        let close = |open: Open| open.ssd.close().map_or_else(refused, |()| Is::Done);
-        self.open.lock().take().map_or(Is::Done, close)
+    fn close(&self) -> Result<(), Is> {
+        let open = self.open.lock().take();
+        open.map_or(Ok(()), |open| open.ssd.close().map_err(refused))
     }
 }

@@ -2,7 +2,6 @@
 //! of its own; what goes wrong below it is played by a file layer that lives here and not in the
 //! store.
 
-mod faulty_kernel;
 mod faulty_medium;
 mod file_per_object;
 mod files;
