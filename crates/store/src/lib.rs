@@ -25,8 +25,8 @@ mod tree;
 
 pub use lease_table::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
-pub use slots::{ArenaUse, SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
-pub use stat::{Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
+pub use slots::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
+pub use stat::{ArenaUse, Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{Changed, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified};
 pub use store::{NotFetched, NotPromoted, ReadGuard, Reservation};
 pub use store::{OpenError, PromotionStat, Store, StoreEnd, WriteBackConfig, WriteBackStat};

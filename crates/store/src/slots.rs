@@ -5,7 +5,7 @@
 use crate::entry::EntryIx;
 use crate::operations::{Operations, Settled, Waits};
 use crate::shape::ChunkShape;
-use crate::stat::Refused;
+use crate::stat::{ArenaUse, Refused};
 use crate::tenant::TenantId;
 use crate::tier::{Refund, Space, Taken};
 use forebay_kv::ChunkId;
@@ -52,22 +52,6 @@ pub enum SlabError {
     SlabBytes { slab_bytes: u64, limit: u64 },
     #[error("{capacity_bytes} bytes are {slabs} slabs of {slab_bytes} bytes; allowed are 1 to {SLABS_MAX}")]
     Slabs { capacity_bytes: u64, slab_bytes: u64, slabs: u64 },
-}
-
-/// Where every byte of the arena is. The five add up to the arena's length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ArenaUse {
-    /// Slots with a chunk, or with one being written.
-    pub used_bytes: u64,
-    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still
-    /// pays.
-    pub draining_bytes: u64,
-    /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
-    pub quarantined_bytes: u64,
-    /// Free slots, and slabs in the pool.
-    pub free_bytes: u64,
-    /// What is left of slabs, and of the arena, after the last slot or slab that fits.
-    pub tail_bytes: u64,
 }
 
 /// The allocator.

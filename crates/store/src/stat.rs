@@ -1,7 +1,6 @@
 //! What the tier says about itself: refusals with their reasons, faults and a snapshot of all
 //! counters. This file names and counts.
 
-use crate::slots::ArenaUse;
 use crate::tenant::{TenantId, TenantUse};
 use std::ops::Deref;
 use thiserror::Error;
@@ -126,6 +125,22 @@ pub struct Counters {
     pub tenants: Vec<TenantUse>,
     /// Bytes of the tables that grow with the limit on chunks: ids, relatives, recency, state.
     pub index_bytes: u64,
+}
+
+/// Where every byte of the arena is. The five add up to the arena's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArenaUse {
+    /// Slots with a chunk, or with one being written.
+    pub used_bytes: u64,
+    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still
+    /// pays.
+    pub draining_bytes: u64,
+    /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
+    pub quarantined_bytes: u64,
+    /// Free slots, and slabs in the pool.
+    pub free_bytes: u64,
+    /// What is left of slabs, and of the arena, after the last slot or slab that fits.
+    pub tail_bytes: u64,
 }
 
 /// A snapshot of the memory tier.
