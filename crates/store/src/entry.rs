@@ -1,5 +1,6 @@
-//! Entries: the rows of the tier's tables. This file knows how a row is named and what state it is
-//! in.
+//! Rows of a tier's tables: a [`Row`] is the number that a chunk has in all of them, an [`Entry`] is
+//! what the table of states has in a row, and a [`ChunkRef`] tells the chunks apart that a row holds
+//! one after another.
 
 use crate::tenant::TenantId;
 use std::num::NonZeroU32;
@@ -7,15 +8,15 @@ use std::num::NonZeroU32;
 /// Names a row that all tables of the tier share: ids, relatives, recency and state. Rows are
 /// reused; a [`ChunkRef`] is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EntryIx(NonZeroU32);
+pub struct Row(NonZeroU32);
 
-impl EntryIx {
-    /// Rows at most: one value is spent on `Option<EntryIx>`.
+impl Row {
+    /// Rows at most: one value is spent on `Option<Row>`.
     pub const LIMIT: u32 = u32::MAX - 1;
 
     /// The row at `position`, if there can be one.
-    pub fn at(position: usize) -> Option<EntryIx> {
-        u32::try_from(position).ok().and_then(|row| row.checked_add(1)).and_then(NonZeroU32::new).map(EntryIx)
+    pub fn at(position: usize) -> Option<Row> {
+        u32::try_from(position).ok().and_then(|row| row.checked_add(1)).and_then(NonZeroU32::new).map(Row)
     }
 
     /// The position in a table.
@@ -29,8 +30,8 @@ impl EntryIx {
     }
 
     /// From a compact table, where 0 means none.
-    pub fn from_raw(raw: u32) -> Option<EntryIx> {
-        NonZeroU32::new(raw).map(EntryIx)
+    pub fn from_raw(raw: u32) -> Option<Row> {
+        NonZeroU32::new(raw).map(Row)
     }
 }
 
@@ -38,7 +39,7 @@ impl EntryIx {
 /// later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkRef {
-    pub entry: EntryIx,
+    pub row: Row,
     pub generation: u32,
 }
 
@@ -95,16 +96,16 @@ mod tests {
     #[test]
     fn a_row_of_state_is_sixteen_bytes_and_an_optional_row_number_four() {
         assert_eq!(size_of::<Entry<crate::slots::SlotId>>(), 16);
-        assert_eq!(size_of::<Option<EntryIx>>(), 4);
+        assert_eq!(size_of::<Option<Row>>(), 4);
     }
 
     #[test]
     fn row_numbers_survive_the_compact_form() {
-        for position in [0, 1, 77, EntryIx::LIMIT as usize - 1] {
-            let entry = EntryIx::at(position).unwrap();
-            assert_eq!((entry.position(), EntryIx::from_raw(entry.to_raw())), (position, Some(entry)));
+        for position in [0, 1, 77, Row::LIMIT as usize - 1] {
+            let entry = Row::at(position).unwrap();
+            assert_eq!((entry.position(), Row::from_raw(entry.to_raw())), (position, Some(entry)));
         }
-        assert_eq!(EntryIx::from_raw(0), None);
-        assert_eq!(EntryIx::at(u32::MAX as usize), None);
+        assert_eq!(Row::from_raw(0), None);
+        assert_eq!(Row::at(u32::MAX as usize), None);
     }
 }

@@ -1,7 +1,7 @@
 //! The index: from a chunk id to its row. An open-addressing table of row numbers and short tags
 //! beside the ids themselves; about 43 bytes a chunk. This file knows ids and rows.
 
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use forebay_kv::ChunkId;
 
 /// Ids looked up together, so that the processor fetches their cache lines at the same time.
@@ -21,7 +21,7 @@ pub(crate) struct Index {
     /// The id of each row; meaningless for rows that are free.
     ids: Vec<ChunkId>,
     /// Rows that were used and are free again.
-    free: Vec<EntryIx>,
+    free: Vec<Row>,
     limit: usize,
     len: usize,
 }
@@ -46,7 +46,7 @@ fn hash(id: &ChunkId) -> (u64, u32) {
 impl Index {
     /// An index for at most `limit` ids. Memory is reserved now and touched as it fills.
     pub fn new(limit: u32) -> Index {
-        let limit = limit.min(EntryIx::LIMIT);
+        let limit = limit.min(Row::LIMIT);
         let cells = u64::from(limit) * CELLS_PER_ROWS.0 / CELLS_PER_ROWS.1 + 1;
         Index {
             cells: vec![Cell::default(); cells as usize].into(),
@@ -70,19 +70,19 @@ impl Index {
         !self.free.is_empty() || self.ids.len() < self.limit
     }
 
-    pub fn id(&self, row: EntryIx) -> &ChunkId {
+    pub fn id(&self, row: Row) -> &ChunkId {
         &self.ids[row.position()]
     }
 
     /// The row of an id.
-    pub fn find(&self, id: &ChunkId) -> Option<EntryIx> {
+    pub fn find(&self, id: &ChunkId) -> Option<Row> {
         let (place, tag) = hash(id);
         self.probe(id, self.home(place), tag)
     }
 
     /// The rows of up to [`BATCH`] ids, in their order. The loads of one stage do not depend on
     /// each other.
-    pub fn find_batch(&self, ids: &[ChunkId]) -> [Option<EntryIx>; BATCH] {
+    pub fn find_batch(&self, ids: &[ChunkId]) -> [Option<Row>; BATCH] {
         let mut homes = [(0, 0); BATCH];
         for (home, id) in homes.iter_mut().zip(ids) {
             let (place, tag) = hash(id);
@@ -95,11 +95,11 @@ impl Index {
         rows
     }
 
-    fn probe(&self, id: &ChunkId, home: usize, tag: u32) -> Option<EntryIx> {
+    fn probe(&self, id: &ChunkId, home: usize, tag: u32) -> Option<Row> {
         let mut at = home;
         loop {
             let cell = self.cells[at];
-            let row = EntryIx::from_raw(cell.row)?;
+            let row = Row::from_raw(cell.row)?;
             if cell.tag == tag && self.ids[row.position()] == *id {
                 return Some(row);
             }
@@ -108,7 +108,7 @@ impl Index {
     }
 
     /// Adds an id that is not known yet. `None` when there is no room.
-    pub fn insert(&mut self, id: &ChunkId) -> Option<EntryIx> {
+    pub fn insert(&mut self, id: &ChunkId) -> Option<Row> {
         debug_assert!(self.find(id).is_none(), "an id has one row");
         let row = self.free_row()?;
         self.ids[row.position()] = *id;
@@ -122,17 +122,17 @@ impl Index {
         Some(row)
     }
 
-    fn free_row(&mut self) -> Option<EntryIx> {
+    fn free_row(&mut self) -> Option<Row> {
         if let Some(row) = self.free.pop() {
             return Some(row);
         }
-        let row = EntryIx::at(self.ids.len()).filter(|_| self.ids.len() < self.limit)?;
+        let row = Row::at(self.ids.len()).filter(|_| self.ids.len() < self.limit)?;
         self.ids.push(ChunkId::from_bytes([0; 32]));
         Some(row)
     }
 
     /// Forgets a row's id. The row is used again only if `reusable`.
-    pub fn remove(&mut self, row: EntryIx, reusable: bool) {
+    pub fn remove(&mut self, row: Row, reusable: bool) {
         let (place, _) = hash(&self.ids[row.position()]);
         let mut at = self.home(place);
         while self.cells[at].row != row.to_raw() {
@@ -154,7 +154,7 @@ impl Index {
         let mut at = gap;
         loop {
             at = self.after(at);
-            let Some(row) = EntryIx::from_raw(self.cells[at].row) else { break };
+            let Some(row) = Row::from_raw(self.cells[at].row) else { break };
             let home = self.home(hash(&self.ids[row.position()]).0);
             // The cell may fill the gap unless its home lies cyclically behind the gap.
             if self.distance(home, at) >= self.distance(gap, at) {
@@ -203,7 +203,7 @@ mod tests {
         #[test]
         fn the_index_finds_exactly_the_ids_it_holds(steps in prop::collection::vec((any::<bool>(), 0u8..40), 1..300)) {
             let mut index = Index::new(24);
-            let mut model: HashMap<u8, EntryIx> = HashMap::new();
+            let mut model: HashMap<u8, Row> = HashMap::new();
             for (add, number) in steps {
                 match (add, model.get(&number).copied()) {
                     (true, None) => match index.insert(&id(number)) {

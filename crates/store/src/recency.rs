@@ -4,7 +4,7 @@
 //! Both orders are lists through one table of links. A row is in both or in neither, and every
 //! change is O(1).
 
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::tenant::TenantId;
 
 /// The two orders.
@@ -23,14 +23,14 @@ pub(crate) struct Recency {
 /// Neighbours in one order.
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
-    colder: Option<EntryIx>,
-    warmer: Option<EntryIx>,
+    colder: Option<Row>,
+    warmer: Option<Row>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Ends {
-    coldest: Option<EntryIx>,
-    warmest: Option<EntryIx>,
+    coldest: Option<Row>,
+    warmest: Option<Row>,
 }
 
 impl Recency {
@@ -40,7 +40,7 @@ impl Recency {
     }
 
     /// Adds a row as the one used last.
-    pub fn push_warmest(&mut self, row: EntryIx, tenant: TenantId) {
+    pub fn push_warmest(&mut self, row: Row, tenant: TenantId) {
         self.make_links(row);
         let number = usize::from(tenant.0);
         if self.tenants.len() <= number {
@@ -57,7 +57,7 @@ impl Recency {
     }
 
     /// Takes a row out.
-    pub fn remove(&mut self, row: EntryIx, tenant: TenantId) {
+    pub fn remove(&mut self, row: Row, tenant: TenantId) {
         for order in [ALL, OF_TENANT] {
             let Link { colder, warmer } = std::mem::take(&mut self.links[row.position()][order]);
             *self.ahead_of(colder, order, tenant) = warmer;
@@ -67,7 +67,7 @@ impl Recency {
 
     /// Puts `heir`, which is in neither order, in the place of `row`, which leaves. Both belong to
     /// `tenant`.
-    pub fn replace(&mut self, row: EntryIx, heir: EntryIx, tenant: TenantId) {
+    pub fn replace(&mut self, row: Row, heir: Row, tenant: TenantId) {
         self.make_links(heir);
         for order in [ALL, OF_TENANT] {
             let link = std::mem::take(&mut self.links[row.position()][order]);
@@ -78,18 +78,18 @@ impl Recency {
     }
 
     /// The row used longest ago.
-    pub fn coldest(&self) -> Option<EntryIx> {
+    pub fn coldest(&self) -> Option<Row> {
         self.all.coldest
     }
 
     /// The row used next after this one, which is in the orders; without one, the row used longest
     /// ago.
-    pub fn next_warmer(&self, row: Option<EntryIx>) -> Option<EntryIx> {
+    pub fn next_warmer(&self, row: Option<Row>) -> Option<Row> {
         row.map_or(self.all.coldest, |row| self.links[row.position()][ALL].warmer)
     }
 
     /// The tenant's row used longest ago.
-    pub fn coldest_of(&self, tenant: TenantId) -> Option<EntryIx> {
+    pub fn coldest_of(&self, tenant: TenantId) -> Option<Row> {
         self.tenants.get(usize::from(tenant.0)).and_then(|ends| ends.coldest)
     }
 
@@ -98,14 +98,14 @@ impl Recency {
         (self.links.capacity() * size_of::<[Link; 2]>()) as u64
     }
 
-    fn make_links(&mut self, row: EntryIx) {
+    fn make_links(&mut self, row: Row) {
         if self.links.len() <= row.position() {
             self.links.resize(row.position() + 1, Default::default());
         }
     }
 
     /// What points from `row` to the next warmer one; from the cold end if there is no `row`.
-    fn ahead_of(&mut self, row: Option<EntryIx>, order: usize, tenant: TenantId) -> &mut Option<EntryIx> {
+    fn ahead_of(&mut self, row: Option<Row>, order: usize, tenant: TenantId) -> &mut Option<Row> {
         match row {
             Some(row) => &mut self.links[row.position()][order].warmer,
             None => &mut self.ends(order, tenant).coldest,
@@ -113,7 +113,7 @@ impl Recency {
     }
 
     /// What points from `row` to the next colder one; from the warm end if there is no `row`.
-    fn behind(&mut self, row: Option<EntryIx>, order: usize, tenant: TenantId) -> &mut Option<EntryIx> {
+    fn behind(&mut self, row: Option<Row>, order: usize, tenant: TenantId) -> &mut Option<Row> {
         match row {
             Some(row) => &mut self.links[row.position()][order].colder,
             None => &mut self.ends(order, tenant).warmest,
@@ -135,8 +135,8 @@ mod tests {
 
     const TENANTS: u16 = 2;
 
-    fn row(position: usize) -> EntryIx {
-        EntryIx::at(position).unwrap()
+    fn row(position: usize) -> Row {
+        Row::at(position).unwrap()
     }
 
     fn tenant_of(position: usize) -> TenantId {

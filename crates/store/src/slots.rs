@@ -2,7 +2,7 @@
 //! holds slots for chunks of one shape, and returns to the pool when its last slot is free. This
 //! file knows who occupies a slot and which operations still own it.
 
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::operations::{Operations, Settled, Waits};
 use crate::shape::ChunkShape;
 use crate::stat::{ArenaUse, Refused};
@@ -74,7 +74,7 @@ pub struct Slots {
 #[derive(Debug)]
 struct Slab {
     shape: Arc<ChunkShape>,
-    occupants: Box<[Option<EntryIx>]>,
+    occupants: Box<[Option<Row>]>,
     occupied: u32,
     free: Vec<u16>,
     /// CRC-32C of each layer of each slot.
@@ -131,7 +131,7 @@ impl Slots {
     }
 
     /// Gives `occupant` a slot, if there is one for this shape.
-    fn free_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Option<SlotId> {
+    fn free_slot(&mut self, shape: &ChunkShape, occupant: Row) -> Option<SlotId> {
         let number = match self.open.get(shape).and_then(BTreeSet::first) {
             Some(number) => *number,
             None => self.open_slab(shape)?,
@@ -274,7 +274,7 @@ impl Space for Slots {
         Ok(slot_bytes)
     }
 
-    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<SlotId> {
+    fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<SlotId> {
         self.free_slot(shape, occupant).map_or(Taken::Evict, Taken::Slot)
     }
 
@@ -282,7 +282,7 @@ impl Space for Slots {
         (**self.shape(slot) != *shape).then_some(slot.slab())
     }
 
-    fn chunks_of_slab(&self, slab: u16) -> Vec<EntryIx> {
+    fn chunks_of_slab(&self, slab: u16) -> Vec<Row> {
         self.slabs[usize::from(slab)].occupants.iter().copied().flatten().collect()
     }
 
@@ -337,8 +337,8 @@ mod tests {
         ChunkShape::new([bytes]).unwrap()
     }
 
-    fn row(position: usize) -> EntryIx {
-        EntryIx::at(position).unwrap()
+    fn row(position: usize) -> Row {
+        Row::at(position).unwrap()
     }
 
     fn vacate(slots: &mut Slots, slot: SlotId) -> Option<Refund> {

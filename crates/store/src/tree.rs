@@ -1,6 +1,6 @@
 //! The tree of chunks: who continues whom. This file knows parents and children.
 
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use std::collections::HashSet;
 
 /// Parents and children of rows, as links in both directions; every change is O(1).
@@ -11,11 +11,11 @@ pub(crate) struct Tree {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Node {
-    parent: Option<EntryIx>,
-    first_child: Option<EntryIx>,
+    parent: Option<Row>,
+    first_child: Option<Row>,
     /// Neighbours among the parent's children.
-    before: Option<EntryIx>,
-    after: Option<EntryIx>,
+    before: Option<Row>,
+    after: Option<Row>,
 }
 
 impl Tree {
@@ -25,7 +25,7 @@ impl Tree {
     }
 
     /// Puts a row that has no relatives below `parent`, or makes it a root.
-    pub fn add(&mut self, row: EntryIx, parent: Option<EntryIx>) {
+    pub fn add(&mut self, row: Row, parent: Option<Row>) {
         if self.nodes.len() <= row.position() {
             self.nodes.resize(row.position() + 1, Node::default());
         }
@@ -37,7 +37,7 @@ impl Tree {
     }
 
     /// Takes a row without children out, and returns its parent.
-    pub fn remove(&mut self, row: EntryIx) -> Option<EntryIx> {
+    pub fn remove(&mut self, row: Row) -> Option<Row> {
         debug_assert!(self.is_leaf(row), "children go before their parents");
         let Node { parent, before, after, .. } = std::mem::take(self.node_mut(row));
         match (before, parent) {
@@ -52,22 +52,18 @@ impl Tree {
     }
 
     /// The row that this one continues.
-    pub fn parent(&self, row: EntryIx) -> Option<EntryIx> {
+    pub fn parent(&self, row: Row) -> Option<Row> {
         self.nodes[row.position()].parent
     }
 
     /// Whether the row has no children.
-    pub fn is_leaf(&self, row: EntryIx) -> bool {
+    pub fn is_leaf(&self, row: Row) -> bool {
         self.nodes[row.position()].first_child.is_none()
     }
 
     /// The rows and everything below them, each once, in no particular order. Nothing as soon as
     /// one of them may not be in it.
-    pub fn descend(
-        &self,
-        mut rows: Vec<EntryIx>,
-        mut may: impl FnMut(EntryIx) -> bool,
-    ) -> Option<Vec<EntryIx>> {
+    pub fn descend(&self, mut rows: Vec<Row>, mut may: impl FnMut(Row) -> bool) -> Option<Vec<Row>> {
         let (mut seen, mut found) = (HashSet::new(), Vec::new());
         while let Some(row) = rows.pop() {
             if !seen.insert(row) {
@@ -82,7 +78,7 @@ impl Tree {
         Some(found)
     }
 
-    fn children(&self, row: EntryIx) -> impl Iterator<Item = EntryIx> + '_ {
+    fn children(&self, row: Row) -> impl Iterator<Item = Row> + '_ {
         std::iter::successors(self.nodes[row.position()].first_child, |child| {
             self.nodes[child.position()].after
         })
@@ -93,7 +89,7 @@ impl Tree {
         (self.nodes.capacity() * size_of::<Node>()) as u64
     }
 
-    fn node_mut(&mut self, row: EntryIx) -> &mut Node {
+    fn node_mut(&mut self, row: Row) -> &mut Node {
         &mut self.nodes[row.position()]
     }
 }
@@ -102,8 +98,8 @@ impl Tree {
 mod tests {
     use super::*;
 
-    fn row(position: usize) -> EntryIx {
-        EntryIx::at(position).unwrap()
+    fn row(position: usize) -> Row {
+        Row::at(position).unwrap()
     }
 
     #[test]
@@ -133,7 +129,7 @@ mod tests {
                 .descend(from.into_iter().map(row).collect(), |_| true)
                 .unwrap()
                 .into_iter()
-                .map(EntryIx::position)
+                .map(Row::position)
                 .collect();
             found.sort_unstable();
             assert_eq!(found, expected);
@@ -145,7 +141,7 @@ mod tests {
         let mut tree = Tree::new(9);
         (0..9).for_each(|child| tree.add(row(child), child.checked_sub(1).map(row)));
         let mut looks = 0;
-        let may = |at: EntryIx| {
+        let may = |at: Row| {
             looks += 1;
             at != row(2)
         };

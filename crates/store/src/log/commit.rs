@@ -26,7 +26,7 @@ use super::format::superblock::Current;
 use super::medium::Medium;
 use super::segments::{LogSlot, Segment, State};
 use super::tier::DiskTier;
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::tenant::TenantId;
 use std::io;
 
@@ -190,14 +190,14 @@ impl DiskTier {
         let segment = &self.space.segments[number];
         let owner = &self.space.volumes[usize::from(segment.volume)];
         let local = owner.local(number);
-        let entry = |occupant: &Option<EntryIx>| match occupant {
+        let entry = |occupant: &Option<Row>| match occupant {
             None => SummaryEntry { tenant: TenantId(0), chunk: None },
             Some(row) => SummaryEntry {
                 tenant: self.entry(*row).tenant,
                 chunk: Some((*self.id_of(*row), self.parent_id(*row))),
             },
         };
-        let page = |(page, occupants): (usize, &[Option<EntryIx>])| {
+        let page = |(page, occupants): (usize, &[Option<Row>])| {
             let first = (page * ENTRIES_PER_PAGE) as u16;
             let summary = SummaryPage { segment: local, sequence: segment.sequence, first };
             let entries: Vec<SummaryEntry> = occupants.iter().map(entry).collect();
@@ -270,7 +270,7 @@ impl DiskTier {
 
     /// Slots of whose chunks the records say that they are stored.
     fn durable_slots(&self, number: usize, segment: &Segment) -> impl Iterator<Item = u16> {
-        let stored = move |(slot, occupant): (usize, &Option<EntryIx>)| {
+        let stored = move |(slot, occupant): (usize, &Option<Row>)| {
             let entry = self.entry((*occupant)?);
             let slot = slot as u16;
             let here = entry.is_resident() && entry.slot == Some(LogSlot::new(number, slot));

@@ -10,7 +10,7 @@ use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, r
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
 use super::volume_state::VolumeState;
-use crate::entry::{Entry, EntryIx, State as ChunkState};
+use crate::entry::{Entry, Row, State as ChunkState};
 use crate::index::BATCH;
 use crate::lease_table::LeaseTable;
 use crate::tenant::{Quotas, TenantId};
@@ -144,7 +144,7 @@ impl DiskTier {
 
     /// Of two copies of a chunk, the one in the newer generation counts: the other was about to be
     /// forgotten.
-    fn leave_older_copy(&mut self, row: EntryIx, newer: LogSlot) {
+    fn leave_older_copy(&mut self, row: Row, newer: LogSlot) {
         let id = *self.id_of(row);
         if let Some(older) = self.entry_mut(row).slot.replace(newer) {
             self.space.note_forgotten(older, &id);
@@ -160,7 +160,7 @@ impl DiskTier {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         slot: LogSlot,
-    ) -> Option<EntryIx> {
+    ) -> Option<Row> {
         let row = self.index.insert(id)?;
         let parent = parent.and_then(|parent| self.index.find(parent));
         let entry = Entry { slot: Some(slot), state: ChunkState::Writing, ..Entry::unused(tenant) };

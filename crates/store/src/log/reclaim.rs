@@ -4,7 +4,7 @@
 
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskRead, DiskTier, DiskWrite};
-use crate::entry::{ChunkRef, EntryIx, State as ChunkState};
+use crate::entry::{ChunkRef, Row, State as ChunkState};
 use crate::tier::{ReadEnd, Space, Writing};
 
 /// Above this share of live bytes, in sixteenths, a segment is not worth copying.
@@ -134,9 +134,9 @@ impl DiskTier {
         self.space.volumes[volume].layout.segment_bytes
     }
 
-    fn begin_relocation(&mut self, row: EntryIx, from: LogSlot) -> Option<Relocation> {
+    fn begin_relocation(&mut self, row: Row, from: LogSlot) -> Option<Relocation> {
         let to = self.space.take_for_relocation(from, row)?;
-        let chunk = ChunkRef { entry: row, generation: self.entry(row).generation };
+        let chunk = ChunkRef { row, generation: self.entry(row).generation };
         let read = self.start_reading(chunk, from);
         self.space.begin(to);
         let place = self.space.place(to, self.id_of(row));
@@ -155,12 +155,11 @@ impl DiskTier {
             RelocationEnd::Corrupt => (ReadEnd::Corrupt, 0),
             RelocationEnd::Written => (ReadEnd::Done, 0),
         };
-        let moved = end == RelocationEnd::Written
-            && self.is_live(&chunk)
-            && self.entry(chunk.entry).slot == Some(from);
+        let moved =
+            end == RelocationEnd::Written && self.is_live(&chunk) && self.entry(chunk.row).slot == Some(from);
         let left = if moved {
-            let tenant = self.entry(chunk.entry).tenant;
-            self.entry_mut(chunk.entry).slot = Some(to);
+            let tenant = self.entry(chunk.row).tenant;
+            self.entry_mut(chunk.row).slot = Some(to);
             self.space.note_stored(to, tenant, id, Some(from));
             self.space.relocation.spend(stride);
             from

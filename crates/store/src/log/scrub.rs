@@ -4,7 +4,7 @@
 use super::format::record::Record;
 use super::segments::{Job, LogSlot, Segments, State};
 use super::tier::DiskTier;
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::tenant::TenantId;
 use crate::tier::Space;
 use forebay_kv::ChunkId;
@@ -27,8 +27,8 @@ pub struct Scrub {
 impl DiskTier {
     /// Drops chunks as [`delete`](DiskTier::delete) does, and has their bytes overwritten.
     pub fn delete_and_scrub(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let own = |row: &EntryIx| self.entry(*row).tenant == tenant;
-        let rows: Vec<EntryIx> = ids.iter().filter_map(|id| self.index.find(id)).filter(own).collect();
+        let own = |row: &Row| self.entry(*row).tenant == tenant;
+        let rows: Vec<Row> = ids.iter().filter_map(|id| self.index.find(id)).filter(own).collect();
         for slot in rows.into_iter().filter_map(|row| self.entry(row).slot).collect::<Vec<_>>() {
             self.space.scrub_slot(slot);
         }
@@ -40,8 +40,8 @@ impl DiskTier {
     /// [`next_scrub`](DiskTier::next_scrub) says. Survives a crash. Says how many chunks there were.
     pub fn doom_tenant(&mut self, now_us: u64, tenant: TenantId) -> usize {
         self.advance(now_us);
-        let rows = (0..self.entries.len()).filter_map(EntryIx::at);
-        let own: Vec<EntryIx> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
+        let rows = (0..self.entries.len()).filter_map(Row::at);
+        let own: Vec<Row> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
         let gone = own.into_iter().filter(|row| self.drop_bytes(*row)).count();
         for number in self.space.open_segments() {
             // Bytes of earlier generations lie behind its frontier.

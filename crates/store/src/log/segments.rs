@@ -13,7 +13,7 @@ use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
 use super::volume_state::VolumeState;
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::operations::{Operations, Settled};
 use crate::shape::ChunkShape;
 use crate::stat::Refused;
@@ -66,7 +66,7 @@ pub(super) struct Segment {
     /// How it is divided; without slots if it was never opened.
     pub slots: Slots,
     /// Who is in each slot.
-    pub occupants: Vec<Option<EntryIx>>,
+    pub occupants: Vec<Option<Row>>,
     /// Slots from here on hold nothing of this generation.
     pub frontier: u16,
     pub live: u16,
@@ -211,7 +211,7 @@ impl Segments {
     }
 
     /// A slot for a chunk that is relocated on its volume.
-    pub(super) fn take_for_relocation(&mut self, from: LogSlot, occupant: EntryIx) -> Option<LogSlot> {
+    pub(super) fn take_for_relocation(&mut self, from: LogSlot, occupant: Row) -> Option<LogSlot> {
         let Segment { volume, slots, .. } = &self.segments[from.segment()];
         let (volume, shape) = (usize::from(*volume), Arc::clone(&slots.shape));
         let number = self.segment_with_room_on(volume, &shape)?;
@@ -219,7 +219,7 @@ impl Segments {
     }
 
     /// The next slot of a segment that has one.
-    fn take_in(&mut self, number: usize, occupant: EntryIx) -> LogSlot {
+    fn take_in(&mut self, number: usize, occupant: Row) -> LogSlot {
         let segment = &mut self.segments[number];
         let slot = LogSlot::new(number, segment.frontier);
         segment.frontier += 1;
@@ -228,7 +228,7 @@ impl Segments {
     }
 
     /// A chunk comes into a slot.
-    pub(super) fn occupy(&mut self, slot: LogSlot, occupant: EntryIx) {
+    pub(super) fn occupy(&mut self, slot: LogSlot, occupant: Row) {
         let segment = &mut self.segments[slot.segment()];
         segment.live += 1;
         segment.occupants[usize::from(slot.slot())] = Some(occupant);
@@ -413,7 +413,7 @@ impl Segments {
 
     /// Bytes of tables that grow with slots.
     pub(super) fn table_bytes(&self) -> u64 {
-        let occupants = |segment: &Segment| segment.occupants.capacity() * size_of::<Option<EntryIx>>();
+        let occupants = |segment: &Segment| segment.occupants.capacity() * size_of::<Option<Row>>();
         let rows: usize = self.segments.iter().map(|segment| size_of::<Segment>() + occupants(segment)).sum();
         rows as u64
     }
@@ -452,7 +452,7 @@ impl Space for Segments {
         Ok(self.slot_shape(shape)?.stride_bytes())
     }
 
-    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<LogSlot> {
+    fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<LogSlot> {
         let Ok(slot_shape) = self.slot_shape(shape) else { return Taken::Full };
         let most_bytes = self.live_limit_bytes().saturating_sub(slot_shape.stride_bytes());
         if self.live_bytes > most_bytes && self.live_bytes > 0 {

@@ -125,7 +125,7 @@ impl DiskTier {
     /// The page that is to follow the chunk's extents, from the CRC-32C of each layer as it is on
     /// disk.
     pub fn footer(&self, write: &DiskWrite, crcs: &[u32]) -> Footer {
-        let row = write.chunk.entry;
+        let row = write.chunk.row;
         let parent = self.parent_id(row);
         let tenant = self.entry(row).tenant;
         Footer::new(write.place.name, tenant, parent, Arc::clone(&write.place.shape), crcs)
@@ -135,7 +135,7 @@ impl DiskTier {
     /// ends with [`abort`](Tier::abort).
     pub fn end_write(&mut self, now_us: u64, write: DiskWrite) -> Result<(), NotCommitted> {
         self.advance(now_us);
-        let (slot, row, id) = (write.slot, write.chunk.entry, write.place.name.id);
+        let (slot, row, id) = (write.slot, write.chunk.row, write.place.name.id);
         let stride = write.place.shape.stride_bytes();
         self.finish(write)?;
         let tenant = self.entry(row).tenant;

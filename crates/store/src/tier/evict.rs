@@ -11,7 +11,7 @@
 //! so the search for a slot gives up at some time.
 
 use super::{Space, Taken, Tier};
-use crate::entry::{EntryIx, State};
+use crate::entry::{Row, State};
 use crate::recency::Recency;
 use crate::shape::ChunkShape;
 use crate::stat::Refused;
@@ -26,7 +26,7 @@ const LOOKS_MAX: usize = 1 << 14;
 #[derive(Default)]
 struct Search {
     /// The warmest chunk that was passed over. All colder ones were, too.
-    passed: Option<EntryIx>,
+    passed: Option<Row>,
     /// Slabs that were tried.
     slabs: HashSet<u16>,
     looks: usize,
@@ -51,7 +51,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// Drops a chunk, whoever continues it, as an eviction.
-    pub(crate) fn drop_reclaimed(&mut self, row: EntryIx) {
+    pub(crate) fn drop_reclaimed(&mut self, row: Row) {
         self.evicted += u64::from(self.drop_bytes(row));
     }
 
@@ -74,7 +74,7 @@ impl<S: Space> Tier<S> {
 
     /// Evicts until there is a slot for a chunk of this shape, and takes it for `occupant`. Evicts
     /// nothing in vain.
-    pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Result<S::Slot, Refused> {
+    pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: Row) -> Result<S::Slot, Refused> {
         let full = Refused::Full { needed_bytes: self.space.slot_bytes(shape)? };
         let mut search = Search::default();
         loop {
@@ -138,7 +138,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// The first chunk that may go, as `next` finds them in the order of use.
-    fn victim(&mut self, next: impl Fn(&Recency) -> Option<EntryIx>) -> Option<EntryIx> {
+    fn victim(&mut self, next: impl Fn(&Recency) -> Option<Row>) -> Option<Row> {
         loop {
             let row = next(&self.recency)?;
             if self.is_evictable(row) {
@@ -149,7 +149,7 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    fn evict(&mut self, row: EntryIx) {
+    fn evict(&mut self, row: Row) {
         debug_assert!(self.is_evictable(row));
         self.evicted += u64::from(self.drop_bytes(row));
     }
@@ -172,36 +172,36 @@ impl<S: Space> Tier<S> {
     }
 
     /// Whether a row may go if all that continues it goes.
-    fn may_go_with_all(&self, row: EntryIx) -> bool {
+    fn may_go_with_all(&self, row: Row) -> bool {
         let entry = self.entry(row);
         entry.is_unheld() || entry.state == State::Hole
     }
 
-    fn is_evictable(&self, row: EntryIx) -> bool {
+    fn is_evictable(&self, row: Row) -> bool {
         self.entry(row).is_unheld() && self.tree.is_leaf(row)
     }
 
     /// Whether the row was set aside and could be evicted now.
-    pub(super) fn awaits_listing(&self, row: EntryIx) -> bool {
+    pub(super) fn awaits_listing(&self, row: Row) -> bool {
         self.entry(row).state == State::Parked && self.is_evictable(row)
     }
 
     /// Puts a row that was set aside back as the warmest, if what kept it is gone.
-    pub(super) fn relist(&mut self, row: EntryIx) {
+    pub(super) fn relist(&mut self, row: Row) {
         if self.awaits_listing(row) {
             self.list(row);
         }
     }
 
     /// Makes a resident row the warmest.
-    pub(super) fn touch(&mut self, row: EntryIx) {
+    pub(super) fn touch(&mut self, row: Row) {
         if self.entry(row).state == State::Listed {
             self.recency.remove(row, self.entry(row).tenant);
         }
         self.list(row);
     }
 
-    pub(super) fn list(&mut self, row: EntryIx) {
+    pub(super) fn list(&mut self, row: Row) {
         let entry = self.entry_mut(row);
         entry.state = State::Listed;
         let tenant = entry.tenant;

@@ -98,7 +98,7 @@ impl MemoryTier {
         let row = self.index.find(id)?;
         let entry = self.entry(row);
         let slot = entry.slot.filter(|_| entry.is_resident() && entry.tenant == tenant)?;
-        let chunk = ChunkRef { entry: row, generation: entry.generation };
+        let chunk = ChunkRef { row, generation: entry.generation };
         let checksums = self.space.checksums(slot).to_vec();
         Some((self.start_reading(chunk, slot), checksums))
     }

@@ -17,7 +17,7 @@ pub use read::{ReadEnd, Reading};
 pub use space::{Refund, Space, Taken};
 pub use write::{Beginning, Writing};
 
-use crate::entry::{ChunkRef, Entry, EntryIx, State};
+use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::index::{BATCH, Index};
 use crate::lease_table::LeaseTable;
 use crate::recency::Recency;
@@ -88,7 +88,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// The rows of the longest resident prefix.
-    fn prefix<'a>(&'a self, ids: &'a [ChunkId]) -> impl Iterator<Item = EntryIx> + 'a {
+    fn prefix<'a>(&'a self, ids: &'a [ChunkId]) -> impl Iterator<Item = Row> + 'a {
         ids.chunks(BATCH)
             .flat_map(|batch| self.index.find_batch(batch).into_iter().take(batch.len()))
             .map_while(|row| row.filter(|row| self.entry(*row).is_resident()))
@@ -97,8 +97,7 @@ impl<S: Space> Tier<S> {
     /// Keeps the longest resident prefix of `ids` from being evicted until it is unpinned, and says
     /// how long it is. What is pinned still counts against the tenant's quota.
     pub fn pin(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let rows: Vec<EntryIx> =
-            self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
+        let rows: Vec<Row> = self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
         for row in &rows {
             self.entry_mut(*row).pinned = true;
         }
@@ -125,7 +124,7 @@ impl<S: Space> Tier<S> {
         rows.into_iter().filter(|row| self.drop_bytes(*row)).count()
     }
 
-    fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<EntryIx> {
+    fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Row> {
         ids.iter()
             .filter_map(|id| self.index.find(id))
             .filter(|row| self.entry(*row).tenant == tenant)
@@ -159,32 +158,32 @@ impl<S: Space> Tier<S> {
         }
     }
 
-    pub(crate) fn entry(&self, row: EntryIx) -> &Entry<S::Slot> {
+    pub(crate) fn entry(&self, row: Row) -> &Entry<S::Slot> {
         &self.entries[row.position()]
     }
 
-    pub(crate) fn entry_mut(&mut self, row: EntryIx) -> &mut Entry<S::Slot> {
+    pub(crate) fn entry_mut(&mut self, row: Row) -> &mut Entry<S::Slot> {
         &mut self.entries[row.position()]
     }
 
-    pub(crate) fn id_of(&self, row: EntryIx) -> &ChunkId {
+    pub(crate) fn id_of(&self, row: Row) -> &ChunkId {
         self.index.id(row)
     }
 
     /// The id of the chunk that a row continues.
-    pub(crate) fn parent_id(&self, row: EntryIx) -> Option<ChunkId> {
+    pub(crate) fn parent_id(&self, row: Row) -> Option<ChunkId> {
         self.tree.parent(row).map(|parent| *self.index.id(parent))
     }
 
     /// Rows whose chunks can be read.
-    pub(crate) fn resident_rows(&self) -> impl Iterator<Item = EntryIx> + '_ {
-        let rows = (0..self.entries.len()).filter_map(EntryIx::at);
+    pub(crate) fn resident_rows(&self) -> impl Iterator<Item = Row> + '_ {
+        let rows = (0..self.entries.len()).filter_map(Row::at);
         rows.filter(|row| self.entry(*row).is_resident())
     }
 
     /// Whether the row still has the bytes that it had when the reference was made.
     pub(crate) fn is_live(&self, chunk: &ChunkRef) -> bool {
-        self.entry(chunk.entry).generation == chunk.generation
+        self.entry(chunk.row).generation == chunk.generation
     }
 
     pub(crate) fn refund(&mut self, refund: Option<Refund>) {
@@ -196,7 +195,7 @@ impl<S: Space> Tier<S> {
     /// Takes the bytes of a row away, if it has any, and says whether it had: from now on it is a
     /// hole or, without descendants, nothing. Its place in the order of use falls to the first
     /// ancestor that has become evictable by it.
-    pub(crate) fn drop_bytes(&mut self, row: EntryIx) -> bool {
+    pub(crate) fn drop_bytes(&mut self, row: Row) -> bool {
         let entry = self.entry_mut(row);
         let (tenant, state, slot) = (entry.tenant, entry.state, entry.slot.take());
         if state == State::Hole {
@@ -226,7 +225,7 @@ impl<S: Space> Tier<S> {
 
     /// Forgets the row, and then each ancestor, as long as they are holes without children. Returns
     /// the first row that stays.
-    fn remove_empty_holes(&mut self, row: EntryIx) -> Option<EntryIx> {
+    fn remove_empty_holes(&mut self, row: Row) -> Option<Row> {
         let mut at = Some(row);
         while let Some(row) =
             at.filter(|row| self.entry(*row).state == State::Hole && self.tree.is_leaf(*row))

@@ -2,7 +2,7 @@
 //! read which bytes.
 
 use super::{Space, Tier};
-use crate::entry::{ChunkRef, EntryIx};
+use crate::entry::{ChunkRef, Row};
 use crate::lease_table::{LeaseId, LiveLease};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
@@ -43,7 +43,7 @@ impl<S: Space> Tier<S> {
         let rows = self.prefix(ids).map(|row| (row, self.entry(row)));
         let own = rows.take_while(|(_, entry)| entry.tenant == tenant);
         let chunks: Box<[ChunkRef]> =
-            own.map(|(row, entry)| ChunkRef { entry: row, generation: entry.generation }).collect();
+            own.map(|(row, entry)| ChunkRef { row, generation: entry.generation }).collect();
         if chunks.is_empty() {
             return None;
         }
@@ -52,7 +52,7 @@ impl<S: Space> Tier<S> {
             return None;
         }
         for chunk in &chunks {
-            self.entry_mut(chunk.entry).holds += 1;
+            self.entry_mut(chunk.row).holds += 1;
         }
         let (count, expires_us) = (chunks.len(), self.leases.end_of(self.clock_us, ttl_us));
         Some((self.leases.add(LiveLease { chunks, expires_us }), count))
@@ -61,8 +61,7 @@ impl<S: Space> Tier<S> {
     /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a
     /// lease that ends does. What is held comes behind it when it is let go of.
     pub fn used(&mut self, tenant: TenantId, ids: &[ChunkId]) {
-        let own: Vec<EntryIx> =
-            self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
+        let own: Vec<Row> = self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
         self.touch_ends(&own);
     }
 
@@ -89,7 +88,7 @@ impl<S: Space> Tier<S> {
             self.unhold(chunk);
         }
         let live = ended.chunks.iter().filter(|chunk| self.is_live(chunk));
-        let rows: Vec<EntryIx> = live.map(|chunk| chunk.entry).collect();
+        let rows: Vec<Row> = live.map(|chunk| chunk.row).collect();
         self.touch_ends(&rows);
     }
 
@@ -97,7 +96,7 @@ impl<S: Space> Tier<S> {
     /// its own: it cannot go before that one, and inherits its place. Where the tree does not know
     /// that, since a lease that brought chunks here began with the next one, each part has a place,
     /// and the beginning the warmest.
-    fn touch_ends(&mut self, rows: &[EntryIx]) {
+    fn touch_ends(&mut self, rows: &[Row]) {
         for (at, row) in rows.iter().enumerate().rev() {
             if rows.get(at + 1).is_none_or(|next| self.tree.parent(*next) != Some(*row)) {
                 self.touch(*row);
@@ -118,9 +117,9 @@ impl<S: Space> Tier<S> {
     }
 
     pub(crate) fn start_reading(&mut self, chunk: ChunkRef, slot: S::Slot) -> Reading<S> {
-        self.entry_mut(chunk.entry).holds += 1;
+        self.entry_mut(chunk.row).holds += 1;
         self.space.begin(slot);
-        let place = self.space.place(slot, self.index.id(chunk.entry));
+        let place = self.space.place(slot, self.index.id(chunk.row));
         Reading { chunk, slot, place }
     }
 
@@ -171,24 +170,24 @@ impl<S: Space> Tier<S> {
     pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) {
         self.faults.corrupt += 1;
         if self.is_live(chunk) {
-            self.drop_bytes(chunk.entry);
+            self.drop_bytes(chunk.row);
         }
     }
 
     pub(super) fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, S::Slot), Unreadable> {
         let lease = self.leases.get(lease).ok_or(Unreadable::DeadLease)?;
         let held = lease.chunks.get(chunk).ok_or(Unreadable::Outside { chunk, layer: 0 })?;
-        let entry = self.entry(held.entry);
+        let entry = self.entry(held.row);
         let slot = entry.slot.filter(|_| self.is_live(held));
         slot.map(|slot| (*held, slot)).ok_or(Unreadable::Gone { chunk })
     }
 
     fn unhold(&mut self, chunk: &ChunkRef) {
         if self.is_live(chunk) {
-            let entry = self.entry_mut(chunk.entry);
+            let entry = self.entry_mut(chunk.row);
             debug_assert!(entry.holds > 0, "a chunk is let go as often as it is held");
             entry.holds = entry.holds.saturating_sub(1);
-            self.relist(chunk.entry);
+            self.relist(chunk.row);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a tier needs of the medium that its chunks rest on. The arena and the log are such media.
 //! This file knows slots by name.
 
-use crate::entry::EntryIx;
+use crate::entry::Row;
 use crate::shape::ChunkShape;
 use crate::stat::Refused;
 use crate::tenant::TenantId;
@@ -19,7 +19,7 @@ pub trait Space: Debug {
     fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused>;
 
     /// Gives `occupant` a slot for a chunk of this shape.
-    fn take(&mut self, shape: &ChunkShape, occupant: EntryIx) -> Taken<Self::Slot>;
+    fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<Self::Slot>;
 
     /// The slab that `slot` is in, if the slot is of use for this shape only when all of the slab
     /// is free. A medium without slabs has none.
@@ -27,7 +27,7 @@ pub trait Space: Debug {
         None
     }
 
-    fn chunks_of_slab(&self, _slab: u16) -> Vec<EntryIx> {
+    fn chunks_of_slab(&self, _slab: u16) -> Vec<Row> {
         Vec::new()
     }
 

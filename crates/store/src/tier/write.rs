@@ -2,7 +2,7 @@
 //! file knows what a chunk needs to be let in.
 
 use super::{Space, Tier};
-use crate::entry::{ChunkRef, Entry, EntryIx, State};
+use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::shape::ChunkShape;
 use crate::stat::{NotCommitted, Refused};
 use crate::tenant::TenantId;
@@ -86,7 +86,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// The row of an id, unless it is another tenant's.
-    fn own(&self, tenant: TenantId, id: &ChunkId) -> Result<Option<EntryIx>, Refused> {
+    fn own(&self, tenant: TenantId, id: &ChunkId) -> Result<Option<Row>, Refused> {
         let row = self.index.find(id);
         match row.map(|row| self.entry(row).tenant) {
             Some(owner) if owner != tenant => Err(Refused::OtherTenant { owner }),
@@ -96,12 +96,7 @@ impl<S: Space> Tier<S> {
 
     /// Gives the id a row below its parent and marks it as being written, so that from here on
     /// neither the row nor its parent can be evicted.
-    fn claim(
-        &mut self,
-        tenant: TenantId,
-        id: &ChunkId,
-        parent: Option<&ChunkId>,
-    ) -> Result<EntryIx, Refused> {
+    fn claim(&mut self, tenant: TenantId, id: &ChunkId, parent: Option<&ChunkId>) -> Result<Row, Refused> {
         let parent = match parent {
             None => None,
             Some(parent) => Some(
@@ -139,19 +134,19 @@ impl<S: Space> Tier<S> {
         Ok(row)
     }
 
-    fn start(&mut self, row: EntryIx, tenant: TenantId, slot: S::Slot, slot_bytes: u64) -> Writing<S> {
+    fn start(&mut self, row: Row, tenant: TenantId, slot: S::Slot, slot_bytes: u64) -> Writing<S> {
         self.quotas.charge(tenant, slot_bytes);
         self.space.begin(slot);
         self.entry_mut(row).slot = Some(slot);
         Writing {
-            chunk: ChunkRef { entry: row, generation: self.entry(row).generation },
+            chunk: ChunkRef { row, generation: self.entry(row).generation },
             slot,
             place: self.space.place(slot, self.index.id(row)),
         }
     }
 
     /// Puts a chunk that was found at rest into a row that is new, as the one used last.
-    pub(crate) fn put_recovered(&mut self, row: EntryIx, parent: Option<EntryIx>, entry: Entry<S::Slot>) {
+    pub(crate) fn put_recovered(&mut self, row: Row, parent: Option<Row>, entry: Entry<S::Slot>) {
         let tenant = entry.tenant;
         if row.position() >= self.entries.len() {
             self.entries.push(Entry::unused(tenant));
@@ -170,8 +165,8 @@ impl<S: Space> Tier<S> {
         if !self.is_live(&write.chunk) {
             return Err(NotCommitted::Deleted);
         }
-        self.list(write.chunk.entry);
-        self.changes.note(self.index.id(write.chunk.entry));
+        self.list(write.chunk.row);
+        self.changes.note(self.index.id(write.chunk.row));
         self.chunks += 1;
         self.stored += 1;
         Ok(())
@@ -184,7 +179,7 @@ impl<S: Space> Tier<S> {
         self.faults.writes += 1;
         self.faults.lost += u64::from(lost_bytes > 0);
         if self.is_live(&write.chunk) {
-            self.drop_bytes(write.chunk.entry);
+            self.drop_bytes(write.chunk.row);
         }
         let refund = self.space.end(write.slot, lost_bytes);
         self.refund(refund);
