@@ -7,7 +7,7 @@ use crate::operations::{Operations, Settled, Waits};
 use crate::shape::ChunkShape;
 use crate::stat::{ArenaUse, Refused};
 use crate::tenant::TenantId;
-use crate::tier::{Refund, Space, Taken};
+use crate::tier::{Refund, SlotAllocator, Taken};
 use forebay_kv::ChunkId;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -262,7 +262,7 @@ impl InArena {
     }
 }
 
-impl Space for Slots {
+impl SlotAllocator for Slots {
     type Slot = SlotId;
     type Place = InArena;
 

@@ -5,7 +5,7 @@
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskRead, DiskTier, DiskWrite};
 use crate::entry::{ChunkRef, Row, State as ChunkState};
-use crate::tier::{ReadEnd, Space, Writing};
+use crate::tier::{ReadEnd, SlotAllocator, SlotWrite};
 
 /// Above this share of live bytes, in sixteenths, a segment is not worth copying.
 const DENSE_SIXTEENTHS: u64 = 15;
@@ -140,7 +140,7 @@ impl DiskTier {
         let read = self.start_reading(chunk, from);
         self.space.begin(to);
         let place = self.space.place(to, self.id_of(row));
-        Some(Relocation { read, write: Writing { chunk, slot: to, place } })
+        Some(Relocation { read, write: SlotWrite { chunk, slot: to, place } })
     }
 
     pub fn end_relocation(&mut self, now_us: u64, relocation: Relocation, end: RelocationEnd) {

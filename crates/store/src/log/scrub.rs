@@ -6,7 +6,7 @@ use super::segments::{Job, LogSlot, Segments, State};
 use super::tier::DiskTier;
 use crate::entry::Row;
 use crate::tenant::TenantId;
-use crate::tier::Space;
+use crate::tier::SlotAllocator;
 use forebay_kv::ChunkId;
 
 /// Bytes of one piece at most, so that scrubbing gives way to others in between.

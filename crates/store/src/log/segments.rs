@@ -18,7 +18,7 @@ use crate::operations::{Operations, Settled};
 use crate::shape::ChunkShape;
 use crate::stat::Refused;
 use crate::tenant::TenantId;
-use crate::tier::{Refund, Space, Taken};
+use crate::tier::{Refund, SlotAllocator, Taken};
 use forebay_kv::ChunkId;
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
@@ -444,7 +444,7 @@ impl Segment {
     }
 }
 
-impl Space for Segments {
+impl SlotAllocator for Segments {
     type Slot = LogSlot;
     type Place = DiskPlace;
 

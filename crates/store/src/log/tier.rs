@@ -8,7 +8,7 @@ use super::format::slot_shape::SlotShape;
 use super::segments::{DiskPlace, Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;
-use crate::tier::{Beginning, Reading, Tier, Writing};
+use crate::tier::{SlotRead, SlotWrite, Tier, WriteBegun};
 use forebay_kv::ChunkId;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use std::sync::Arc;
 pub type DiskTier = Tier<Segments>;
 
 /// What became of the wish to store a chunk on disk.
-pub type DiskBegun = Beginning<Segments>;
+pub type DiskBegun = WriteBegun<Segments>;
 
-pub type DiskRead = Reading<Segments>;
+pub type DiskRead = SlotRead<Segments>;
 
-pub type DiskWrite = Writing<Segments>;
+pub type DiskWrite = SlotWrite<Segments>;
 
 /// The limits of a disk tier, besides the size of its logs.
 #[derive(Debug, Clone, PartialEq, Eq)]

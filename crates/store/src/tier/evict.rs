@@ -10,7 +10,7 @@
 //! something in its slab has to stay. It is passed over and keeps its place. Nothing pays for that,
 //! so the search for a slot gives up at some time.
 
-use super::{Space, Taken, Tier};
+use super::{SlotAllocator, Taken, Tier};
 use crate::entry::{Row, State};
 use crate::recency::Recency;
 use crate::shape::ChunkShape;
@@ -32,7 +32,7 @@ struct Search {
     looks: usize,
 }
 
-impl<S: Space> Tier<S> {
+impl<S: SlotAllocator> Tier<S> {
     /// Evicts until the index can take one more id.
     pub(super) fn make_row(&mut self) -> Result<(), Refused> {
         while !self.index.has_room() {

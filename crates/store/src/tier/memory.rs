@@ -1,7 +1,7 @@
 //! The memory tier: a tier whose medium is the arena. This file knows slabs and the checksums of
 //! what rests in them.
 
-use super::{Beginning, Reading, Tier, Writing};
+use super::{SlotRead, SlotWrite, Tier, WriteBegun};
 use crate::entry::{ChunkRef, State};
 use crate::lease_table::{LeaseId, LeaseTable};
 use crate::slots::{SlabError, Slots};
@@ -12,11 +12,11 @@ use forebay_kv::ChunkId;
 /// Chunks in memory.
 pub type MemoryTier = Tier<Slots>;
 /// A read from memory.
-pub type Read = Reading<Slots>;
+pub type Read = SlotRead<Slots>;
 /// A write to memory.
-pub type Write = Writing<Slots>;
+pub type Write = SlotWrite<Slots>;
 /// What became of the wish to store a chunk in memory.
-pub type Begun = Beginning<Slots>;
+pub type Begun = WriteBegun<Slots>;
 
 /// The limits of a memory tier.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,18 +4,18 @@
 //! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `memory.rs` is what only
 //! the memory tier has. None of them must ever touch bytes or know what they mean.
 
+mod allocator;
 mod changes;
 mod evict;
 mod memory;
 mod read;
-mod space;
 mod write;
 
+pub use allocator::{Refund, SlotAllocator, Taken};
 pub(crate) use changes::Names;
 pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
-pub use read::{ReadEnd, Reading};
-pub use space::{Refund, Space, Taken};
-pub use write::{Beginning, Writing};
+pub use read::{ReadEnd, SlotRead};
+pub use write::{SlotWrite, WriteBegun};
 
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::index::{BATCH, Index};
@@ -36,7 +36,7 @@ use forebay_kv::ChunkId;
 /// A chunk that is deleted or found corrupt while chunks below it stay leaves a *hole*: its id
 /// without bytes. Lookups end before it; storing it again makes what is below visible again.
 #[derive(Debug)]
-pub struct Tier<S: Space> {
+pub struct Tier<S: SlotAllocator> {
     pub(crate) index: Index,
     pub(crate) entries: Vec<Entry<S::Slot>>,
     tree: Tree,
@@ -54,7 +54,7 @@ pub struct Tier<S: Space> {
     faults: Faults,
 }
 
-impl<S: Space> Tier<S> {
+impl<S: SlotAllocator> Tier<S> {
     pub(crate) fn with_space(space: S, max_chunks: u32, leases: LeaseTable, quotas: Quotas) -> Tier<S> {
         let index = Index::new(max_chunks);
         let limit = index.limit();

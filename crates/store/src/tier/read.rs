@@ -1,7 +1,7 @@
 //! Reading: leases are granted over prefixes, and reads run under leases. This file knows who may
 //! read which bytes.
 
-use super::{Space, Tier};
+use super::{SlotAllocator, Tier};
 use crate::entry::{ChunkRef, Row};
 use crate::lease_table::{LeaseId, LiveLease};
 use crate::stat::Unreadable;
@@ -14,13 +14,13 @@ use std::ops::Deref;
 /// evicted.
 #[derive(Debug)]
 #[must_use = "the slot is owned until the read is ended"]
-pub struct Reading<S: Space> {
+pub struct SlotRead<S: SlotAllocator> {
     pub(crate) chunk: ChunkRef,
     pub(crate) slot: S::Slot,
     pub(crate) place: S::Place,
 }
 
-impl<S: Space> Deref for Reading<S> {
+impl<S: SlotAllocator> Deref for SlotRead<S> {
     type Target = S::Place;
 
     fn deref(&self) -> &S::Place {
@@ -28,7 +28,7 @@ impl<S: Space> Deref for Reading<S> {
     }
 }
 
-impl<S: Space> Tier<S> {
+impl<S: SlotAllocator> Tier<S> {
     /// Leases the longest prefix of `ids` that is here and the tenant's, for `ttl_us` or the
     /// configured maximum, and says how many chunks that are. `None` if there are none, or as many
     /// leases as may be.
@@ -110,22 +110,22 @@ impl<S: Space> Tier<S> {
         now_us: u64,
         lease: LeaseId,
         chunk: usize,
-    ) -> Result<Reading<S>, Unreadable> {
+    ) -> Result<SlotRead<S>, Unreadable> {
         self.advance(now_us);
         let (chunk, slot) = self.readable(lease, chunk)?;
         Ok(self.start_reading(chunk, slot))
     }
 
-    pub(crate) fn start_reading(&mut self, chunk: ChunkRef, slot: S::Slot) -> Reading<S> {
+    pub(crate) fn start_reading(&mut self, chunk: ChunkRef, slot: S::Slot) -> SlotRead<S> {
         self.entry_mut(chunk.row).holds += 1;
         self.space.begin(slot);
         let place = self.space.place(slot, self.index.id(chunk.row));
-        Reading { chunk, slot, place }
+        SlotRead { chunk, slot, place }
     }
 
     /// A read ended. `lost_bytes` of the slot may still be read by a part of it that is lost; they
     /// are reported to `quiet` once they cannot, and the slot is not given to another chunk before.
-    pub fn end_read(&mut self, now_us: u64, read: Reading<S>, ended: ReadEnd) {
+    pub fn end_read(&mut self, now_us: u64, read: SlotRead<S>, ended: ReadEnd) {
         self.advance(now_us);
         let mut lost = 0;
         if let ReadEnd::Failed { lost_bytes } = ended {

@@ -1,7 +1,7 @@
 //! Letting chunks in: a write begins with a slot of its own and ends committed or aborted. This
 //! file knows what a chunk needs to be let in.
 
-use super::{Space, Tier};
+use super::{SlotAllocator, Tier};
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::shape::ChunkShape;
 use crate::stat::{NotCommitted, Refused};
@@ -11,9 +11,9 @@ use std::ops::Deref;
 
 /// What became of the wish to store a chunk.
 #[derive(Debug)]
-pub enum Beginning<S: Space> {
+pub enum WriteBegun<S: SlotAllocator> {
     /// There is a slot: write the bytes, then end the write.
-    Write(Writing<S>),
+    Write(SlotWrite<S>),
     /// The chunk is here already. Nothing is to be done.
     AlreadyHere,
 }
@@ -22,13 +22,13 @@ pub enum Beginning<S: Space> {
 /// dropped instead, the slot is lost to the tier.
 #[derive(Debug)]
 #[must_use = "the slot stays taken until the write is ended"]
-pub struct Writing<S: Space> {
+pub struct SlotWrite<S: SlotAllocator> {
     pub(crate) chunk: ChunkRef,
     pub(crate) slot: S::Slot,
     pub(crate) place: S::Place,
 }
 
-impl<S: Space> Deref for Writing<S> {
+impl<S: SlotAllocator> Deref for SlotWrite<S> {
     type Target = S::Place;
 
     fn deref(&self) -> &S::Place {
@@ -36,7 +36,7 @@ impl<S: Space> Deref for Writing<S> {
     }
 }
 
-impl<S: Space> Tier<S> {
+impl<S: SlotAllocator> Tier<S> {
     /// Asks for a slot for chunk `id`, which continues `parent` or starts a sequence. Others are
     /// evicted as needed.
     ///
@@ -49,7 +49,7 @@ impl<S: Space> Tier<S> {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         shape: &ChunkShape,
-    ) -> Result<Beginning<S>, Refused> {
+    ) -> Result<WriteBegun<S>, Refused> {
         self.advance(now_us);
         let begun = self.admit(tenant, id, parent, shape);
         if let Err(refused) = &begun {
@@ -64,20 +64,20 @@ impl<S: Space> Tier<S> {
         id: &ChunkId,
         parent: Option<&ChunkId>,
         shape: &ChunkShape,
-    ) -> Result<Beginning<S>, Refused> {
+    ) -> Result<WriteBegun<S>, Refused> {
         let known = self.own(tenant, id)?;
         match known.map(|row| (row, self.entry(row).state)) {
             Some((_, State::Writing)) => return Err(Refused::BeingWritten),
             Some((row, State::Listed | State::Parked)) => {
                 self.touch(row);
-                return Ok(Beginning::AlreadyHere);
+                return Ok(WriteBegun::AlreadyHere);
             }
             Some((_, State::Hole)) | None => {}
         }
         let slot_bytes = self.space.slot_bytes(shape)?;
         let row = self.claim(tenant, id, parent)?;
         match self.make_share(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
-            Ok(slot) => Ok(Beginning::Write(self.start(row, tenant, slot, slot_bytes))),
+            Ok(slot) => Ok(WriteBegun::Write(self.start(row, tenant, slot, slot_bytes))),
             Err(refused) => {
                 self.drop_bytes(row);
                 Err(refused)
@@ -134,11 +134,11 @@ impl<S: Space> Tier<S> {
         Ok(row)
     }
 
-    fn start(&mut self, row: Row, tenant: TenantId, slot: S::Slot, slot_bytes: u64) -> Writing<S> {
+    fn start(&mut self, row: Row, tenant: TenantId, slot: S::Slot, slot_bytes: u64) -> SlotWrite<S> {
         self.quotas.charge(tenant, slot_bytes);
         self.space.begin(slot);
         self.entry_mut(row).slot = Some(slot);
-        Writing {
+        SlotWrite {
             chunk: ChunkRef { row, generation: self.entry(row).generation },
             slot,
             place: self.space.place(slot, self.index.id(row)),
@@ -159,7 +159,7 @@ impl<S: Space> Tier<S> {
     }
 
     /// All bytes of the chunk are in its slot: it becomes visible, unless it was deleted meanwhile.
-    pub(crate) fn finish(&mut self, write: Writing<S>) -> Result<(), NotCommitted> {
+    pub(crate) fn finish(&mut self, write: SlotWrite<S>) -> Result<(), NotCommitted> {
         let refund = self.space.end(write.slot, 0);
         self.refund(refund);
         if !self.is_live(&write.chunk) {
@@ -174,7 +174,7 @@ impl<S: Space> Tier<S> {
 
     /// The write failed. `lost_bytes` of the slot may still be written by a part of it that is
     /// lost; they are reported to `quiet` once they cannot.
-    pub fn abort(&mut self, now_us: u64, write: Writing<S>, lost_bytes: u64) {
+    pub fn abort(&mut self, now_us: u64, write: SlotWrite<S>, lost_bytes: u64) {
         self.advance(now_us);
         self.faults.writes += 1;
         self.faults.lost += u64::from(lost_bytes > 0);

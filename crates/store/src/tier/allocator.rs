@@ -9,7 +9,7 @@ use forebay_kv::ChunkId;
 use std::fmt::Debug;
 
 /// Gives slots to chunks and takes them back.
-pub trait Space: Debug {
+pub trait SlotAllocator: Debug {
     /// Names a slot.
     type Slot: Copy + Eq + Debug;
     /// Where a slot is, for those who move its bytes.
