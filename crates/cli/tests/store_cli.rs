@@ -104,7 +104,7 @@ fn a_damaged_chunk_is_named_by_verify_and_dropped_by_scrub() {
     overwrite(&path, bad.slot_at + 5000, &[0xee]);
     let before = std::fs::read(&path).unwrap();
     let (table, told) = refused(&["verify", text(&path)]);
-    let id: String = bad.name.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let id: String = bad.copy.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     assert!(table.contains("29 chunks are sound") && table.contains(&id), "{table}");
     assert!(told.contains("forebay store scrub"), "{told}");
     assert!(std::fs::read(&path).unwrap() == before, "verify changes nothing");

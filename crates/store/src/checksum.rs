@@ -8,7 +8,7 @@ use forebay_transfer::{Memory, Span};
 ///
 /// The caller keeps the spans registered and unwritten meanwhile.
 pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
-    let mut sum = crc32c();
+    let mut sum = digest();
     // One look into the table, and at the memory, for all spans of a region that follow each other.
     for run in spans.chunk_by(|one, next| one.region == next.region) {
         let first = run.iter().map(|span| span.offset).min()?;
@@ -29,15 +29,25 @@ pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
     Some(sum.finalize() as u32)
 }
 
+/// CRC-32C (Castagnoli polynomial, reflected, initial value and final XOR all ones: RFC 3720,
+/// appendix B.4).
+///
+/// ```
+/// assert_eq!(forebay_store::log::crc32c(b"123456789"), 0xe306_9283);
+/// ```
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    of_pieces(&[bytes])
+}
+
 /// CRC-32C of the bytes of all pieces, one after another.
 pub fn of_pieces(pieces: &[&[u8]]) -> u32 {
-    let mut sum = crc32c();
+    let mut sum = digest();
     pieces.iter().for_each(|piece| sum.update(piece));
     sum.finalize() as u32
 }
 
 /// CRC-32C as iSCSI has it: RFC 3720.
-fn crc32c() -> Digest {
+fn digest() -> Digest {
     Digest::new(CrcAlgorithm::Crc32Iscsi)
 }
 
@@ -45,6 +55,7 @@ fn crc32c() -> Digest {
 mod tests {
     use super::*;
     use forebay_transfer::{HostBuffer, Limits, MoverThread, Place, RegionId};
+    use proptest::prelude::*;
     use std::sync::Arc;
 
     #[test]
@@ -75,5 +86,14 @@ mod tests {
         // From the catalogue of parametrised CRC algorithms, CRC-32/ISCSI.
         assert_eq!(of_pieces(&[b"123456789"]), 0xe306_9283);
         assert_eq!(of_pieces(&[b"1234", b"", b"56789"]), 0xe306_9283);
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_those_of_the_reference(bytes in prop::collection::vec(any::<u8>(), 0..5000), cut in 0usize..5000) {
+            let (head, tail) = bytes.split_at(cut.min(bytes.len()));
+            prop_assert_eq!(crc32c(&bytes), crc32c::crc32c(&bytes));
+            prop_assert_eq!(of_pieces(&[head, tail]), crc32c::crc32c(&bytes));
+        }
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_kv::ChunkId;
-use forebay_store::log::{CopyName, FORMAT_VERSION, LogUuid, crc32c};
+use forebay_store::log::{ChunkCopy, FORMAT_VERSION, LogUuid, crc32c};
 
 fn document() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/format.md");
@@ -32,7 +32,7 @@ fn its_check_values_are_those_of_the_code() {
 fn its_worked_example_is_what_the_code_computes() {
     let log = LogUuid(std::array::from_fn(|byte| 0x10 + byte as u8));
     let id = ChunkId::from_bytes(std::array::from_fn(|byte| 0x20 + byte as u8));
-    let seal = CopyName { log, id, segment: 3, sequence: 9, slot: 5 }.checksum_tag(1);
+    let seal = ChunkCopy { log, id, segment: 3, sequence: 9, slot: 5 }.checksum_tag(1);
     let crc = crc32c(b"forebay");
     assert_says(&format!("seal     {seal:#010x}"));
     assert_says(&format!("crc      {crc:#010x}"));

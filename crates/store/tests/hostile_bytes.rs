@@ -6,9 +6,9 @@
 
 use forebay_kv::ChunkId;
 use forebay_store::log::{
-    Checkpoint, CheckpointHead, CopyName, Current, Footer, JournalPosition, Layout, LogUuid, MAX_DISK_LAYERS,
-    PAGE_BYTES, Record, SegmentHeader, SegmentRow, SegmentState, SlotRef, SlotSet, SlotShape, Slots,
-    SummaryEntry, SummaryPage, Superblock, crc32c,
+    Checkpoint, CheckpointHead, ChunkCopy, Current, Footer, JournalPosition, Layout, LogUuid,
+    MAX_DISK_LAYERS, PAGE_BYTES, Record, SegmentHeader, SegmentRow, SegmentState, SlotRef, SlotSet,
+    SlotShape, Slots, SummaryEntry, SummaryPage, Superblock, crc32c,
 };
 use forebay_store::{ChunkShape, TenantId};
 use proptest::prelude::*;
@@ -97,8 +97,8 @@ fn shape() -> Arc<SlotShape> {
     Arc::new(SlotShape::new(&ChunkShape::new([3000, 100, 5000]).unwrap()).unwrap())
 }
 
-fn name() -> CopyName {
-    CopyName { log: LOG, id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 }
+fn name() -> ChunkCopy {
+    ChunkCopy { log: LOG, id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 }
 }
 
 fn checkpoint() -> Checkpoint {
@@ -220,7 +220,7 @@ proptest! {
             }
         }
         if let Ok(footer) = Footer::of(&name(), &page) {
-            prop_assert_eq!(footer.name, name());
+            prop_assert_eq!(footer.copy, name());
         }
     }
 

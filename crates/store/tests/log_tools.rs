@@ -89,8 +89,8 @@ fn a_flipped_bit_is_found_where_it_is_and_what_is_damaged_can_be_dropped() {
     assert_eq!(*chunk, bad);
 
     let (mut log, _) = Offline::open(&config(), &disk).unwrap();
-    assert!(log.drop_copy(bad.tenant, &bad.name));
-    assert!(!log.drop_copy(bad.tenant, &bad.name), "it is gone");
+    assert!(log.drop_copy(bad.tenant, &bad.copy));
+    assert!(!log.drop_copy(bad.tenant, &bad.copy), "it is gone");
     log.close().unwrap();
     let after = verify(&disk).unwrap();
     assert!(after.is_sound());
@@ -134,12 +134,12 @@ fn what_the_journal_says_is_gone_stays_gone_when_a_log_is_rebuilt() {
     let disk = filled();
     let gone = chunks(&disk).0[3].clone();
     let (mut log, _) = Offline::open(&config(), &disk).unwrap();
-    log.drop_copy(gone.tenant, &gone.name);
+    log.drop_copy(gone.tenant, &gone.copy);
     log.settle().unwrap();
     drop(log);
     lose_checkpoints(&disk);
     assert_eq!(rebuild(&disk).unwrap().chunks, 29);
-    assert!(chunks(&disk).0.iter().all(|chunk| chunk.name != gone.name));
+    assert!(chunks(&disk).0.iter().all(|chunk| chunk.copy != gone.copy));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn what_was_dropped_after_a_commit_that_failed_half_way_stays_gone() {
     disk.fail_after(3);
     assert!(log.settle().is_err());
     disk.revive();
-    let name = chunks(&disk).0[0].name;
+    let name = chunks(&disk).0[0].copy;
     assert!(log.drop_copy(ONE, &name));
     // More records than the journal has room for: a checkpoint takes their place.
     for number in 0..300u16 {

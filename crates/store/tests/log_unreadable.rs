@@ -172,8 +172,8 @@ fn missing_without(disk: &SimDisk, page: u64, was: PageUse) -> Vec<u64> {
 fn footer_of(disk: &SimDisk, number: u64) -> (u64, u32) {
     let mut found = None;
     let look = |chunk: &ChunkInLog| {
-        if chunk.name.id == id(number) {
-            found = Some((chunk.slot_at + chunk.shape.footer_at(), chunk.name.segment));
+        if chunk.copy.id == id(number) {
+            found = Some((chunk.slot_at + chunk.shape.footer_at(), chunk.copy.segment));
         }
     };
     inspect(disk, look).unwrap();

@@ -2,7 +2,7 @@
 //! it holds. This file knows what a reader finds; it must never write, and it takes nothing over.
 
 use super::format::checkpoint::SegmentState;
-use super::format::copy_name::CopyName;
+use super::format::chunk_copy::ChunkCopy;
 use super::format::layout::Layout;
 use super::format::page::LogUuid;
 use super::format::slot_shape::SlotShape;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// A chunk that a log holds. What its slot says is not checked yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkInLog {
-    pub name: CopyName,
+    pub copy: ChunkCopy,
     pub tenant: TenantId,
     pub parent: Option<ChunkId>,
     pub shape: Arc<SlotShape>,
@@ -93,9 +93,9 @@ pub fn inspect(medium: &dyn Medium, mut each: impl FnMut(&ChunkInLog)) -> Result
 
 fn in_log(log: LogUuid, layout: &Layout, segment: &FoundSegment, chunk: &Found) -> ChunkInLog {
     let Found { slot, tenant, id, parent } = *chunk;
-    let name = CopyName { log, id, segment: segment.number, sequence: segment.row.sequence, slot };
+    let copy = ChunkCopy { log, id, segment: segment.number, sequence: segment.row.sequence, slot };
     let slot_at = layout.segment_at(segment.number) + segment.slots.slot_at(slot);
-    ChunkInLog { name, tenant, parent, shape: Arc::clone(&segment.slots.shape), slot_at }
+    ChunkInLog { copy, tenant, parent, shape: Arc::clone(&segment.slots.shape), slot_at }
 }
 
 impl TenantInLog {

@@ -25,9 +25,10 @@ mod verify;
 mod volume_state;
 mod withdraw;
 
+pub use crate::checksum::crc32c;
 pub use commit::{Commit, Pages};
 pub use format::checkpoint::*;
-pub use format::copy_name::*;
+pub use format::chunk_copy::*;
 pub use format::footer::*;
 pub use format::journal::*;
 pub use format::layout::*;

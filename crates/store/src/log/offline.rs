@@ -3,13 +3,14 @@
 //! meanwhile.
 
 use super::commit::Commit;
-use super::format::copy_name::{CopyName, crc32c};
+use super::format::chunk_copy::ChunkCopy;
 use super::format::superblock::NotOpened;
 use super::medium::Medium;
 use super::reclaim::{Relocation, RelocationEnd};
 use super::recovery::Recovered;
 use super::tier::{DiskBegun, DiskTier, DiskTierConfig, DiskWrite};
 use super::verify::{ChunkFault, read_chunk};
+use crate::checksum::crc32c;
 use crate::shape::{ChunkShape, ShapeError};
 use crate::stat::{NotCommitted, Refused};
 use crate::tenant::TenantId;
@@ -94,11 +95,11 @@ impl<'a> Offline<'a> {
     }
 
     /// Drops a copy of a chunk that was found damaged. Says whether it was the one that counts.
-    pub fn drop_copy(&mut self, tenant: TenantId, name: &CopyName) -> bool {
-        let Some((lease, _)) = self.tier.lease(NOW_US, tenant, &[name.id], 1) else { return false };
+    pub fn drop_copy(&mut self, tenant: TenantId, copy: &ChunkCopy) -> bool {
+        let Some((lease, _)) = self.tier.lease(NOW_US, tenant, &[copy.id], 1) else { return false };
         let mut is_dropped = false;
         if let Ok(read) = self.tier.begin_read(NOW_US, lease, 0) {
-            is_dropped = read.name() == *name;
+            is_dropped = read.copy() == *copy;
             let end = if is_dropped { ReadEnd::Corrupt } else { ReadEnd::Done };
             self.tier.end_read(NOW_US, read, end);
         }
@@ -138,8 +139,8 @@ impl<'a> Offline<'a> {
     }
 
     fn relocate(&mut self, relocation: Relocation) -> Result<(), OfflineError> {
-        let (name, shape) = (relocation.read.name(), relocation.read.shape());
-        let outcome = match read_chunk(self.medium, &name, shape, relocation.read.slot_at()) {
+        let (copy, shape) = (relocation.read.copy(), relocation.read.shape());
+        let outcome = match read_chunk(self.medium, &copy, shape, relocation.read.slot_at()) {
             Ok((mut slot, old)) => {
                 let footer = self.tier.footer(&relocation.write, &old.crcs()).with_encrypted(old.encrypted);
                 slot.truncate(shape.footer_at() as usize);

@@ -182,7 +182,7 @@ fn has_footer(
     let slot_at = layout.segment_at(header.segment) + header.slots.slot_at(slot);
     let page = read(medium, slot_at + header.slots.shape.footer_at(), PAGE_BYTES)?;
     Ok(Footer::parse(superblock.log, &page).is_ok_and(|footer| {
-        let name = (footer.name.segment, footer.name.sequence, footer.name.slot);
-        name == (header.segment, header.sequence, slot) && footer.shape == header.slots.shape
+        let copy = (footer.copy.segment, footer.copy.sequence, footer.copy.slot);
+        copy == (header.segment, header.sequence, slot) && footer.shape == header.slots.shape
     }))
 }

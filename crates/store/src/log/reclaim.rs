@@ -146,7 +146,7 @@ impl DiskTier {
     pub fn end_relocation(&mut self, now_us: u64, relocation: Relocation, end: RelocationEnd) {
         self.advance(now_us);
         let Relocation { read, write } = relocation;
-        let (chunk, from, to, id) = (read.chunk, read.slot, write.slot, read.place.name.id);
+        let (chunk, from, to, id) = (read.chunk, read.slot, write.slot, read.place.copy.id);
         let stride = write.place.shape.stride_bytes();
         let (read_end, write_lost_bytes) = match end {
             RelocationEnd::Failed { read_lost_bytes, write_lost_bytes } => {

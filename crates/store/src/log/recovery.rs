@@ -12,7 +12,7 @@
 //! lies behind the last known slot.
 
 use super::format::checkpoint::{Checkpoint, CheckpointHead, SegmentRow, SegmentState, SlotSet};
-use super::format::copy_name::CopyName;
+use super::format::chunk_copy::ChunkCopy;
 use super::format::footer::Footer;
 use super::format::journal::JournalPosition;
 use super::format::layout::{Layout, SUPERBLOCKS_AT};
@@ -445,11 +445,11 @@ impl Reader<'_> {
 
 /// Whether a footer belongs to a slot in this generation of its segment.
 fn is_of(footer: &Footer, header: &SegmentHeader, slot: u16) -> bool {
-    let CopyName { segment, sequence, slot: named, .. } = footer.name;
+    let ChunkCopy { segment, sequence, slot: named, .. } = footer.copy;
     (segment, sequence, named) == (header.segment, header.sequence, slot)
         && footer.shape == header.slots.shape
 }
 
 fn found_by(footer: &Footer) -> Found {
-    Found { slot: footer.name.slot, tenant: footer.tenant, id: footer.name.id, parent: footer.parent }
+    Found { slot: footer.copy.slot, tenant: footer.tenant, id: footer.copy.id, parent: footer.parent }
 }

@@ -8,7 +8,7 @@
 //! [`Segments::live_limit_bytes`], which leaves dead bytes to be reclaimed segment by segment.
 
 use super::format::checkpoint::SegmentState;
-use super::format::copy_name::CopyName;
+use super::format::chunk_copy::ChunkCopy;
 use super::format::record::{Record, SlotRef};
 use super::format::segment::{SegmentHeader, Slots};
 use super::format::slot_shape::SlotShape;
@@ -52,7 +52,7 @@ impl LogSlot {
 pub struct DiskPlace {
     pub(super) volume: usize,
     pub(super) slot_at: u64,
-    pub(super) name: CopyName,
+    pub(super) copy: ChunkCopy,
     pub(super) shape: Arc<SlotShape>,
 }
 
@@ -469,7 +469,7 @@ impl SlotAllocator for Segments {
         let owner = &self.volumes[volume];
         let local = owner.local(slot.segment());
         let in_segment = segment.slots.slot_at(slot.slot());
-        let name = CopyName {
+        let copy = ChunkCopy {
             log: owner.log,
             id: *id,
             segment: local,
@@ -477,7 +477,7 @@ impl SlotAllocator for Segments {
             slot: slot.slot(),
         };
         let shape = Arc::clone(&segment.slots.shape);
-        DiskPlace { volume, slot_at: owner.layout.segment_at(local) + in_segment, name, shape }
+        DiskPlace { volume, slot_at: owner.layout.segment_at(local) + in_segment, copy, shape }
     }
 
     fn begin(&mut self, slot: LogSlot) {

@@ -2,7 +2,7 @@
 //! users call besides what every tier has; it must never do I/O: reads, writes and commits are
 //! carried out by others, who say how they ended.
 
-use super::format::copy_name::CopyName;
+use super::format::chunk_copy::ChunkCopy;
 use super::format::footer::Footer;
 use super::format::slot_shape::SlotShape;
 use super::segments::{DiskPlace, Segments, State};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// the chunk's bytes and footer there and says so; from then on the chunk can be read. It survives
 /// a crash from the next
 /// [commit](Tier::next_commit) on. A read is verified by its reader against the footer, under the name that
-/// [`DiskRead::name`] says.
+/// [`DiskRead::copy`] says.
 pub type DiskTier = Tier<Segments>;
 
 /// What became of the wish to store a chunk on disk.
@@ -112,8 +112,8 @@ impl DiskPlace {
         self.slot_at
     }
 
-    pub fn name(&self) -> CopyName {
-        self.name
+    pub fn copy(&self) -> ChunkCopy {
+        self.copy
     }
 
     pub fn shape(&self) -> &Arc<SlotShape> {
@@ -128,14 +128,14 @@ impl DiskTier {
         let row = write.chunk.row;
         let parent = self.parent_id(row);
         let tenant = self.entry(row).tenant;
-        Footer::new(write.place.name, tenant, parent, Arc::clone(&write.place.shape), crcs)
+        Footer::new(write.place.copy, tenant, parent, Arc::clone(&write.place.shape), crcs)
     }
 
     /// The chunk's bytes and its footer are in the file: it becomes visible. A write that failed
     /// ends with [`abort`](Tier::abort).
     pub fn end_write(&mut self, now_us: u64, write: DiskWrite) -> Result<(), NotCommitted> {
         self.advance(now_us);
-        let (slot, row, id) = (write.slot, write.chunk.row, write.place.name.id);
+        let (slot, row, id) = (write.slot, write.chunk.row, write.place.copy.id);
         let stride = write.place.shape.stride_bytes();
         self.finish(write)?;
         let tenant = self.entry(row).tenant;

@@ -1,7 +1,7 @@
 //! Checking all that a log holds: every layer of every chunk is read and must be what was written.
 //! This file says what is wrong; it must never change anything or decide what follows.
 
-use super::format::copy_name::CopyName;
+use super::format::chunk_copy::ChunkCopy;
 use super::format::footer::{Fault, Footer};
 use super::format::slot_shape::SlotShape;
 use super::format::superblock::NotOpened;
@@ -43,7 +43,7 @@ impl Verified {
 pub fn verify(medium: &dyn Medium) -> Result<Verified, NotOpened> {
     let (mut sound_bytes, mut faults) = (0, Vec::new());
     let inspection =
-        inspect(medium, |chunk| match read_chunk(medium, &chunk.name, &chunk.shape, chunk.slot_at) {
+        inspect(medium, |chunk| match read_chunk(medium, &chunk.copy, &chunk.shape, chunk.slot_at) {
             Ok(_) => sound_bytes += chunk.shape.chunk().bytes(),
             Err(fault) => faults.push((chunk.clone(), fault)),
         })?;
@@ -53,13 +53,13 @@ pub fn verify(medium: &dyn Medium) -> Result<Verified, NotOpened> {
 /// Reads a slot that holds this very copy, every layer verified; returns the slot and its footer.
 pub(super) fn read_chunk(
     medium: &dyn Medium,
-    name: &CopyName,
+    copy: &ChunkCopy,
     shape: &SlotShape,
     slot_at: u64,
 ) -> Result<(Vec<u8>, Footer), ChunkFault> {
     let mut slot = vec![0; shape.stride_bytes() as usize];
     medium.read_at(slot_at, &mut slot)?;
-    let footer = Footer::of(name, &slot[shape.footer_at() as usize..])?;
+    let footer = Footer::of(copy, &slot[shape.footer_at() as usize..])?;
     if *footer.shape != *shape {
         return Err(ChunkFault::Shape);
     }

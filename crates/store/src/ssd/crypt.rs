@@ -15,7 +15,7 @@
 //! encrypted. With 96 random bits under a key that sees a few hundred layers, two equal ones are
 //! not to be expected in the life of any disk.
 
-use crate::log::CopyName;
+use crate::log::ChunkCopy;
 use crate::tenant::TenantId;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -38,13 +38,13 @@ const TAG_BYTES: usize = 16;
 /// ```
 /// use forebay_kv::ChunkId;
 /// use forebay_store::TenantId;
-/// use forebay_store::log::{CopyName, LogUuid};
+/// use forebay_store::log::{ChunkCopy, LogUuid};
 /// use forebay_store::ssd::{ENCRYPTION_BYTES, EncryptionError, TenantKeys};
 ///
 /// let mut keys = TenantKeys::default();
 /// keys.insert(TenantId(7), [42; 32]);
 /// let name =
-///     CopyName { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 };
+///     ChunkCopy { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 };
 ///
 /// let mut layer = b"secret".to_vec();
 /// layer.resize(6 + ENCRYPTION_BYTES, 0);
@@ -114,31 +114,31 @@ impl TenantKeys {
     pub fn encrypt_layer(
         &self,
         tenant: TenantId,
-        name: &CopyName,
+        copy: &ChunkCopy,
         layer: u16,
         buffer: &mut [u8],
     ) -> Result<(), EncryptionError> {
         let mut nonce = [0; NONCE_LEN];
         SystemRandom::new().fill(&mut nonce).map_err(|_| EncryptionError::NoRandom)?;
-        self.encrypt_with(nonce, tenant, name, layer, buffer)
+        self.encrypt_with(nonce, tenant, copy, layer, buffer)
     }
 
     /// Decrypts a layer of a copy in place, and returns the layer.
     pub fn decrypt_layer<'a>(
         &self,
         tenant: TenantId,
-        name: &CopyName,
+        copy: &ChunkCopy,
         layer: u16,
         buffer: &'a mut [u8],
     ) -> Result<&'a mut [u8], EncryptionError> {
-        let key = self.key(tenant, name)?;
+        let key = self.key(tenant, copy)?;
         let short = EncryptionError::Short { have_bytes: buffer.len() };
         let (encrypted, nonce) = buffer.split_last_chunk_mut::<NONCE_LEN>().ok_or(short.clone())?;
         if encrypted.len() < TAG_BYTES {
             return Err(short);
         }
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let decrypted = key.open_in_place(nonce, Aad::from(bound_to(name, layer)), encrypted);
+        let decrypted = key.open_in_place(nonce, Aad::from(bound_to(copy, layer)), encrypted);
         decrypted.map_err(|_| EncryptionError::Refused { layer })
     }
 
@@ -146,16 +146,16 @@ impl TenantKeys {
         &self,
         nonce: [u8; NONCE_LEN],
         tenant: TenantId,
-        name: &CopyName,
+        copy: &ChunkCopy,
         layer: u16,
         buffer: &mut [u8],
     ) -> Result<(), EncryptionError> {
-        let key = self.key(tenant, name)?;
+        let key = self.key(tenant, copy)?;
         let short = EncryptionError::Short { have_bytes: buffer.len() };
         let (rest, nonce_place) = buffer.split_last_chunk_mut::<NONCE_LEN>().ok_or(short.clone())?;
         let (plain, tag_place) = rest.split_last_chunk_mut::<TAG_BYTES>().ok_or(short)?;
         let long = EncryptionError::Long { layer, bytes: plain.len() };
-        let also_bound = Aad::from(bound_to(name, layer));
+        let also_bound = Aad::from(bound_to(copy, layer));
         let tag = key
             .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), also_bound, plain)
             .map_err(|_| long)?;
@@ -164,10 +164,10 @@ impl TenantKeys {
         Ok(())
     }
 
-    fn key(&self, tenant: TenantId, name: &CopyName) -> Result<LessSafeKey, EncryptionError> {
+    fn key(&self, tenant: TenantId, copy: &ChunkCopy) -> Result<LessSafeKey, EncryptionError> {
         let no_key = EncryptionError::NoKey { tenant };
         let tenant_key = self.keys.get(&tenant).ok_or(no_key.clone())?;
-        let derived = blake3::keyed_hash(tenant_key, &bound_to(name, 0)[..NAME_BYTES]);
+        let derived = blake3::keyed_hash(tenant_key, &bound_to(copy, 0)[..NAME_BYTES]);
         let key = Zeroizing::new(*derived.as_bytes());
         Ok(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &*key).map_err(|_| no_key)?))
     }
@@ -185,13 +185,13 @@ impl fmt::Debug for TenantKeys {
 const NAME_BYTES: usize = 62;
 
 /// The name of a copy, and a layer.
-fn bound_to(name: &CopyName, layer: u16) -> [u8; NAME_BYTES + 2] {
+fn bound_to(copy: &ChunkCopy, layer: u16) -> [u8; NAME_BYTES + 2] {
     let mut bytes = [0; NAME_BYTES + 2];
-    bytes[..16].copy_from_slice(&name.log.0);
-    bytes[16..48].copy_from_slice(name.id.as_bytes());
-    bytes[48..56].copy_from_slice(&name.sequence.to_le_bytes());
-    bytes[56..60].copy_from_slice(&name.segment.to_le_bytes());
-    bytes[60..62].copy_from_slice(&name.slot.to_le_bytes());
+    bytes[..16].copy_from_slice(&copy.log.0);
+    bytes[16..48].copy_from_slice(copy.id.as_bytes());
+    bytes[48..56].copy_from_slice(&copy.sequence.to_le_bytes());
+    bytes[56..60].copy_from_slice(&copy.segment.to_le_bytes());
+    bytes[60..62].copy_from_slice(&copy.slot.to_le_bytes());
     bytes[62..].copy_from_slice(&layer.to_le_bytes());
     bytes
 }
@@ -205,8 +205,14 @@ mod tests {
 
     const TENANT: TenantId = TenantId(7);
 
-    fn name() -> CopyName {
-        CopyName { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 }
+    fn copy() -> ChunkCopy {
+        ChunkCopy {
+            log: LogUuid([1; 16]),
+            id: ChunkId::from_bytes([2; 32]),
+            segment: 3,
+            sequence: 4,
+            slot: 5,
+        }
     }
 
     fn keys() -> TenantKeys {
@@ -215,20 +221,20 @@ mod tests {
         keys
     }
 
-    fn encrypted(name: &CopyName, layer: u16, plain: &[u8]) -> Vec<u8> {
+    fn encrypted(copy: &ChunkCopy, layer: u16, plain: &[u8]) -> Vec<u8> {
         let mut buffer = plain.to_vec();
         buffer.resize(plain.len() + ENCRYPTION_BYTES, 0);
-        keys().encrypt_layer(TENANT, name, layer, &mut buffer).unwrap();
+        keys().encrypt_layer(TENANT, copy, layer, &mut buffer).unwrap();
         buffer
     }
 
     fn decrypted(
         keys: &TenantKeys,
-        name: &CopyName,
+        copy: &ChunkCopy,
         layer: u16,
         encrypted: &[u8],
     ) -> Result<Vec<u8>, EncryptionError> {
-        keys.decrypt_layer(TENANT, name, layer, &mut encrypted.to_vec()).map(|plain| plain.to_vec())
+        keys.decrypt_layer(TENANT, copy, layer, &mut encrypted.to_vec()).map(|plain| plain.to_vec())
     }
 
     /// Sealed by other implementations of BLAKE3 and AES-GCM (the Python packages blake3 and
@@ -240,20 +246,20 @@ mod tests {
         let nonce = std::array::from_fn(|byte| byte as u8);
         let mut buffer = b"sixteen bytes or so".to_vec();
         buffer.resize(19 + ENCRYPTION_BYTES, 0xff);
-        keys().encrypt_with(nonce, TENANT, &name(), 6, &mut buffer).unwrap();
+        keys().encrypt_with(nonce, TENANT, &copy(), 6, &mut buffer).unwrap();
         let hex: String = buffer.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected);
-        assert_eq!(decrypted(&keys(), &name(), 6, &buffer).unwrap(), b"sixteen bytes or so");
+        assert_eq!(decrypted(&keys(), &copy(), 6, &buffer).unwrap(), b"sixteen bytes or so");
     }
 
     #[test]
     fn every_flipped_bit_is_refused() {
-        let good = encrypted(&name(), 6, b"sixteen bytes or so");
+        let good = encrypted(&copy(), 6, b"sixteen bytes or so");
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(
-                decrypted(&keys(), &name(), 6, &bad),
+                decrypted(&keys(), &copy(), 6, &bad),
                 Err(EncryptionError::Refused { layer: 6 }),
                 "bit {bit}"
             );
@@ -262,13 +268,13 @@ mod tests {
 
     #[test]
     fn a_layer_opens_as_itself_only() {
-        let good = encrypted(&name(), 6, b"layer");
+        let good = encrypted(&copy(), 6, b"layer");
         let others = [
-            CopyName { log: LogUuid([0; 16]), ..name() },
-            CopyName { id: ChunkId::from_bytes([0; 32]), ..name() },
-            CopyName { segment: 0, ..name() },
-            CopyName { sequence: 0, ..name() },
-            CopyName { slot: 0, ..name() },
+            ChunkCopy { log: LogUuid([0; 16]), ..copy() },
+            ChunkCopy { id: ChunkId::from_bytes([0; 32]), ..copy() },
+            ChunkCopy { segment: 0, ..copy() },
+            ChunkCopy { sequence: 0, ..copy() },
+            ChunkCopy { slot: 0, ..copy() },
         ];
         for other in others {
             assert_eq!(
@@ -277,18 +283,18 @@ mod tests {
                 "{other:?}"
             );
         }
-        assert_eq!(decrypted(&keys(), &name(), 7, &good), Err(EncryptionError::Refused { layer: 7 }));
+        assert_eq!(decrypted(&keys(), &copy(), 7, &good), Err(EncryptionError::Refused { layer: 7 }));
         let mut other_key = TenantKeys::default();
         other_key.insert(TENANT, [43; KEY_BYTES]);
-        assert_eq!(decrypted(&other_key, &name(), 6, &good), Err(EncryptionError::Refused { layer: 6 }));
+        assert_eq!(decrypted(&other_key, &copy(), 6, &good), Err(EncryptionError::Refused { layer: 6 }));
     }
 
     #[test]
     fn two_copies_of_a_chunk_have_different_bytes_even_under_one_name() {
         let plain = [0; 64];
-        let first = encrypted(&name(), 0, &plain);
-        let relocated = encrypted(&CopyName { segment: 9, sequence: 10, ..name() }, 0, &plain);
-        let again = encrypted(&name(), 0, &plain);
+        let first = encrypted(&copy(), 0, &plain);
+        let relocated = encrypted(&ChunkCopy { segment: 9, sequence: 10, ..copy() }, 0, &plain);
+        let again = encrypted(&copy(), 0, &plain);
         for other in [relocated, again] {
             assert!(first.chunks(16).zip(other.chunks(16)).all(|(one, other)| one != other));
         }
@@ -296,11 +302,11 @@ mod tests {
 
     #[test]
     fn a_forgotten_key_has_erased_what_it_encrypted() {
-        let good = encrypted(&name(), 6, b"layer");
+        let good = encrypted(&copy(), 6, b"layer");
         let mut keys = keys();
         assert!(keys.forget(TENANT) && !keys.forget(TENANT) && !keys.has(TENANT));
-        assert_eq!(decrypted(&keys, &name(), 6, &good), Err(EncryptionError::NoKey { tenant: TENANT }));
-        let encrypted = keys.encrypt_layer(TENANT, &name(), 6, &mut [0; 64]);
+        assert_eq!(decrypted(&keys, &copy(), 6, &good), Err(EncryptionError::NoKey { tenant: TENANT }));
+        let encrypted = keys.encrypt_layer(TENANT, &copy(), 6, &mut [0; 64]);
         assert_eq!(encrypted, Err(EncryptionError::NoKey { tenant: TENANT }));
     }
 
@@ -309,10 +315,10 @@ mod tests {
         for have_bytes in 0..ENCRYPTION_BYTES {
             let mut buffer = vec![0; have_bytes];
             let short = Err(EncryptionError::Short { have_bytes });
-            assert_eq!(keys().encrypt_layer(TENANT, &name(), 0, &mut buffer), short);
-            assert_eq!(keys().decrypt_layer(TENANT, &name(), 0, &mut buffer).map(|_| ()), short);
+            assert_eq!(keys().encrypt_layer(TENANT, &copy(), 0, &mut buffer), short);
+            assert_eq!(keys().decrypt_layer(TENANT, &copy(), 0, &mut buffer).map(|_| ()), short);
         }
-        assert_eq!(decrypted(&keys(), &name(), 0, &encrypted(&name(), 0, b"")).unwrap(), b"");
+        assert_eq!(decrypted(&keys(), &copy(), 0, &encrypted(&copy(), 0, b"")).unwrap(), b"");
     }
 
     #[test]
@@ -323,7 +329,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_encrypted_decrypts_to_the_same_bytes(plain in prop::collection::vec(any::<u8>(), 0..500), layer: u16) {
-            prop_assert_eq!(decrypted(&keys(), &name(), layer, &encrypted(&name(), layer, &plain)), Ok(plain));
+            prop_assert_eq!(decrypted(&keys(), &copy(), layer, &encrypted(&copy(), layer, &plain)), Ok(plain));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! that many events would repeat passes a [`LogGate`]. `docs/reference/logs.md` says what each line
 //! means.
 
-use crate::log::{CopyName, Fault, Recovered};
+use crate::log::{ChunkCopy, Fault, Recovered};
 use forebay_transfer::LogGate;
 use std::path::Path;
 
@@ -46,9 +46,9 @@ impl LogLines {
         }
     }
 
-    pub fn corrupt(&self, volume: &Path, copy: &CopyName, fault: &Fault) {
+    pub fn corrupt(&self, volume: &Path, copy: &ChunkCopy, fault: &Fault) {
         if let Some(repeated) = self.corrupt.pass() {
-            let CopyName { id, segment, slot, .. } = copy;
+            let ChunkCopy { id, segment, slot, .. } = copy;
             let volume = volume.display();
             tracing::error!(%volume, chunk = ?id, segment, slot, %fault, repeated, "chunk on SSD is corrupt");
         }

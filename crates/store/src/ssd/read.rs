@@ -264,7 +264,7 @@ impl Shared {
             }
             Err(NotRead::Corrupt { fault, .. }) => {
                 self.counts.lock().corrupt += 1;
-                self.lines.corrupt(self.path_of(&part.read), &part.read.name(), fault);
+                self.lines.corrupt(self.path_of(&part.read), &part.read.copy(), fault);
             }
             Err(_) => {}
         }
@@ -321,7 +321,7 @@ impl Part {
         let corrupt = |fault| NotRead::Corrupt { want, fault };
         let mut held = self.held.take().ok_or(NotRead::MoverEnded)?;
         let bytes = self.staged_bytes();
-        let footer = Footer::of(&self.read.name(), held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
+        let footer = Footer::of(&self.read.copy(), held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
         for layer in self.layers.clone() {
             let place = self.place(layer);
             let span = self.into.map_or_else(|| held.span(place.clone()), |into| part_of(&into, &place));
@@ -353,7 +353,7 @@ impl Part {
     ) -> Result<Box<[u32]>, NotRead> {
         let open = |layer: usize| {
             let encrypted = held.slice_mut(self.place(layer));
-            let plain = keys.decrypt_layer(footer.tenant, &footer.name, layer as u16, encrypted);
+            let plain = keys.decrypt_layer(footer.tenant, &footer.copy, layer as u16, encrypted);
             plain.map(|plain| crc32c(plain)).map_err(|error| NotRead::Encrypted { want: self.number, error })
         };
         self.layers.clone().map(open).collect()

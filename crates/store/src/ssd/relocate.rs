@@ -78,7 +78,7 @@ impl Relocating {
                 if let Some(fault) = &fault {
                     self.shared.counts.lock().corrupt += 1;
                     let read = &relocation.read;
-                    self.shared.lines.corrupt(self.shared.path_of(read), &read.name(), fault);
+                    self.shared.lines.corrupt(self.shared.path_of(read), &read.copy(), fault);
                 }
                 self.end(if fault.is_some() { RelocationEnd::Corrupt } else { FAILED });
             }
@@ -136,7 +136,7 @@ impl Drop for Relocating {
 fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
     let shape = relocation.read.shape();
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
-    let old = Footer::of(&relocation.read.name(), held.slice(footer_page.clone()))?;
+    let old = Footer::of(&relocation.read.copy(), held.slice(footer_page.clone()))?;
     let mut crcs = old.crcs();
     for (layer, crc) in crcs.iter_mut().enumerate() {
         let place = shape.layer(layer).unwrap_or(0..0);
@@ -144,13 +144,13 @@ fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) 
         if old.encrypted {
             let bytes = held.slice_mut(place);
             let number = layer as u16;
-            keys.decrypt_layer(old.tenant, &old.name, number, bytes).map_err(|_| None)?;
-            keys.encrypt_layer(old.tenant, &relocation.write.name(), number, bytes).map_err(|_| None)?;
+            keys.decrypt_layer(old.tenant, &old.copy, number, bytes).map_err(|_| None)?;
+            keys.encrypt_layer(old.tenant, &relocation.write.copy(), number, bytes).map_err(|_| None)?;
             *crc = crc32c(bytes);
         }
     }
     let new = Footer::new(
-        relocation.write.name(),
+        relocation.write.copy(),
         old.tenant,
         old.parent,
         Arc::clone(relocation.write.shape()),

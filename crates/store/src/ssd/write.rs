@@ -361,7 +361,7 @@ impl Part {
             self.fill(shared, tenant, encrypted)?
         };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(()) };
-        let footer = Footer::new(write.name(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
+        let footer = Footer::new(write.copy(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
             .with_encrypted(encrypted);
         let footer_at = if self.direct { 0 } else { write.shape().footer_at() };
         held.slice_mut(footer_at..footer_at + PAGE).copy_from_slice(&footer.encode());
@@ -402,7 +402,7 @@ impl Part {
             }
             if encrypted {
                 let buffer = held.slice_mut(place);
-                shared.keys.encrypt_layer(tenant, &write.name(), layer as u16, buffer)?;
+                shared.keys.encrypt_layer(tenant, &write.copy(), layer as u16, buffer)?;
                 encrypted_crcs.push(crc32c(buffer));
             }
         }

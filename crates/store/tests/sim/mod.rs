@@ -274,7 +274,7 @@ impl Host {
         let shape = read.shape();
         let mut slot = vec![0; shape.stride_bytes() as usize];
         self.disks[read.volume()].read_at(read.slot_at(), &mut slot).unwrap();
-        let footer = Footer::of(&read.name(), &slot[shape.footer_at() as usize..]).ok()?;
+        let footer = Footer::of(&read.copy(), &slot[shape.footer_at() as usize..]).ok()?;
         let layer = |layer: usize| {
             let place = shape.layer(layer).unwrap();
             let bytes = &slot[place.start as usize..place.end as usize];

@@ -27,7 +27,7 @@ pub fn scrub(file: &Path) -> CommandResult {
     }
     let mut log = opened(file, &medium, &found.inspection)?;
     // A damaged copy may be an older one of a chunk that has a newer, sound one.
-    let dropped = found.faults.iter().filter(|(chunk, _)| log.drop_copy(chunk.tenant, &chunk.name)).count();
+    let dropped = found.faults.iter().filter(|(chunk, _)| log.drop_copy(chunk.tenant, &chunk.copy)).count();
     log.close().map_err(|error| in_file(file, error))?;
     println!("{dropped} chunks were dropped");
     Ok(())

@@ -57,9 +57,9 @@ pub fn print_verified(file: &Path, found: &Verified) {
 }
 
 fn print_fault((chunk, fault): &(ChunkInLog, ChunkFault)) {
-    let ChunkInLog { name, tenant, .. } = chunk;
-    let id: String = name.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("{:>8} {:>6} {:>6}  {id}  {fault}", name.segment, name.slot, tenant.0);
+    let ChunkInLog { copy, tenant, .. } = chunk;
+    let id: String = copy.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    println!("{:>8} {:>6} {:>6}  {id}  {fault}", copy.segment, copy.slot, tenant.0);
 }
 
 fn print(file: &Path, seen: &Inspection, space: &VolumeSpace) {

@@ -25,9 +25,9 @@
 //!  16  live       a bit per slot, lowest bit first, rounded up to bytes
 //! ```
 
-use super::copy_name::crc32c;
 use super::layout::Layout;
 use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
+use crate::checksum::crc32c;
 use crate::tenant::TenantId;
 
 /// Tenants that a checkpoint names as doomed.

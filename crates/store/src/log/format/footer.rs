@@ -20,7 +20,7 @@
 //! 128  layers    8 bytes each: u32 length, bit 31 set where an extent starts; u32 sum
 //! ```
 
-use super::copy_name::CopyName;
+use super::chunk_copy::ChunkCopy;
 use super::page::{Damaged, Fields, LogUuid, PageKind, Parser, check};
 use super::slot_shape::{MAX_DISK_LAYERS, SlotShape};
 use crate::checksum;
@@ -35,14 +35,14 @@ const IS_ENCRYPTED: u16 = 2;
 /// What a chunk's last page says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Footer {
-    pub name: CopyName,
+    pub copy: ChunkCopy,
     pub tenant: TenantId,
     pub parent: Option<ChunkId>,
     pub shape: Arc<SlotShape>,
     /// Whether the layers are encrypted with the tenant's key. Lengths and checksums are those of
     /// the encrypted bytes.
     pub encrypted: bool,
-    /// The CRC-32C of each layer, combined with the layer's [tag](CopyName::checksum_tag).
+    /// The CRC-32C of each layer, combined with the layer's [tag](ChunkCopy::checksum_tag).
     checksums: Box<[u32]>,
 }
 
@@ -72,7 +72,7 @@ pub enum Fault {
 impl Footer {
     /// The footer of a copy, from the CRC-32C of each of its layers.
     pub fn new(
-        name: CopyName,
+        copy: ChunkCopy,
         tenant: TenantId,
         parent: Option<ChunkId>,
         shape: Arc<SlotShape>,
@@ -80,8 +80,8 @@ impl Footer {
     ) -> Footer {
         debug_assert_eq!(crcs.len(), shape.layers(), "a layer has one sum");
         let checksums =
-            crcs.iter().enumerate().map(|(layer, crc)| crc ^ name.checksum_tag(layer as u16)).collect();
-        Footer { name, tenant, parent, shape, encrypted: false, checksums }
+            crcs.iter().enumerate().map(|(layer, crc)| crc ^ copy.checksum_tag(layer as u16)).collect();
+        Footer { copy, tenant, parent, shape, encrypted: false, checksums }
     }
 
     /// The same, of a copy whose layers are encrypted with the tenant's key, or not.
@@ -90,7 +90,7 @@ impl Footer {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let CopyName { log, id, segment, sequence, slot } = self.name;
+        let ChunkCopy { log, id, segment, sequence, slot } = self.copy;
         let mut fields = Fields::page(PageKind::Footer, log);
         fields.u32(segment).u16(slot).u16(self.tenant.0).u64(sequence);
         let flags = self.parent.map_or(0, |_| HAS_PARENT) | if self.encrypted { IS_ENCRYPTED } else { 0 };
@@ -125,33 +125,33 @@ impl Footer {
         check("bytes", chunk_bytes, chunk_bytes == bytes, bytes)?;
         let parent = (flags & HAS_PARENT != 0).then_some(parent);
         let encrypted = flags & IS_ENCRYPTED != 0;
-        let name = CopyName { log, id, segment, sequence, slot };
-        Ok(Footer { name, tenant, parent, shape, encrypted, checksums: checksums.into() })
+        let copy = ChunkCopy { log, id, segment, sequence, slot };
+        Ok(Footer { copy, tenant, parent, shape, encrypted, checksums: checksums.into() })
     }
 
     /// The footer of the copy that is expected, and of no other.
     ///
     /// ```
     /// use forebay_kv::ChunkId;
-    /// use forebay_store::log::{CopyName, Fault, Footer, LogUuid, SlotShape, crc32c};
+    /// use forebay_store::log::{ChunkCopy, Fault, Footer, LogUuid, SlotShape, crc32c};
     /// use forebay_store::{ChunkShape, TenantId};
     /// use std::sync::Arc;
     ///
     /// let (log, id) = (LogUuid([1; 16]), ChunkId::from_bytes([2; 32]));
-    /// let name = CopyName { log, id, segment: 0, sequence: 8, slot: 5 };
+    /// let name = ChunkCopy { log, id, segment: 0, sequence: 8, slot: 5 };
     /// let shape = Arc::new(SlotShape::new(&ChunkShape::new([4])?)?);
     /// let page = Footer::new(name, TenantId(0), None, shape, &[crc32c(b"good")]).encode();
     ///
     /// let footer = Footer::of(&name, &page)?;
     /// assert_eq!(footer.verify(0, &[b"go", b"od"]), Ok(()));
     /// assert_eq!(footer.verify(0, &[b"evil"]), Err(Fault::Bytes { layer: 0 }));
-    /// let older = CopyName { sequence: 7, ..name };
+    /// let older = ChunkCopy { sequence: 7, ..name };
     /// assert_eq!(Footer::of(&older, &page), Err(Fault::Stale { found: 8, expected: 7 }));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn of(expected: &CopyName, bytes: &[u8]) -> Result<Footer, Fault> {
+    pub fn of(expected: &ChunkCopy, bytes: &[u8]) -> Result<Footer, Fault> {
         let footer = Footer::parse(expected.log, bytes)?;
-        let found = &footer.name;
+        let found = &footer.copy;
         if (found.segment, found.slot) != (expected.segment, expected.slot) {
             return Err(Fault::Misplaced { segment: found.segment, slot: found.slot });
         }
@@ -166,7 +166,7 @@ impl Footer {
 
     /// The CRC-32C that a layer had when it was stored.
     pub fn crc(&self, layer: usize) -> Option<u32> {
-        Some(self.checksums.get(layer)? ^ self.name.checksum_tag(u16::try_from(layer).ok()?))
+        Some(self.checksums.get(layer)? ^ self.copy.checksum_tag(u16::try_from(layer).ok()?))
     }
 
     /// The CRC-32C of all layers.
@@ -199,31 +199,37 @@ mod tests {
     use super::*;
     use crate::shape::ChunkShape;
 
-    fn name() -> CopyName {
-        CopyName { log: LogUuid([1; 16]), id: ChunkId::from_bytes([2; 32]), segment: 3, sequence: 4, slot: 5 }
+    fn copy() -> ChunkCopy {
+        ChunkCopy {
+            log: LogUuid([1; 16]),
+            id: ChunkId::from_bytes([2; 32]),
+            segment: 3,
+            sequence: 4,
+            slot: 5,
+        }
     }
 
     fn footer(layers: usize) -> Footer {
         let shape = Arc::new(SlotShape::new(&ChunkShape::new(vec![2; layers]).unwrap()).unwrap());
         let crcs: Vec<u32> = (0..layers).map(|layer| layer as u32 * 7).collect();
-        Footer::new(name(), TenantId(6), Some(ChunkId::from_bytes([9; 32])), shape, &crcs)
+        Footer::new(copy(), TenantId(6), Some(ChunkId::from_bytes([9; 32])), shape, &crcs)
     }
 
     #[test]
     fn the_largest_footer_fits_its_page() {
         let footer = footer(MAX_DISK_LAYERS);
-        assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
+        assert_eq!(Footer::of(&copy(), &footer.encode()), Ok(footer));
     }
 
     #[test]
     fn an_encrypted_copy_says_so_and_flags_that_mean_nothing_yet_are_refused() {
         for encrypted in [false, true] {
             let footer = footer(2).with_encrypted(encrypted);
-            assert_eq!(Footer::of(&name(), &footer.encode()), Ok(footer));
+            assert_eq!(Footer::of(&copy(), &footer.encode()), Ok(footer));
         }
         let page = with_bytes(footer(2).encode(), 48, &[4]);
         let unknown = Damaged::Field { field: "flags", value: 4, allowed: "0 to 3".into() };
-        assert_eq!(Footer::of(&name(), &page), Err(Fault::Footer(unknown)));
+        assert_eq!(Footer::of(&copy(), &page), Err(Fault::Footer(unknown)));
     }
 
     #[test]
@@ -237,15 +243,15 @@ mod tests {
     #[test]
     fn a_footer_of_another_copy_is_refused_with_what_it_is() {
         let page = footer(2).encode();
-        let of = |expected: CopyName| Footer::of(&expected, &page).unwrap_err();
+        let of = |expected: ChunkCopy| Footer::of(&expected, &page).unwrap_err();
         let other = ChunkId::from_bytes([0; 32]);
-        assert_eq!(of(CopyName { sequence: 9, ..name() }), Fault::Stale { found: 4, expected: 9 });
-        assert_eq!(of(CopyName { segment: 9, ..name() }), Fault::Misplaced { segment: 3, slot: 5 });
-        assert_eq!(of(CopyName { slot: 9, ..name() }), Fault::Misplaced { segment: 3, slot: 5 });
-        assert_eq!(of(CopyName { id: other, ..name() }), Fault::OtherChunk(name().id));
+        assert_eq!(of(ChunkCopy { sequence: 9, ..copy() }), Fault::Stale { found: 4, expected: 9 });
+        assert_eq!(of(ChunkCopy { segment: 9, ..copy() }), Fault::Misplaced { segment: 3, slot: 5 });
+        assert_eq!(of(ChunkCopy { slot: 9, ..copy() }), Fault::Misplaced { segment: 3, slot: 5 });
+        assert_eq!(of(ChunkCopy { id: other, ..copy() }), Fault::OtherChunk(copy().id));
         let log = LogUuid([0; 16]);
         let found = LogUuid([1; 16]);
-        assert_eq!(of(CopyName { log, ..name() }), Fault::Footer(Damaged::OtherLog { found }));
+        assert_eq!(of(ChunkCopy { log, ..copy() }), Fault::Footer(Damaged::OtherLog { found }));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! panic, loop or reserve memory beyond what the bytes themselves take.
 
 pub(crate) mod checkpoint;
-pub(crate) mod copy_name;
+pub(crate) mod chunk_copy;
 pub(crate) mod footer;
 pub(crate) mod journal;
 pub(crate) mod layout;
