@@ -15,9 +15,9 @@ const OF_TENANT: usize = 1;
 #[derive(Debug)]
 pub(crate) struct Recency {
     links: Vec<[Link; 2]>,
-    all: Ends,
+    all: ListEnds,
     /// By the tenant's number, up to the highest that ever had a row.
-    tenants: Vec<Ends>,
+    tenants: Vec<ListEnds>,
 }
 
 /// Neighbours in one order.
@@ -28,7 +28,7 @@ struct Link {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Ends {
+struct ListEnds {
     coldest: Option<Row>,
     warmest: Option<Row>,
 }
@@ -36,7 +36,7 @@ struct Ends {
 impl Recency {
     /// Orders with room for `limit` rows.
     pub fn new(limit: usize) -> Recency {
-        Recency { links: Vec::with_capacity(limit), all: Ends::default(), tenants: Vec::new() }
+        Recency { links: Vec::with_capacity(limit), all: ListEnds::default(), tenants: Vec::new() }
     }
 
     /// Adds a row as the one used last.
@@ -44,7 +44,7 @@ impl Recency {
         self.make_links(row);
         let number = usize::from(tenant.0);
         if self.tenants.len() <= number {
-            self.tenants.resize(number + 1, Ends::default());
+            self.tenants.resize(number + 1, ListEnds::default());
         }
         for (order, ends) in [(ALL, &mut self.all), (OF_TENANT, &mut self.tenants[number])] {
             let colder = ends.warmest.replace(row);
@@ -120,7 +120,7 @@ impl Recency {
         }
     }
 
-    fn ends(&mut self, order: usize, tenant: TenantId) -> &mut Ends {
+    fn ends(&mut self, order: usize, tenant: TenantId) -> &mut ListEnds {
         match order {
             ALL => &mut self.all,
             _ => &mut self.tenants[usize::from(tenant.0)],
@@ -144,7 +144,7 @@ mod tests {
     }
 
     /// A row's order read off the links, from cold to warm, checking the way back.
-    fn order(recency: &Recency, order: usize, ends: Ends) -> Vec<usize> {
+    fn order(recency: &Recency, order: usize, ends: ListEnds) -> Vec<usize> {
         let mut seen = Vec::new();
         let (mut at, mut colder) = (ends.coldest, None);
         while let Some(row) = at {

@@ -54,7 +54,7 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
         Err(error) => return Err(error.into()),
     }
     let superblock = read_superblock(medium)?.next(false);
-    let ends = Ends::read(medium, &superblock)?;
+    let ends = JournalEnds::read(medium, &superblock)?;
     let mut rebuilt = Rebuilt { blocks: ends.blocks, ..Rebuilt::default() };
     let segments = (0..superblock.layout.segments)
         .map(|number| segment_row(medium, &superblock, &ends, number, &mut rebuilt))
@@ -77,7 +77,7 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
 
 /// What the journal says is over.
 #[derive(Debug, Default)]
-struct Ends {
+struct JournalEnds {
     /// Segment, generation and slot of chunks that are gone.
     forgotten: HashSet<(u32, u64, u16)>,
     /// Segments and generations.
@@ -88,9 +88,9 @@ struct Ends {
     next_block: u64,
 }
 
-impl Ends {
+impl JournalEnds {
     /// Reads all blocks that are there, in the order of their numbers.
-    fn read(medium: &dyn Medium, superblock: &Superblock) -> Result<Ends, NotOpened> {
+    fn read(medium: &dyn Medium, superblock: &Superblock) -> Result<JournalEnds, NotOpened> {
         let Superblock { log, epoch, layout, .. } = superblock;
         let mut blocks = BTreeMap::new();
         for index in 0..layout.journal_blocks() {
@@ -105,7 +105,7 @@ impl Ends {
                 blocks.insert(next.sequence, records);
             }
         }
-        let mut ends = Ends { blocks: blocks.len() as u64, ..Ends::default() };
+        let mut ends = JournalEnds { blocks: blocks.len() as u64, ..JournalEnds::default() };
         ends.next_block = blocks.last_key_value().map_or(0, |(next, _)| *next);
         blocks.into_values().flatten().for_each(|record| ends.apply(&record));
         Ok(ends)
@@ -139,7 +139,7 @@ impl Ends {
 fn segment_row(
     medium: &dyn Medium,
     superblock: &Superblock,
-    ends: &Ends,
+    ends: &JournalEnds,
     number: u32,
     rebuilt: &mut Rebuilt,
 ) -> Result<SegmentRow, NotOpened> {
