@@ -5,7 +5,7 @@
 use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, NotRead, NotStaged, Ssd, SsdOptions, Volume, Want, init};
+use forebay_store::ssd::{Existing, LayerRead, NotRead, NotStaged, Ssd, SsdOptions, Volume, init};
 use forebay_store::{
     Begun, Changed, ChunkShape, Left, MemoryTier, NotCommitted, NotFetched, ReadGuard, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
@@ -294,7 +294,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
     let (sender, staged) = channel();
     let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
-    let all = [Want { chunk: 0, layers: 0..LAYERS, into: None }];
+    let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None }];
     ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
     let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
 

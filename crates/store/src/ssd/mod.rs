@@ -32,7 +32,7 @@ pub use file_medium::FileMedium;
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
-pub use read::{ReadResults, Want};
+pub use read::{LayerRead, ReadResults};
 pub use shared::{VOLUMES_MAX, WRITES_MAX};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};

@@ -23,7 +23,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// A run of layers of one chunk that is to be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Want {
+pub struct LayerRead {
     /// The chunk's place in the lease, from 0.
     pub chunk: usize,
     pub layers: Range<usize>,
@@ -86,7 +86,7 @@ impl Ssd {
     pub fn read(
         &self,
         lease: &DiskLease,
-        wants: &[Want],
+        wants: &[LayerRead],
         class: Class,
         deadline_us: Option<u64>,
         on_end: impl FnOnce(ReadResults) + Send + 'static,
@@ -113,7 +113,7 @@ fn begin_reads(
     tier: &mut DiskTier,
     now_us: u64,
     lease: LeaseId,
-    wants: &[Want],
+    wants: &[LayerRead],
 ) -> Result<Vec<Part>, NotRead> {
     let mut parts = Vec::with_capacity(wants.len());
     for (number, want) in wants.iter().enumerate() {
@@ -282,7 +282,7 @@ impl Drop for Request {
 }
 
 impl Part {
-    fn new(number: usize, read: DiskRead, want: &Want, window: Range<u64>) -> Part {
+    fn new(number: usize, read: DiskRead, want: &LayerRead, window: Range<u64>) -> Part {
         let shape = read.shape();
         let is_whole = want.layers == (0..shape.layers()) && shape.is_dense();
         let into = want.into.filter(|into| is_whole && into.len == shape.footer_at());

@@ -12,7 +12,7 @@ use super::reserve::ChunkName;
 use super::{Lease, Shared, Store};
 use crate::checksum;
 use crate::shape::ChunkShape;
-use crate::ssd::{DiskLease, NotRead, NotStaged, ReadResults, Staged, Want};
+use crate::ssd::{DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
@@ -259,7 +259,7 @@ impl Shared {
     }
 
     /// Reads the chunks by one request.
-    fn read_from_disk(&self, wants: Vec<Want>, coming: Vec<Fetch>, lease: &DiskLease, urgency: Urgency) {
+    fn read_from_disk(&self, wants: Vec<LayerRead>, coming: Vec<Fetch>, lease: &DiskLease, urgency: Urgency) {
         let Some(disk) = self.open_disk().filter(|_| !wants.is_empty()) else { return };
         let began_us = self.now_us();
         let on_read = move |ends: ReadResults| {
@@ -312,7 +312,7 @@ impl Fetch {
     }
 
     /// What is to be read for it, and its bytes. `None`: it has come meanwhile.
-    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<(Want, u64)>, NotFetched> {
+    fn want(&mut self, lease: &DiskLease, place: usize) -> Result<Option<(LayerRead, u64)>, NotFetched> {
         let (shape, is_plain) = lease.layout_of(place)?;
         if is_plain {
             let Some(promotion) = Promotion::begin(&self.shared, self.name, shape.chunk(), true)? else {
@@ -321,7 +321,7 @@ impl Fetch {
             self.promotion = Some(promotion);
         }
         let into = self.promotion.as_ref().map(Promotion::pages);
-        Ok(Some((Want { chunk: place, layers: 0..shape.layers(), into }, shape.chunk().bytes())))
+        Ok(Some((LayerRead { chunk: place, layers: 0..shape.layers(), into }, shape.chunk().bytes())))
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.

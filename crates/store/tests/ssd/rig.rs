@@ -5,8 +5,8 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, NotRead, NotWritten, ReadResults, Ssd, SsdError, SsdOptions,
-    SsdWriteEnd, Staged, Volume, Want, init,
+    DiskLease, Existing, FileMedium, LayerRead, NotRead, NotWritten, ReadResults, Ssd, SsdError, SsdOptions,
+    SsdWriteEnd, Staged, Volume, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
 use std::path::PathBuf;
@@ -187,7 +187,7 @@ impl Opened {
     pub fn begin_read(
         &self,
         lease: &DiskLease,
-        wants: &[Want],
+        wants: &[LayerRead],
         deadline_us: Option<u64>,
     ) -> Result<Receiver<Result<Vec<Staged>, NotRead>>, NotRead> {
         let (sender, receiver) = channel();
@@ -196,7 +196,7 @@ impl Opened {
         Ok(receiver)
     }
 
-    pub fn read(&self, lease: &DiskLease, wants: &[Want]) -> Result<Vec<Staged>, NotRead> {
+    pub fn read(&self, lease: &DiskLease, wants: &[LayerRead]) -> Result<Vec<Staged>, NotRead> {
         self.begin_read(lease, wants, None)?.recv_timeout(PATIENCE).unwrap()
     }
 
@@ -211,8 +211,8 @@ impl Opened {
     }
 }
 
-pub fn want(chunk: usize, layers: std::ops::Range<usize>) -> Want {
-    Want { chunk, layers, into: None }
+pub fn want(chunk: usize, layers: std::ops::Range<usize>) -> LayerRead {
+    LayerRead { chunk, layers, into: None }
 }
 
 /// Compares every layer that is staged, with its checksum.

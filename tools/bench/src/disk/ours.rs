@@ -7,7 +7,8 @@ use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
-    DiskLease, NotRead, NotWritten, ReadResults, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want,
+    DiskLease, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd, SsdOptions, SsdWriteEnd, Staged,
+    Volume,
 };
 use forebay_store::{Refused, TenantId};
 use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
@@ -182,8 +183,8 @@ impl Ours {
         if lease.len() < batch.len() {
             return Err(format!("only {} of {} objects are there", lease.len(), batch.len()).into());
         }
-        let wants: Vec<Want> =
-            (0..batch.len()).map(|chunk| Want { chunk, layers: 0..1, into: None }).collect();
+        let wants: Vec<LayerRead> =
+            (0..batch.len()).map(|chunk| LayerRead { chunk, layers: 0..1, into: None }).collect();
         let ended = ended.clone();
         let on_end = move |ends: ReadResults| drop(ended.send((number, ends.into_iter().collect())));
         self.ssd.read(&lease, &wants, Class::Demand, None, on_end)?;

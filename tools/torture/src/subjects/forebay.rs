@@ -11,7 +11,9 @@ use forebay_kv::{ChunkId, Digest};
 use forebay_store::TenantId;
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
 use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, FileMedium, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, Want, init};
+use forebay_store::ssd::{
+    Existing, FileMedium, LayerRead, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
+};
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
 use parking_lot::Mutex;
 use std::error::Error;
@@ -126,8 +128,9 @@ impl Open {
         if lease.is_empty() {
             return Ok(values);
         }
-        let wants: Vec<Want> =
-            (0..lease.len()).map(|chunk| Want { chunk, layers: 0..LAYERS as usize, into: None }).collect();
+        let wants: Vec<LayerRead> = (0..lease.len())
+            .map(|chunk| LayerRead { chunk, layers: 0..LAYERS as usize, into: None })
+            .collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
         let deadline_us = self.mover.handle().now_us() + READ_US;
