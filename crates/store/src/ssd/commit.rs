@@ -3,7 +3,7 @@
 //! scrubs, withdrawals, and a look at the disk's free space. What is written in which order is the
 //! log's.
 
-use super::shared::{OpenVolume, Shared};
+use super::inner::{OpenVolume, SsdInner};
 use crate::log::Medium;
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const WATCH_US: u64 = 1_000_000;
 const SCRUBS_A_TURN: usize = 2;
 
 /// The committer's thread, of volume `number`.
-pub(super) fn run(shared: &Arc<Shared>, number: usize) {
+pub(super) fn run(shared: &Arc<SsdInner>, number: usize) {
     let volume = &shared.volumes[number];
     let mut watch_at_us = 0;
     while let Some(turn) = volume.committer.next_turn(|| shared.now_us(), &shared.staging, watch_at_us) {
@@ -39,7 +39,7 @@ pub(super) fn run(shared: &Arc<Shared>, number: usize) {
 }
 
 /// Makes durable what is pending, if anything is.
-fn commit(shared: &Arc<Shared>, volume: &OpenVolume, number: usize) -> io::Result<()> {
+fn commit(shared: &Arc<SsdInner>, volume: &OpenVolume, number: usize) -> io::Result<()> {
     let begun_us = shared.now_us();
     let Some(commit) = shared.change_quietly(|tier, now_us| tier.next_commit(now_us, number)) else {
         return Ok(());
@@ -59,7 +59,7 @@ fn commit(shared: &Arc<Shared>, volume: &OpenVolume, number: usize) -> io::Resul
 
 /// Closes the log of a volume whose committer has ended: everything is durable, and the file says
 /// so.
-pub(super) fn close(shared: &Arc<Shared>, number: usize) -> io::Result<()> {
+pub(super) fn close(shared: &Arc<SsdInner>, number: usize) -> io::Result<()> {
     let Some(commit) = shared.change_quietly(|tier, _| tier.close(number)) else { return Ok(()) };
     let ended = commit.write_to(&*shared.volumes[number].medium);
     shared.change_quietly(|tier, now_us| tier.end_commit(now_us, commit, ended.is_ok()));
@@ -68,7 +68,7 @@ pub(super) fn close(shared: &Arc<Shared>, number: usize) -> io::Result<()> {
 
 /// Asks for less of the disk if it has less than the reserve left or refused a write, and for more
 /// if it has plenty.
-fn watch_disk(shared: &Arc<Shared>, number: usize, write_failed: bool) {
+fn watch_disk(shared: &Arc<SsdInner>, number: usize, write_failed: bool) {
     let volume = &shared.volumes[number];
     let Some(free_bytes) = volume.medium.space().ok().and_then(|space| space.free_bytes) else { return };
     let reserve_bytes = shared.reserve_bytes;
@@ -84,7 +84,7 @@ fn watch_disk(shared: &Arc<Shared>, number: usize, write_failed: bool) {
 
 /// Overwrites what is to be overwritten, a bounded amount, and gives space back or takes it. Says
 /// whether there may be more to do now; what failed rests for a while.
-fn do_chores(shared: &Arc<Shared>, number: usize) -> bool {
+fn do_chores(shared: &Arc<SsdInner>, number: usize) -> bool {
     let mut did = false;
     for _ in 0..SCRUBS_A_TURN {
         let Some(scrub) = shared.change_quietly(|tier, now_us| tier.next_scrub(now_us)) else { break };
@@ -114,7 +114,7 @@ fn do_chores(shared: &Arc<Shared>, number: usize) -> bool {
     did
 }
 
-fn fail_chore(shared: &Shared, number: usize, chore: &str, error: &io::Error) {
+fn fail_chore(shared: &SsdInner, number: usize, chore: &str, error: &io::Error) {
     shared.counts.lock().failed_chores += 1;
     shared.lines.chore_failed(shared.volumes[number].disk.path(), chore, error);
 }

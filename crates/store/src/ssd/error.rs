@@ -1,8 +1,8 @@
 //! Why the SSD tier did not do what was asked of it. This file names reasons.
 
 use super::crypt::EncryptionError;
+use super::inner::{VOLUMES_MAX, WRITES_MAX};
 use super::pool::NotStaged;
-use super::shared::{VOLUMES_MAX, WRITES_MAX};
 use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;

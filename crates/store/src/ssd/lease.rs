@@ -1,7 +1,7 @@
 //! Leases as users hold them. This file knows that a lease ends when its holder drops it.
 
 use super::Ssd;
-use super::shared::Shared;
+use super::inner::SsdInner;
 use crate::lease_table::LeaseId;
 use crate::log::SlotShape;
 use crate::stat::Unreadable;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// as long.
 #[derive(Debug)]
 pub struct DiskLease {
-    shared: Arc<Shared>,
+    shared: Arc<SsdInner>,
     /// None for a lease of nothing.
     id: Option<LeaseId>,
     tenant: TenantId,

@@ -12,13 +12,13 @@ mod crypt;
 mod error;
 mod file_medium;
 mod in_flight;
+mod inner;
 mod key_file;
 mod lease;
 mod log_lines;
 mod pool;
 mod read;
 mod relocate;
-mod shared;
 mod staged;
 mod staging;
 mod stat;
@@ -29,11 +29,11 @@ mod write;
 pub use crypt::{ENCRYPTION_BYTES, EncryptionError, KEY_BYTES, TenantKeys};
 pub use error::{NotRead, NotWritten, SsdError};
 pub use file_medium::FileMedium;
+pub use inner::{VOLUMES_MAX, WRITES_MAX};
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
 pub use read::{LayerRead, ReadResults};
-pub use shared::{VOLUMES_MAX, WRITES_MAX};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
@@ -47,11 +47,11 @@ use forebay_kv::ChunkId;
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
 use in_flight::InFlight;
+use inner::{Core, OpenVolume, SsdInner};
 use log_lines::LogLines;
 use parking_lot::Mutex;
 use pool::Pool;
 use relocate::Relocating;
-use shared::{Core, OpenVolume, Shared};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::Sender;
@@ -109,7 +109,7 @@ pub struct Ssd {
 /// Ends the threads with the last clone.
 #[derive(Debug)]
 struct Owner {
-    shared: Arc<Shared>,
+    shared: Arc<SsdInner>,
     committers: Mutex<Vec<JoinHandle<()>>>,
     recovered: Vec<Recovered>,
 }
@@ -137,7 +137,7 @@ impl Ssd {
         let volumes = volumes.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let threads = Arc::new(ThreadPool::start().map_err(system("starting threads"))?);
         let pool = Arc::new(Pool::new(region, staging, config.waiting_max));
-        let shared = Shared {
+        let shared = SsdInner {
             core: Mutex::new(Core::new(tier)),
             mover: mover.clone(),
             staging: pool,
@@ -266,7 +266,7 @@ impl Ssd {
         Ok(())
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<SsdInner> {
         &self.owner.shared
     }
 }

@@ -6,9 +6,9 @@ use super::Ssd;
 use super::crypt::{EncryptionError, TenantKeys};
 use super::error::NotRead;
 use super::in_flight::Permit;
+use super::inner::{Broken, SsdInner};
 use super::lease::DiskLease;
 use super::pool::{NotStaged, StagingBlock};
-use super::shared::{Broken, Shared};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
 use crate::lease_table::LeaseId;
@@ -54,7 +54,7 @@ struct Request {
     parts: Vec<Part>,
     class: Class,
     deadline_us: Option<u64>,
-    shared: Arc<Shared>,
+    shared: Arc<SsdInner>,
     answer: Arc<Answer>,
 }
 
@@ -248,7 +248,7 @@ impl Request {
     }
 }
 
-impl Shared {
+impl SsdInner {
     fn end_reads(self: &Arc<Self>, ended: Vec<(DiskRead, ReadEnd)>) {
         self.change(|tier, now_us| {
             ended.into_iter().for_each(|(read, end)| tier.end_read(now_us, read, end));
@@ -300,7 +300,7 @@ impl Part {
 
     /// The layers, and right behind them in staging their footer. Of a whole chunk they are
     /// neighbours on disk, too, and become one I/O.
-    fn pairs(&self, shared: &Shared) -> Vec<SpanPair> {
+    fn pairs(&self, shared: &SsdInner) -> Vec<SpanPair> {
         let Some(held) = &self.held else { return Vec::new() };
         let bytes = self.staged_bytes();
         let layers = self.into.unwrap_or_else(|| held.span(0..bytes));

@@ -3,8 +3,8 @@
 
 use super::crypt::TenantKeys;
 use super::in_flight::Permit;
+use super::inner::{Broken, SsdInner};
 use super::pool::{NotStaged, StagingBlock};
-use super::shared::{Broken, Shared};
 use crate::log::{Fault, Footer, PAGE_BYTES, Relocation, RelocationEnd, crc32c};
 use forebay_transfer::{Class, End, SpanPair, Transfer};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const FAILED: RelocationEnd = RelocationEnd::Failed { read_lost_bytes: 0, write_
 
 /// A chunk on its way. Dropped before it ended, it stays where it was.
 pub(super) struct Relocating {
-    shared: Arc<Shared>,
+    shared: Arc<SsdInner>,
     relocation: Option<Relocation>,
     held: Option<StagingBlock>,
     _permit: Permit,
@@ -26,7 +26,7 @@ pub(super) struct Relocating {
 
 impl Relocating {
     /// Begins. A store that is being closed relocates nothing more.
-    pub fn start(shared: &Arc<Shared>, relocation: Relocation) {
+    pub fn start(shared: &Arc<SsdInner>, relocation: Relocation) {
         let Ok(permit) = shared.reads.acquire() else {
             return shared.end_relocation(relocation, FAILED);
         };

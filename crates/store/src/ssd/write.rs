@@ -6,8 +6,8 @@ use super::Ssd;
 use super::crypt::ENCRYPTION_BYTES;
 use super::error::NotWritten;
 use super::in_flight::{NoPermit, Permit};
+use super::inner::{Broken, SsdInner};
 use super::pool::{NotStaged, StagingBlock};
-use super::shared::{Broken, Shared};
 use crate::checksum;
 use crate::log::{DiskBegun, DiskTier, DiskWrite, Footer, PAGE_BYTES, crc32c};
 use crate::shape::ChunkShape;
@@ -48,7 +48,7 @@ type OnEnd = Box<dyn FnOnce(Vec<SsdWriteEnd>) + Send>;
 /// Chunks on their way to the disk. Dropped before they ended, they give their slots back and say
 /// that they failed.
 struct Outgoing {
-    shared: Arc<Shared>,
+    shared: Arc<SsdInner>,
     tenant: TenantId,
     encrypted: bool,
     class: Class,
@@ -188,7 +188,7 @@ impl Candidate {
     }
 }
 
-impl Shared {
+impl SsdInner {
     /// Checks a source, and how its chunk will lie on disk.
     fn candidate(&self, source: Source, encrypted: bool) -> Result<Candidate, NotWritten> {
         let layers = &source.layers;
@@ -354,7 +354,7 @@ impl Drop for Outgoing {
 impl Part {
     /// Takes the checksums, puts the chunk together if it does not lie as it will on disk, and
     /// makes its footer.
-    fn prepare(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
+    fn prepare(&mut self, shared: &SsdInner, tenant: TenantId, encrypted: bool) -> Result<(), NotWritten> {
         let crcs = if self.direct {
             self.checksums_of_source(shared)?
         } else {
@@ -369,7 +369,7 @@ impl Part {
     }
 
     /// The layers' checksums, as given or from where they lie.
-    fn checksums_of_source(&self, shared: &Shared) -> Result<Vec<u32>, NotWritten> {
+    fn checksums_of_source(&self, shared: &SsdInner) -> Result<Vec<u32>, NotWritten> {
         if let Some(crcs) = &self.source.crcs {
             return Ok(crcs.clone());
         }
@@ -380,7 +380,7 @@ impl Part {
 
     /// Puts the layers into staging as they will lie on disk, with zeros between them, and returns
     /// their checksums there.
-    fn fill(&mut self, shared: &Shared, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
+    fn fill(&mut self, shared: &SsdInner, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
         let crcs = if encrypted { None } else { Some(self.checksums_of_source(shared)?) };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(Vec::new()) };
         let shape = write.shape();
@@ -412,7 +412,7 @@ impl Part {
 
     /// What goes where. Pages that follow each other on disk become one I/O, wherever they lie in
     /// memory.
-    fn pairs(&self, shared: &Shared) -> Vec<SpanPair> {
+    fn pairs(&self, shared: &SsdInner) -> Vec<SpanPair> {
         let Part { write, held: Some(held), .. } = self else { return Vec::new() };
         let (footer_at, stride) = (write.shape().footer_at(), write.shape().stride_bytes());
         if !self.direct {

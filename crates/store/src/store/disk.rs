@@ -3,7 +3,7 @@
 
 use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
-use super::{Shared, Store, WriteBackStat};
+use super::{Store, StoreInner, WriteBackStat};
 use crate::admission::{Chunk, ChunkKey};
 use crate::ssd::{Ssd, SsdError, SsdStat};
 use crate::tenant::TenantId;
@@ -123,7 +123,7 @@ impl Store {
     }
 }
 
-impl Shared {
+impl StoreInner {
     /// The disk, as long as it can be read.
     pub(super) fn open_disk(&self) -> Option<&Disk> {
         self.disk.as_ref().filter(|disk| !disk.closed.load(Ordering::Acquire))

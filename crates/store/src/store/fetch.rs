@@ -9,7 +9,7 @@
 use super::load::Urgency;
 use super::promote::{self, NotPromoted, Promotion};
 use super::reserve::ChunkName;
-use super::{Lease, Shared, Store};
+use super::{Lease, Store, StoreInner};
 use crate::checksum;
 use crate::shape::ChunkShape;
 use crate::ssd::{DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
@@ -27,7 +27,7 @@ use thiserror::Error;
 /// A chunk that lies still in the arena until this is dropped.
 #[derive(Debug)]
 pub struct ReadGuard {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     /// Only taken when the guard ends.
     read: Option<Read>,
     checksums: Vec<u32>,
@@ -68,7 +68,7 @@ struct Waiter {
 
 /// A chunk on its way. Dropped before it is there, it has failed.
 struct Fetch {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     name: ChunkName,
     /// Its slot, if the disk can read it there without a copy.
     promotion: Option<Promotion>,
@@ -226,7 +226,7 @@ impl Drop for ReadGuard {
     }
 }
 
-impl Shared {
+impl StoreInner {
     fn read_guard_by_id(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
         let (read, checksums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
         Some(ReadGuard { shared: Arc::clone(self), read: Some(read), checksums })
@@ -306,7 +306,7 @@ impl std::fmt::Debug for Fetches {
 }
 
 impl Fetch {
-    fn new(shared: &Arc<Shared>, name: ChunkName) -> Fetch {
+    fn new(shared: &Arc<StoreInner>, name: ChunkName) -> Fetch {
         let outcome = Err(NotRead::Closed.into());
         Fetch { shared: Arc::clone(shared), name, promotion: None, outcome }
     }

@@ -1,7 +1,7 @@
 //! Leases as users hold them: over a prefix in memory and what follows it on disk. This file knows
 //! that a lease ends when its holder drops it.
 
-use super::{Shared, Store};
+use super::{Store, StoreInner};
 use crate::lease_table::LeaseId;
 use crate::ssd::DiskLease;
 use crate::stat::Unreadable;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// memory, the others from disk.
 #[derive(Debug)]
 pub struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     /// None for a lease of nothing in memory.
     id: Option<LeaseId>,
     in_memory: usize,

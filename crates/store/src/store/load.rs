@@ -1,7 +1,7 @@
 //! Loading layers of leased chunks from memory, and verifying what arrived. This file knows leases,
 //! extents and checksums; `load_disk.rs` brings what lies on disk.
 
-use super::{Lease, Shared, Store};
+use super::{Lease, Store, StoreInner};
 use crate::checksum;
 use crate::shape::ChunkShape;
 use crate::ssd::NotRead;
@@ -87,7 +87,7 @@ pub(super) struct Urgency {
 /// Chunks of the arena that are being read. Dropped before they were copied, they are let go.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     reads: Vec<Read>,
 }
 

@@ -4,7 +4,7 @@
 use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
 use super::reserve::ChunkName;
-use super::{Lease, Shared, Store};
+use super::{Lease, Store, StoreInner};
 use crate::ssd::{LayerRead, NotRead, ReadResults, Staged};
 use crate::store::lease::{DiskChecksums, DiskPart};
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
@@ -15,7 +15,7 @@ type OnEnd = Box<dyn FnOnce(End) + Send>;
 
 /// What is to be done when the disk has been read.
 struct DiskLoad {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     /// Those on disk, in the order of the wants. Chunks are counted from the first one on disk.
     loads: Vec<Load>,
     /// The chunks that may go to memory if all of their layers were read.
@@ -86,7 +86,7 @@ fn name(part: &DiskPart, load: &Load) -> Option<ChunkName> {
 
 /// A slot for a chunk of which all is loaded, if the disk can read it there and memory takes it in.
 fn promotion(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreInner>,
     part: &DiskPart,
     load: &Load,
     name: Option<ChunkName>,
@@ -147,7 +147,7 @@ impl DiskLoad {
     }
 }
 
-impl Shared {
+impl StoreInner {
     /// Writes to the disk make way for reads that took long.
     pub(super) fn tell_write_back(&self, began_us: u64, bytes: u64) {
         let now_us = self.now_us();

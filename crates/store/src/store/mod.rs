@@ -96,7 +96,7 @@ use write_back::WriteBack;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Store {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
 }
 
 /// Why there is no store.
@@ -113,7 +113,7 @@ pub enum OpenError {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct StoreInner {
     tier: Mutex<MemoryTier>,
     mover: MoverHandle,
     arena: RegionId,
@@ -153,7 +153,7 @@ impl Store {
         let queue = Arc::new(WriteBack::new(write_back));
         let disk = Disk::new(ssd, Arc::clone(&queue));
         let store = Store::join(mover, place, pages, config, Some(disk))?;
-        let (shared, mover): (Weak<Shared>, _) = (Arc::downgrade(&store.shared), mover.clone());
+        let (shared, mover): (Weak<StoreInner>, _) = (Arc::downgrade(&store.shared), mover.clone());
         // The thread ends when the store is closed or gone.
         std::thread::Builder::new()
             .name("forebay-write".into())
@@ -176,7 +176,7 @@ impl Store {
         // The thread ends when the last clone of the store, lease and running operation is gone.
         std::thread::Builder::new().name("forebay-sum".into()).spawn(move || save::run_all(jobs))?;
         let (mover_handle, fetches) = (mover.clone(), fetch::Fetches::default());
-        let shared = Shared {
+        let shared = StoreInner {
             tier,
             mover: mover_handle,
             arena,
@@ -259,7 +259,7 @@ impl Store {
     }
 }
 
-impl Shared {
+impl StoreInner {
     fn now_us(&self) -> u64 {
         self.mover.now_us()
     }

@@ -5,7 +5,7 @@
 //! A copy needs a route from the store's place to itself; without one every such promotion fails,
 //! and is counted.
 
-use super::Shared;
+use super::StoreInner;
 use super::reserve::{ChunkName, Reservation};
 use crate::shape::ChunkShape;
 use crate::ssd::Staged;
@@ -45,7 +45,7 @@ pub(super) struct Promotion(Reservation);
 /// once, on this thread or the mover's, or dropped if the mover has ended. If somebody waits for
 /// the chunk (`is_awaited`), it takes the place of one that is being written.
 pub(super) fn offer(
-    shared: &Arc<Shared>,
+    shared: &Arc<StoreInner>,
     name: ChunkName,
     staged: Arc<Staged>,
     class: Class,
@@ -76,7 +76,7 @@ pub(super) fn offer(
 impl Promotion {
     /// Asks for a slot. `None`: the chunk is in memory already.
     pub fn begin(
-        shared: &Arc<Shared>,
+        shared: &Arc<StoreInner>,
         name: ChunkName,
         shape: &ChunkShape,
         is_awaited: bool,

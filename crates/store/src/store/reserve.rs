@@ -7,7 +7,7 @@
 //! the quota.
 
 use super::write_back::Dirty;
-use super::{Shared, Store, quarantined};
+use super::{Store, StoreInner, quarantined};
 use crate::checksum;
 use crate::lost::bytes_in;
 use crate::shape::{ChunkShape, ShapeError};
@@ -33,7 +33,7 @@ pub(super) struct ChunkName {
 /// write it from then on.
 #[derive(Debug)]
 pub struct Reservation {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StoreInner>,
     pub(super) name: ChunkName,
     /// Only taken when the reservation ends.
     write: Option<Write>,
@@ -75,7 +75,7 @@ impl Store {
     }
 }
 
-impl Shared {
+impl StoreInner {
     /// Reserves a slot. If somebody waits for the chunk (`is_awaited`), whoever writes it now finds
     /// it deleted: how long that takes, and whether it ends well, is in the hands of that one
     /// alone.

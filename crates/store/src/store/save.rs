@@ -2,7 +2,7 @@
 
 use super::load::span_bytes;
 use super::reserve::{NotStored, Reservation};
-use super::{Shared, Store};
+use super::{Store, StoreInner};
 use crate::shape::ChunkShape;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -58,7 +58,7 @@ impl Store {
     }
 }
 
-impl Shared {
+impl StoreInner {
     /// Each span to the bytes of the arena that follow those of the span before.
     pub(super) fn pairs_to_arena(&self, layers: &[Vec<Span>], offset_bytes: u64) -> Vec<SpanPair> {
         let mut offset = offset_bytes;

@@ -2,7 +2,7 @@
 //! chunks came or went, and then say which, in batches. This file knows waiting and asking; it must
 //! never make anybody who stores or evicts wait. A store that nobody watches keeps nothing for it.
 
-use super::{Shared, Store};
+use super::{Store, StoreInner};
 use crate::tier::Names;
 use forebay_kv::ChunkId;
 use std::collections::HashSet;
@@ -36,7 +36,7 @@ pub enum Left<'a> {
 struct Watch {
     key: u64,
     rings: Receiver<()>,
-    shared: Weak<Shared>,
+    shared: Weak<StoreInner>,
 }
 
 impl Store {
@@ -93,7 +93,7 @@ impl Store {
 }
 
 impl Watch {
-    fn begin(shared: &Arc<Shared>) -> Watch {
+    fn begin(shared: &Arc<StoreInner>) -> Watch {
         static KEYS: AtomicU64 = AtomicU64::new(0);
         let (key, (bell, rings)) = (KEYS.fetch_add(1, Ordering::Relaxed), channel());
         shared.tier.lock().changes.watch(key, bell.clone());
@@ -132,7 +132,7 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl StoreInner {
     fn has(&self, id: &ChunkId) -> bool {
         self.tier.lock().contains(id) || self.open_disk().is_some_and(|disk| disk.ssd.contains(id))
     }

@@ -10,7 +10,7 @@ mod queue;
 pub(super) use queue::{Dirty, Written};
 pub use queue::{WriteBackConfig, WriteBackStat};
 
-use super::Shared;
+use super::StoreInner;
 use crate::admission::Chunk;
 use crate::ssd::{NotWritten, SsdWriteEnd};
 use crate::stat::Refused;
@@ -158,7 +158,7 @@ impl WriteBack {
 /// A chunk on its way to the disk. Dropped before its write ended, it was refused.
 #[derive(Debug)]
 struct Outgoing {
-    shared: Arc<Shared>,
+    shared: Arc<StoreInner>,
     write_back: Arc<WriteBack>,
     dirty: Dirty,
     read: Option<Read>,
@@ -167,14 +167,14 @@ struct Outgoing {
 
 /// The thread of write-back: takes what is to be written from the queue and begins to write it. It
 /// keeps nothing alive while it waits, so that a store that is dropped lets go of its log.
-pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<Shared>, now_us: impl Fn() -> u64) {
+pub(super) fn run(write_back: Arc<WriteBack>, shared: Weak<StoreInner>, now_us: impl Fn() -> u64) {
     while let Some(dirty) = write_back.next(&now_us) {
         let Some(shared) = shared.upgrade() else { return };
         begin(&write_back, &shared, dirty);
     }
 }
 
-fn begin(write_back: &Arc<WriteBack>, shared: &Arc<Shared>, dirty: Dirty) {
+fn begin(write_back: &Arc<WriteBack>, shared: &Arc<StoreInner>, dirty: Dirty) {
     let copy = shared.tier.lock().begin_copy(shared.now_us(), dirty.tenant, &dirty.id);
     let (Some((read, checksums)), Some(disk)) = (copy, &shared.disk) else {
         return write_back.ended(shared.now_us(), &dirty, Written::Gone);

@@ -28,10 +28,10 @@ const RELOCATIONS_MAX: usize = 4;
 const RELOCATION_BACKOFF_US: u64 = 1_000_000;
 
 /// Begins to relocate a chunk, on whichever thread changed the tier.
-pub(super) type StartRelocation = fn(&Arc<Shared>, Relocation);
+pub(super) type StartRelocation = fn(&Arc<SsdInner>, Relocation);
 
 /// The parts of the SSD tier.
-pub(super) struct Shared {
+pub(super) struct SsdInner {
     pub core: Mutex<Core>,
     pub mover: MoverHandle,
     pub staging: Arc<Pool>,
@@ -84,7 +84,7 @@ impl Broken {
     }
 }
 
-impl Shared {
+impl SsdInner {
     pub fn now_us(&self) -> u64 {
         self.mover.now_us()
     }
@@ -197,8 +197,8 @@ impl Core {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SsdInner {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Shared").field("volumes", &self.volumes.len()).finish_non_exhaustive()
+        out.debug_struct("SsdInner").field("volumes", &self.volumes.len()).finish_non_exhaustive()
     }
 }
