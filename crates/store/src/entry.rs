@@ -1,6 +1,6 @@
-//! Rows of a tier's tables: a [`Row`] is the number that a chunk has in all of them, an [`Entry`] is
-//! what the table of states has in a row, and a [`ChunkRef`] tells the chunks apart that a row holds
-//! one after another.
+//! Rows of a tier's tables: a [`Row`] is the number that a chunk has in all of them, an [`Entry`]
+//! is what the table of states has in a row, and a [`ChunkRef`] tells the chunks apart that a row
+//! holds one after another.
 
 use crate::tenant::TenantId;
 use std::num::NonZeroU32;

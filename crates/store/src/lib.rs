@@ -5,11 +5,11 @@
 
 pub mod admission;
 pub mod checksum;
+mod chunk_leases;
 pub mod chunk_store;
 pub mod disk;
 mod entry;
 mod index;
-mod lease_table;
 pub mod log;
 mod lost;
 mod operations;
@@ -23,7 +23,7 @@ mod tenant;
 mod tier;
 mod tree;
 
-pub use lease_table::LeaseId;
+pub use chunk_leases::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{ArenaUse, Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};

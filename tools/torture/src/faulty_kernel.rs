@@ -1,6 +1,6 @@
-//! A kernel of the disk link that misbehaves on purpose, in front of a real one: requests end as its
-//! user chooses, writes are told to a power supply, and completions can be held back. The suite's
-//! own store runs on it, and so do the tests of the disk link.
+//! A kernel of the disk link that misbehaves on purpose, in front of a real one: requests end as
+//! its user chooses, writes are told to a power supply, and completions can be held back. The
+//! suite's own store runs on it, and so do the tests of the disk link.
 
 use crate::faults::{Ending, Faults};
 use crate::power::Announced;

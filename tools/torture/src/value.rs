@@ -50,9 +50,9 @@ pub struct Wrong {
     pub resized: bool,
 }
 
-/// Which version of `key` the value `found` is, byte for byte, or how it is wrong. `allowed` are the
-/// versions that may come back; `keys` and `versions` (from 0, exclusive) are all that were ever
-/// stored, to tell where wrong bytes come from.
+/// Which version of `key` the value `found` is, byte for byte, or how it is wrong. `allowed` are
+/// the versions that may come back; `keys` and `versions` (from 0, exclusive) are all that were
+/// ever stored, to tell where wrong bytes come from.
 pub fn judge(
     found: &[u8],
     key: u64,

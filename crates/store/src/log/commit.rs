@@ -7,11 +7,10 @@
 //! 2. *head*: headers of segments that were opened, and summaries of those that were sealed.
 //! 3. *journal*: the records.
 //! 4. *sync*: head and journal are durable. Only now is a segment that was freed given to new
-//!    chunks, so bytes that a
-//!    durable record speaks of are never overwritten.
+//!    chunks, so bytes that a durable record speaks of are never overwritten.
 //! 5. *tail*: a checkpoint, now and then, so that journal blocks may be used again; the last
-//!    superblock when the log is
-//!    closed. Then a *sync* again. Until then the blocks that it covers are not overwritten.
+//!    superblock when the log is closed. Then a *sync* again. Until then the blocks that it covers
+//!    are not overwritten.
 //!
 //! A crash in between loses the records of this commit and nothing else. A record may be durable
 //! without the header of its segment only if the crash came before step 4, and then the segment's

@@ -10,9 +10,9 @@ use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, r
 use super::segments::{LogSlot, Segment, Segments, State};
 use super::tier::{DiskTier, DiskTierConfig};
 use super::volume_state::VolumeState;
+use crate::chunk_leases::ChunkLeases;
 use crate::entry::{Entry, Row, State as ChunkState};
 use crate::index::BATCH;
-use crate::lease_table::LeaseTable;
 use crate::tenant::{Quotas, TenantId};
 use crate::tier::Tier;
 use forebay_kv::ChunkId;
@@ -63,7 +63,7 @@ impl DiskTier {
             volumes.push(volume);
         }
         let space = Segments::new(volumes, segments, config.relocated_percent);
-        let leases = LeaseTable::new(config.max_leases, config.max_lease_us);
+        let leases = ChunkLeases::new(config.max_leases, config.max_lease_us);
         let quotas = Quotas::new(config.default_quota_bytes, config.quotas.clone());
         let mut tier = Tier::with_space(space, config.max_chunks, leases, quotas);
         for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {

@@ -36,8 +36,8 @@ impl DiskTier {
     }
 
     /// Ends a tenant: its chunks are gone at once, and every byte on disk that no other chunk has
-    /// is to be overwritten, as
-    /// [`next_scrub`](DiskTier::next_scrub) says. Survives a crash. Says how many chunks there were.
+    /// is to be overwritten, as [`next_scrub`](DiskTier::next_scrub) says. Survives a crash. Says
+    /// how many chunks there were.
     pub fn doom_tenant(&mut self, now_us: u64, tenant: TenantId) -> usize {
         self.advance(now_us);
         let rows = (0..self.entries.len()).filter_map(Row::at);

@@ -17,9 +17,8 @@ use std::sync::Arc;
 ///
 /// A sans-IO state machine as the memory tier is one. A write begins with a slot; its writer puts
 /// the chunk's bytes and footer there and says so; from then on the chunk can be read. It survives
-/// a crash from the next
-/// [commit](Tier::next_commit) on. A read is verified by its reader against the footer, under the name that
-/// [`DiskRead::copy`] says.
+/// a crash from the next [commit](Tier::next_commit) on. A read is verified by its reader against
+/// the footer, as the copy that [`DiskRead::copy`] says.
 pub type DiskTier = Tier<Segments>;
 
 /// What became of the wish to store a chunk on disk.

@@ -2,7 +2,7 @@
 
 use super::Ssd;
 use super::inner::SsdInner;
-use crate::lease_table::LeaseId;
+use crate::chunk_leases::LeaseId;
 use crate::log::SlotShape;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;

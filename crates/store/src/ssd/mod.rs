@@ -98,9 +98,9 @@ impl Default for SsdOptions {
 /// Chunks at rest on disk, for any number of threads. Cheap to clone.
 ///
 /// What is written can be read at once, and survives a crash from the next commit on. Dropping the
-/// last clone without
-/// [`close`](Ssd::close) is a crash as far as the disk is concerned, and safe. A log is owned until all clones, leases and
-/// operations are gone. Staging and links stay with the mover until the mover ends.
+/// last clone without [`close`](Ssd::close) is a crash as far as the disk is concerned, and safe. A
+/// log is owned until all clones, leases and operations are gone. Staging and links stay with the
+/// mover until the mover ends.
 #[derive(Debug, Clone)]
 pub struct Ssd {
     owner: Arc<Owner>,

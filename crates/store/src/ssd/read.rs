@@ -11,7 +11,7 @@ use super::lease::DiskLease;
 use super::pool::{NotStaged, StagingBlock};
 use super::staged::{Staged, StagedIn, part_of};
 use crate::checksum;
-use crate::lease_table::LeaseId;
+use crate::chunk_leases::LeaseId;
 use crate::log::{DiskRead, DiskTier, Footer, PAGE_BYTES, crc32c};
 use crate::tier::ReadEnd;
 use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};

@@ -2,7 +2,7 @@
 //! that a lease ends when its holder drops it.
 
 use super::{Store, StoreInner};
-use crate::lease_table::LeaseId;
+use crate::chunk_leases::LeaseId;
 use crate::ssd::DiskLease;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;

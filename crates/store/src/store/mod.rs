@@ -53,8 +53,8 @@ use write_back::WriteBack;
 ///
 /// * Storing: keep the source registered and unchanged until `on_end` is called.
 /// * Loading: hold the [`Lease`] until the bytes are verified, keep the target registered and to
-///   the mover until `on_end`
-///   is called, then [`verify`](Store::verify) every layer before anyone uses it. Anything but `Ok` is a miss.
+///   the mover until `on_end` is called, then [`verify`](Store::verify) every layer before anyone
+///   uses it. Anything but `Ok` is a miss.
 /// * `on_end` runs on one of the store's or the mover's threads: keep it short, and do not wait for
 ///   either in it.
 ///

@@ -2,8 +2,8 @@
 //! what rests in them.
 
 use super::{SlotRead, SlotWrite, Tier, WriteBegun};
+use crate::chunk_leases::{ChunkLeases, LeaseId};
 use crate::entry::{ChunkRef, State};
-use crate::lease_table::{LeaseId, LeaseTable};
 use crate::slots::{SlabError, Slots};
 use crate::stat::{NotCommitted, Stat, Unreadable};
 use crate::tenant::{Quotas, TenantId};
@@ -59,7 +59,7 @@ impl TierConfig {
 impl MemoryTier {
     pub fn new(config: TierConfig) -> Result<MemoryTier, SlabError> {
         let slots = Slots::new(config.capacity_bytes, config.slab_bytes)?;
-        let leases = LeaseTable::new(config.max_leases, config.max_lease_us);
+        let leases = ChunkLeases::new(config.max_leases, config.max_lease_us);
         let quotas = Quotas::new(config.default_quota_bytes, config.quotas);
         Ok(Tier::with_space(slots, config.max_chunks, leases, quotas))
     }

@@ -17,9 +17,9 @@ pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
 pub use read::{ReadEnd, SlotRead};
 pub use write::{SlotWrite, WriteBegun};
 
+use crate::chunk_leases::ChunkLeases;
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::index::{BATCH, Index};
-use crate::lease_table::LeaseTable;
 use crate::recency::Recency;
 use crate::stat::{Counters, Faults, Refusals};
 use crate::tenant::{Quotas, TenantId};
@@ -42,7 +42,7 @@ pub struct Tier<S: SlotAllocator> {
     tree: Tree,
     recency: Recency,
     pub(crate) space: S,
-    leases: LeaseTable,
+    leases: ChunkLeases,
     pub(crate) quotas: Quotas,
     pub(crate) changes: Changes,
     /// The latest time that any caller gave: time never runs backwards here.
@@ -55,7 +55,7 @@ pub struct Tier<S: SlotAllocator> {
 }
 
 impl<S: SlotAllocator> Tier<S> {
-    pub(crate) fn with_space(space: S, max_chunks: u32, leases: LeaseTable, quotas: Quotas) -> Tier<S> {
+    pub(crate) fn with_space(space: S, max_chunks: u32, leases: ChunkLeases, quotas: Quotas) -> Tier<S> {
         let index = Index::new(max_chunks);
         let limit = index.limit();
         Tier {

@@ -2,8 +2,8 @@
 //! read which bytes.
 
 use super::{SlotAllocator, Tier};
+use crate::chunk_leases::{LeaseId, LiveLease};
 use crate::entry::{ChunkRef, Row};
-use crate::lease_table::{LeaseId, LiveLease};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;

@@ -1,7 +1,7 @@
-//! The leases of a tier: who may read which chunks until when. A lease ends here and nowhere else
-//! in the store: by its time, in [`expire`](LeaseTable::expire), or earlier, in
-//! [`end`](LeaseTable::end), when its holder drops it. Users hold
-//! [`Lease`](crate::Lease) and [`DiskLease`](crate::ssd::DiskLease), which name one by its [`LeaseId`].
+//! The leases on chunks of a tier: who may read which of them until when. A lease ends here and
+//! nowhere else in the store: by its time, in [`expire`](ChunkLeases::expire), or earlier, in
+//! [`end`](ChunkLeases::end), when its holder drops it. Users hold [`Lease`](crate::Lease) and
+//! [`DiskLease`](crate::ssd::DiskLease), which name one by its [`LeaseId`].
 
 use crate::entry::ChunkRef;
 use std::collections::{BTreeSet, HashMap};
@@ -21,7 +21,7 @@ pub(crate) struct LiveLease {
 
 /// All leases that have neither ended nor been collected.
 #[derive(Debug)]
-pub(crate) struct LeaseTable {
+pub(crate) struct ChunkLeases {
     live: HashMap<LeaseId, LiveLease>,
     by_expiry: BTreeSet<(u64, LeaseId)>,
     next: u64,
@@ -30,11 +30,11 @@ pub(crate) struct LeaseTable {
     expired: u64,
 }
 
-impl LeaseTable {
+impl ChunkLeases {
     /// At most `limit` leases at a time, each for at most `max_ttl_us`.
-    pub fn new(limit: usize, max_ttl_us: u64) -> LeaseTable {
+    pub fn new(limit: usize, max_ttl_us: u64) -> ChunkLeases {
         let (live, by_expiry) = (HashMap::new(), BTreeSet::new());
-        LeaseTable { live, by_expiry, next: 0, limit, max_ttl_us, expired: 0 }
+        ChunkLeases { live, by_expiry, next: 0, limit, max_ttl_us, expired: 0 }
     }
 
     /// When a lease ends that is wanted for `ttl_us` from now on.
@@ -47,7 +47,7 @@ impl LeaseTable {
         self.live.len() < self.limit
     }
 
-    /// Adds a lease for which there is [room](LeaseTable::has_room).
+    /// Adds a lease for which there is [room](ChunkLeases::has_room).
     pub fn add(&mut self, lease: LiveLease) -> LeaseId {
         debug_assert!(self.has_room());
         let id = LeaseId(self.next);
@@ -58,7 +58,7 @@ impl LeaseTable {
     }
 
     /// What the lease grants, if it is alive. Dead ones were taken by
-    /// [`expire`](LeaseTable::expire) before.
+    /// [`expire`](ChunkLeases::expire) before.
     pub fn get(&self, id: LeaseId) -> Option<&LiveLease> {
         self.live.get(&id)
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn leases_expire_at_their_time_and_earliest_first() {
-        let mut leases = LeaseTable::new(3, 100);
+        let mut leases = ChunkLeases::new(3, 100);
         let (late, soon) = (leases.add(lease(20)), leases.add(lease(10)));
         assert!(leases.expire(9).is_none());
         assert_eq!(leases.expire(10).map(|lease| lease.expires_us), Some(10));
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_renewed_lease_outlives_its_first_end_and_a_dead_one_stays_dead() {
-        let mut leases = LeaseTable::new(1, 100);
+        let mut leases = ChunkLeases::new(1, 100);
         let id = leases.add(lease(10));
         assert!(!leases.has_room());
         assert!(leases.renew(id, 30));
