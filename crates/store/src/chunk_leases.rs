@@ -10,12 +10,10 @@ use std::collections::{BTreeSet, HashMap};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(u64);
 
-/// What a lease grants.
 #[derive(Debug)]
 pub(crate) struct LiveLease {
     /// The chunks, first of the sequence first.
     pub chunks: Box<[ChunkRef]>,
-    /// From this time on the lease is dead.
     pub expires_us: u64,
 }
 
@@ -42,7 +40,6 @@ impl ChunkLeases {
         now_us.saturating_add(ttl_us.min(self.max_ttl_us))
     }
 
-    /// Whether one more may be granted.
     pub fn has_room(&self) -> bool {
         self.live.len() < self.limit
     }
@@ -90,7 +87,6 @@ impl ChunkLeases {
         self.live.len()
     }
 
-    /// Leases that ended by time so far.
     pub fn expired(&self) -> u64 {
         self.expired
     }

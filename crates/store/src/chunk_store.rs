@@ -36,10 +36,8 @@ impl Residence {
     }
 }
 
-/// Told how a load ended.
 pub type OnLoaded = Box<dyn FnOnce(End) + Send>;
 
-/// Told how a chunk was stored, or not.
 pub type OnStored = Box<dyn FnOnce(StoreEnd) + Send>;
 
 /// Something that keeps chunks for an engine. Ids are always a sequence from its first chunk on.
@@ -72,7 +70,6 @@ pub trait ChunkStore: Debug + Send + Sync {
 
 /// The right to load the chunks of a prefix, until it is dropped or dies.
 pub trait ChunkLease: Debug + Send {
-    /// Where its chunks are.
     fn residence(&self) -> Residence;
 
     /// Loads a chunk into `targets`, a list of spans for each layer. `on_end` is called once, from
@@ -101,9 +98,7 @@ pub enum Miss {
     NodeGone,
     /// The lease ended before the chunk was in use.
     DeadLease,
-    /// It is not there any more.
     Missing,
-    /// Its bytes are wrong.
     Corrupt,
     /// It was not moved: the transfer failed or was refused.
     Unmoved,

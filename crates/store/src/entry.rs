@@ -19,7 +19,6 @@ impl Row {
         u32::try_from(position).ok().and_then(|row| row.checked_add(1)).and_then(NonZeroU32::new).map(Row)
     }
 
-    /// The position in a table.
     pub fn position(self) -> usize {
         self.0.get() as usize - 1
     }
@@ -73,7 +72,6 @@ pub(crate) enum State {
 }
 
 impl<Slot> Entry<Slot> {
-    /// A row that never held anything.
     pub fn unused(tenant: TenantId) -> Entry<Slot> {
         Entry { generation: 0, holds: 0, slot: None, tenant, state: State::Hole, pinned: false }
     }

@@ -65,7 +65,6 @@ impl Index {
         self.len
     }
 
-    /// Whether a new id can be added.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() || self.ids.len() < self.limit
     }
@@ -74,7 +73,6 @@ impl Index {
         &self.ids[row.position()]
     }
 
-    /// The row of an id.
     pub fn find(&self, id: &ChunkId) -> Option<Row> {
         let (place, tag) = hash(id);
         self.probe(id, self.home(place), tag)

@@ -34,12 +34,10 @@ struct ListEnds {
 }
 
 impl Recency {
-    /// Orders with room for `limit` rows.
     pub fn new(limit: usize) -> Recency {
         Recency { links: Vec::with_capacity(limit), all: ListEnds::default(), tenants: Vec::new() }
     }
 
-    /// Adds a row as the one used last.
     pub fn push_warmest(&mut self, row: Row, tenant: TenantId) {
         self.make_links(row);
         let number = usize::from(tenant.0);
@@ -56,7 +54,6 @@ impl Recency {
         }
     }
 
-    /// Takes a row out.
     pub fn remove(&mut self, row: Row, tenant: TenantId) {
         for order in [ALL, OF_TENANT] {
             let Link { colder, warmer } = std::mem::take(&mut self.links[row.position()][order]);
@@ -77,7 +74,6 @@ impl Recency {
         }
     }
 
-    /// The row used longest ago.
     pub fn coldest(&self) -> Option<Row> {
         self.all.coldest
     }
@@ -88,12 +84,10 @@ impl Recency {
         row.map_or(self.all.coldest, |row| self.links[row.position()][ALL].warmer)
     }
 
-    /// The tenant's row used longest ago.
     pub fn coldest_of(&self, tenant: TenantId) -> Option<Row> {
         self.tenants.get(usize::from(tenant.0)).and_then(|ends| ends.coldest)
     }
 
-    /// Bytes of the table, as reserved.
     pub fn table_bytes(&self) -> u64 {
         (self.links.capacity() * size_of::<[Link; 2]>()) as u64
     }

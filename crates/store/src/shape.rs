@@ -24,7 +24,6 @@ pub struct ChunkShape {
     ends: Box<[u64]>,
 }
 
-/// Why lengths do not make a chunk.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ShapeError {
     #[error("a chunk has 1 to {MAX_LAYERS} layers, not {layers}")]

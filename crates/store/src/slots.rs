@@ -43,7 +43,6 @@ impl SlotId {
     }
 }
 
-/// Why an arena cannot be divided.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SlabError {
     #[error(
@@ -54,7 +53,6 @@ pub enum SlabError {
     Slabs { capacity_bytes: u64, slab_bytes: u64, slabs: u64 },
 }
 
-/// The allocator.
 #[derive(Debug)]
 pub struct Slots {
     capacity_bytes: u64,
@@ -104,7 +102,6 @@ pub(crate) fn slot_bytes(shape: &ChunkShape) -> u64 {
 }
 
 impl Slots {
-    /// Divides `capacity_bytes` into slabs.
     pub fn new(capacity_bytes: u64, slab_bytes: u64) -> Result<Slots, SlabError> {
         let limit = SLAB_BYTES_MAX;
         if slab_bytes == 0 || slab_bytes > limit || !slab_bytes.is_multiple_of(SLOT_ALIGN_BYTES) {
@@ -191,12 +188,10 @@ impl Slots {
         u64::from(slot.slab()) * self.slab_bytes + in_slab
     }
 
-    /// The shape of the chunks in this slot's slab.
     pub fn shape(&self, slot: SlotId) -> &Arc<ChunkShape> {
         &self.slabs[usize::from(slot.slab())].shape
     }
 
-    /// CRC-32C per layer of the chunk in the slot.
     pub fn checksums(&self, slot: SlotId) -> &[u32] {
         let slab = &self.slabs[usize::from(slot.slab())];
         let layers = slab.shape.layers();
@@ -243,7 +238,6 @@ impl Slots {
     }
 }
 
-/// Where a chunk lies in the arena.
 #[derive(Debug)]
 pub struct InArena {
     offset_bytes: u64,
@@ -256,7 +250,6 @@ impl InArena {
         self.offset_bytes
     }
 
-    /// The lengths of its layers.
     pub fn shape(&self) -> &ChunkShape {
         &self.shape
     }

@@ -64,7 +64,6 @@ pub enum NotCommitted {
     Checksums { given: usize, layers: usize },
 }
 
-/// How often a wish was refused, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Refusals {
     pub parent_missing: u64,

@@ -19,7 +19,6 @@ struct Node {
 }
 
 impl Tree {
-    /// A tree with room for `limit` rows.
     pub fn new(limit: usize) -> Tree {
         Tree { nodes: Vec::with_capacity(limit) }
     }
@@ -56,7 +55,6 @@ impl Tree {
         self.nodes[row.position()].parent
     }
 
-    /// Whether the row has no children.
     pub fn is_leaf(&self, row: Row) -> bool {
         self.nodes[row.position()].first_child.is_none()
     }
@@ -84,7 +82,6 @@ impl Tree {
         })
     }
 
-    /// Bytes of the table, as reserved.
     pub fn table_bytes(&self) -> u64 {
         (self.nodes.capacity() * size_of::<Node>()) as u64
     }

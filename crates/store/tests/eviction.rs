@@ -47,7 +47,6 @@ fn touch(tier: &mut MemoryTier, prefix: &[u8]) {
     assert!(tier.release(0, lease));
 }
 
-/// Which of the chunks are here.
 fn here<const N: usize>(tier: &MemoryTier, numbers: [u8; N]) -> [bool; N] {
     numbers.map(|number| tier.lookup(&[id(number)]) == 1)
 }

@@ -10,10 +10,9 @@ use forebay_store::{
     Begun, Changed, ChunkShape, Left, MemoryTier, NotCommitted, NotFetched, ReadGuard, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
 };
-use forebay_transfer::HostLink;
-use forebay_transfer::Pages;
 use forebay_transfer::{
-    Class, End, Failure, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place, Reason, Span,
+    Class, End, Failure, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec, Place,
+    Reason, Span,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -114,6 +113,16 @@ impl Rig {
     }
 }
 
+/// A log that holds so many chunks.
+fn log_with(chunks: usize, config: SsdOptions) -> (std::path::PathBuf, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let first = Rig::with(&log, config, &write_back()).0;
+    (0..chunks).for_each(|number| first.put(number));
+    first.store.close().unwrap();
+    (log, folder)
+}
+
 fn write_back() -> WriteBackConfig {
     WriteBackConfig::new(Policy::All, 4 << 20, 16 << 20, 64 << 10)
 }
@@ -172,12 +181,7 @@ fn a_reservation_that_is_dropped_was_never_there() {
 
 #[test]
 fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with_ssd(&log);
-    (0..4).for_each(|number| first.put(number));
-    first.store.close().unwrap();
-    drop(first);
+    let (log, _folder) = log_with(4, SsdOptions::default());
     let rig = Rig::with_ssd(&log);
     let ids: Vec<ChunkId> = (0..4).map(id).collect();
     let lease = rig.store.lease(TENANT, &ids, 60_000_000);
@@ -199,12 +203,7 @@ fn chunks_on_disk_are_brought_once_for_all_who_want_them() {
 
 /// A store over a log that holds chunks 0 to 3 and over memory that holds none, and the log.
 fn on_disk_alone(config: fn() -> SsdOptions) -> (Rig, std::path::PathBuf, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with(&log, config(), &write_back()).0;
-    (0..4).for_each(|number| first.put(number));
-    first.store.close().unwrap();
-    drop(first);
+    let (log, folder) = log_with(4, config());
     (Rig::with(&log, config(), &write_back()).0, log, folder)
 }
 
@@ -284,12 +283,7 @@ fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
 
 #[test]
 fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with_ssd(&log);
-    (0..2).for_each(|number| first.put(number));
-    first.store.close().unwrap();
-    drop(first);
+    let (log, _folder) = log_with(2, SsdOptions::default());
     // Staging for one chunk with its footer, which somebody else has.
     let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
     let (sender, staged) = channel();
@@ -323,12 +317,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
 
 #[test]
 fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with_ssd(&log);
-    first.put(0);
-    first.store.close().unwrap();
-    drop(first);
+    let (log, _folder) = log_with(1, SsdOptions::default());
     let rig = Rig::with_ssd(&log);
     let lease = rig.store.lease(TENANT, &[id(0)], 60_000_000);
     // One that computed it and is about to copy it there.
@@ -346,12 +335,7 @@ fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
 
 #[test]
 fn writes_to_disk_make_way_for_chunks_that_are_slow_to_come_to_be_lent() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with_ssd(&log);
-    (0..4).for_each(|number| first.put(number));
-    first.store.close().unwrap();
-    drop(first);
+    let (log, _folder) = log_with(4, SsdOptions::default());
     // Each read is too slow, and judged at the next one.
     let mut write_back = write_back();
     (write_back.pacer.read_goal_us, write_back.pacer.read_goal_bytes_per_s) = (0, u64::MAX);
@@ -370,12 +354,7 @@ fn writes_to_disk_make_way_for_chunks_that_are_slow_to_come_to_be_lent() {
 
 #[test]
 fn others_are_told_what_is_here_and_what_is_not_any_more() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = folder.path().join("log");
-    let first = Rig::with_ssd(&log);
-    first.put(0);
-    first.store.close().unwrap();
-    drop(first);
+    let (log, _folder) = log_with(1, SsdOptions::default());
     let rig = Rig::with_ssd(&log);
     rig.put(4);
     let told: Arc<Mutex<HashSet<ChunkId>>> = Arc::default();

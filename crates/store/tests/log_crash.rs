@@ -423,8 +423,8 @@ fn slots_that_one_lost_operation_touched_are_quiet_when_it_is() {
             other => panic!("{other:?}"),
         })
         .collect();
-    let (begin, stride) = (writes[0].slot_at(), writes[0].shape().stride_bytes());
-    assert_eq!(writes[1].slot_at(), begin + stride);
+    let (begin, stride) = (writes[0].slot_at, writes[0].shape.stride_bytes());
+    assert_eq!(writes[1].slot_at, begin + stride);
     for write in writes {
         host.tier.abort(0, write, stride);
     }

@@ -30,7 +30,6 @@ fn scrub(host: &mut Host) {
     }
 }
 
-/// Nothing of these chunks is on the disk.
 fn are_gone(disk: &SimDisk, numbers: Range<u64>, shape: &ChunkShape) {
     let image = disk.image();
     for number in numbers {
@@ -97,7 +96,7 @@ fn a_segment_is_used_again_only_when_all_of_it_was_overwritten() {
                 }
             })
             .collect();
-        let is_used = opened.iter().any(|write| (begin..begin + SEGMENT_BYTES).contains(&write.slot_at()));
+        let is_used = opened.iter().any(|write| (begin..begin + SEGMENT_BYTES).contains(&write.slot_at));
         assert_eq!(is_used, first_fails, "{opened:?}");
         assert!(!first_fails || overwritten == SEGMENT_BYTES, "{overwritten}");
         first.into_iter().for_each(|scrub| host.tier.end_scrub(scrub, true));
@@ -182,9 +181,9 @@ fn what_is_being_relocated_when_its_tenant_ends_is_overwritten_too() {
         host.tier.next_relocation(0)
     });
     let relocation = relocation.unwrap();
-    let mut slot = vec![0; relocation.read.shape().stride_bytes() as usize];
-    disks[0].read_at(relocation.read.slot_at(), &mut slot).unwrap();
-    disks[0].write_at(relocation.write.slot_at(), &slot).unwrap();
+    let mut slot = vec![0; relocation.read.shape.stride_bytes() as usize];
+    disks[0].read_at(relocation.read.slot_at, &mut slot).unwrap();
+    disks[0].write_at(relocation.write.slot_at, &slot).unwrap();
     host.tier.doom_tenant(1, TENANT);
     host.commit().unwrap();
     host.scrub().unwrap();

@@ -5,11 +5,14 @@ mod faulty;
 
 use faulty::{Fault, Faulty};
 use forebay_kv::ChunkId;
-use forebay_store::{Faults, Lease, NotLoaded, NotStored, NotVerified};
-use forebay_store::{Refused, SLOT_ALIGN_BYTES, Store, StoreEnd, TenantId, TierConfig, Unreadable};
-use forebay_transfer::Pages;
-use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, Reason};
-use forebay_transfer::{PathSpec, RegionId, Span};
+use forebay_store::{
+    Faults, Lease, NotLoaded, NotStored, NotVerified, Refused, SLOT_ALIGN_BYTES, Store, StoreEnd, TenantId,
+    TierConfig, Unreadable,
+};
+use forebay_transfer::{
+    Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec, Place, Reason,
+    RegionId, Span,
+};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

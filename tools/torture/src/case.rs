@@ -14,7 +14,6 @@ pub struct Case {
     pub run: fn(&mut Rig) -> Result<Verdict, Broken>,
 }
 
-/// What a case says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing was found beyond what the rig has counted.

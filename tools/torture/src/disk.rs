@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The files under a directory.
 #[derive(Debug, Clone)]
 pub struct Disk {
     dir: PathBuf,
@@ -25,7 +24,6 @@ pub struct Copy {
     pub sectors: Vec<Place>,
 }
 
-/// A sector of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     pub file: PathBuf,
@@ -37,7 +35,6 @@ pub struct Place {
 pub struct Image(BTreeMap<PathBuf, Vec<u8>>);
 
 impl Disk {
-    /// The files under `dir`.
     pub fn of(dir: &Path) -> Disk {
         Disk { dir: dir.to_owned() }
     }
@@ -95,7 +92,6 @@ impl Disk {
         Ok(complete.map(copy).collect())
     }
 
-    /// What lies at a place.
     pub fn read(&self, place: &Place, bytes: usize) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; bytes];
         File::open(&place.file)?.read_exact_at(&mut buffer, place.offset)?;
@@ -124,7 +120,6 @@ impl Disk {
         Ok(())
     }
 
-    /// The bytes of all files now.
     pub fn image(&self) -> io::Result<Image> {
         let read = |file: PathBuf| std::fs::read(&file).map(|bytes| (file, bytes));
         Ok(Image(self.files()?.into_iter().map(read).collect::<io::Result<_>>()?))

@@ -20,7 +20,6 @@ struct State {
     random: Random,
 }
 
-/// How a call is to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// As the system ends it.
@@ -44,7 +43,6 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// What goes wrong from now on.
     pub fn inject(&self, fault: Fault) {
         if let Fault::PowerLoss { after_writes, seed } = fault {
             self.power.fail_after(after_writes, seed);

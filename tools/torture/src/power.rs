@@ -17,7 +17,6 @@ use std::sync::Arc;
 /// Where memory for direct I/O starts.
 const DIRECT_ALIGN: usize = 4096;
 
-/// What the power supply of one worker knows.
 #[derive(Debug, Default)]
 pub struct Power {
     state: Mutex<State>,

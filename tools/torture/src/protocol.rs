@@ -56,7 +56,6 @@ pub enum Do {
     Close,
 }
 
-/// How a store is opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Where its files are. Exists; only this store's files are in it.
@@ -90,7 +89,6 @@ pub enum Fault {
     PowerLoss {
         /// Writes that are made before the last one.
         after_writes: u64,
-        /// Decides what is lost.
         seed: u64,
     },
 }

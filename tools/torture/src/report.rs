@@ -6,7 +6,6 @@ use crate::rig::Seen;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// What came of a case.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub case: &'static str,
@@ -17,7 +16,6 @@ pub struct Outcome {
     pub took: Duration,
 }
 
-/// What came of a run.
 #[derive(Debug, Clone)]
 pub struct Report {
     pub columns: Vec<Column>,
@@ -37,17 +35,14 @@ impl Column {
         self.count(|verdict| !matches!(verdict, Verdict::NotApplicable(_)))
     }
 
-    /// Cases that were failed.
     pub fn failed(&self) -> usize {
         self.count(|verdict| matches!(verdict, Verdict::Failed(_)))
     }
 
-    /// Wrong bytes of all values that came back.
     pub fn wrong_bytes(&self) -> u64 {
         self.outcomes.iter().map(|outcome| outcome.seen.wrong_bytes).sum()
     }
 
-    /// Writes at which the power failed.
     pub fn crash_points(&self) -> u64 {
         self.outcomes.iter().map(|outcome| outcome.seen.crash_points).sum()
     }
@@ -115,7 +110,6 @@ pub fn finding(outcome: &Outcome) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// An outcome in the table.
 pub fn word(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "pass",

@@ -36,26 +36,21 @@ pub struct Seen {
     pub hits: u64,
     /// Values that were asked for and not there.
     pub misses: u64,
-    /// Values that came back wrong.
     pub wrong_values: u64,
     pub wrong_bytes: u64,
-    /// The first wrong value, in words.
     pub first_wrong: Option<String>,
     /// Answers that no interface speaks of.
     pub errors: u64,
-    /// The first of them.
     pub first_error: Option<String>,
     /// Values that were asked for and that only eviction might have taken.
     pub due: u64,
     /// How many of them came back.
     pub due_hits: u64,
-    /// Writes at which the power failed.
     pub crash_points: u64,
     /// What a reader of the table should know.
     pub notes: Vec<String>,
 }
 
-/// A store in the hands of a case.
 #[derive(Debug)]
 pub struct Rig {
     launch: Launch,
@@ -88,7 +83,6 @@ impl Rig {
         Disk::of(&self.setup.dir)
     }
 
-    /// Keys of most cases.
     pub fn keys(&self) -> Range<u64> {
         0..self.scale.keys
     }
@@ -176,7 +170,6 @@ impl Rig {
         Ok((version, self.worker()?.send(Do::Put { key }, bytes)))
     }
 
-    /// Waits for a put.
     pub fn end_put(&mut self, key: u64, version: u32, sent: Sent) -> Result<bool, Broken> {
         let answer = self.worker()?.answer(sent)?.0;
         let stored = self.is_done("put", answer)?;

@@ -10,18 +10,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// A store to torture.
 #[derive(Debug, Clone)]
 pub struct Store {
     /// Its name in tables and results.
     pub name: String,
-    /// How its worker is started.
     pub launch: Launch,
-    /// How long its commands may take.
     pub timeouts: Timeouts,
 }
 
-/// What to run.
 #[derive(Debug, Clone)]
 pub struct Suite {
     pub stores: Vec<Store>,

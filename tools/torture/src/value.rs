@@ -33,7 +33,6 @@ fn word_of(key: u64, version: u32, word: usize) -> u64 {
     mix(stream ^ (word as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// How a value is wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wrong {
     /// Bytes that differ from what was due, missing ones included.
@@ -42,11 +41,9 @@ pub struct Wrong {
     pub foreign: usize,
     /// Sectors of another version of the key.
     pub stale: usize,
-    /// Sectors of zeros.
     pub zeros: usize,
     /// Sectors that are nothing that was stored.
     pub garbage: usize,
-    /// The value has another length.
     pub resized: bool,
 }
 

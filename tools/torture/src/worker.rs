@@ -13,7 +13,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How to start a worker.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub program: OsString,
@@ -22,7 +21,6 @@ pub struct Launch {
     pub quiet: bool,
 }
 
-/// How long a command may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
     /// Start and `open`, which recovers.
@@ -63,7 +61,6 @@ struct Waiting {
     has_ended: bool,
 }
 
-/// A command that was sent.
 #[derive(Debug)]
 pub struct Sent {
     name: &'static str,
@@ -100,7 +97,6 @@ impl Worker {
         }
     }
 
-    /// Sends a command and waits for the answer.
     pub fn ask(&mut self, what: Do, payload: Vec<u8>) -> Result<(Is, Vec<u8>), Broken> {
         let sent = self.send(what, payload);
         self.answer(sent)

@@ -38,7 +38,7 @@ impl Adaptive {
         self.history.used(chain);
         let Some(sampled) = self.shadow.used(chain, &self.history) else { return };
         self.evidence.add(&sampled);
-        if !self.shadow.was_full() {
+        if !self.shadow.was_full {
             return;
         }
         if self.evidence.all_is_better().is_some_and(|better| better != self.admits_all) {
@@ -57,12 +57,11 @@ impl Adaptive {
         }
     }
 
-    /// What it does at the moment.
     pub fn state(&self) -> AdaptiveState {
         AdaptiveState {
             admits_all: self.admits_all,
             changes: self.changes,
-            sampled_one_in: self.shadow.one_in(),
+            sampled_one_in: self.shadow.one_in,
         }
     }
 

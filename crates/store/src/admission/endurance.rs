@@ -1,6 +1,5 @@
 //! The endurance budget: how much may be written to the SSD. This file knows bytes and time.
 
-/// Microseconds of a day.
 const DAY_US: u64 = 86_400_000_000;
 
 /// The share of a day's budget that may be written at once: one in so many, an hour's worth.

@@ -38,7 +38,6 @@ impl History {
         History { young: filter(), old: filter(), young_chunks: 0, generation_chunks }
     }
 
-    /// Remembers the use of a chain.
     pub fn used(&mut self, chain: &[Chunk]) {
         if self.young_chunks >= self.generation_chunks {
             std::mem::swap(&mut self.young, &mut self.old);

@@ -40,7 +40,6 @@ struct Slot {
 /// The slot that holds no chunk.
 const END: u32 = 0;
 
-/// Chunks at most.
 pub(crate) const LIMIT: usize = u32::MAX as usize - 1;
 
 impl Lru {

@@ -60,7 +60,6 @@ impl FromStr for Policy {
     }
 }
 
-/// No policy has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown admission policy {given:?}, allowed are {}", Policy::NAMES.map(|(_, name)| name).join(", "))]
 pub struct UnknownPolicy {
@@ -90,7 +89,6 @@ pub enum Verdict {
     OverBudget,
 }
 
-/// How the verdicts were, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Verdicts {
     pub write_bytes: u64,

@@ -35,11 +35,12 @@ pub(crate) const SECOND_HIT: usize = 1;
 /// each policy.
 #[derive(Debug)]
 pub(crate) struct Shadow {
-    one_in: u64,
+    /// One in how many chunks is sampled.
+    pub one_in: u64,
     memory: Lru,
     ssds: PerPolicy<Lru>,
-    /// Whether the SSD that takes all chunks was full once.
-    was_full: bool,
+    /// Whether the policies had to choose what to keep: an SSD that takes all chunks was full once.
+    pub was_full: bool,
 }
 
 /// What one chain meant to the models, in bytes, each sampled byte counted for all that it stands
@@ -55,7 +56,6 @@ pub(crate) struct Sampled {
 }
 
 impl Shadow {
-    /// Models of tiers of these sizes.
     pub fn new(memory_bytes: u64, ssd_bytes: u64) -> Shadow {
         let scaled = |bytes: u64| Lru::new(bytes / FIRST_ONE_IN);
         Shadow {
@@ -84,18 +84,8 @@ impl Shadow {
         Some(scaled)
     }
 
-    /// Whether the policies had to choose what to keep: an SSD that takes all chunks was full once.
-    pub fn was_full(&self) -> bool {
-        self.was_full
-    }
-
     pub fn table_bytes(&self) -> u64 {
         self.memory.table_bytes() + self.ssds.iter().map(Lru::table_bytes).sum::<u64>()
-    }
-
-    /// One in how many chunks is sampled.
-    pub fn one_in(&self) -> u64 {
-        self.one_in
     }
 
     fn touch(&mut self, chunk: Chunk, sampled: &mut Sampled) {
@@ -221,7 +211,7 @@ mod tests {
         let mut shadow = Shadow::new(64 * 10, 64 * 100);
         let mut history = History::new(6_400);
         let mut number = 0;
-        while !shadow.was_full() {
+        while !shadow.was_full {
             history.used(&[chunk(number)]);
             let sampled = shadow.used(&[chunk(number)], &history).unwrap_or_default();
             assert!(sampled.hit_bytes[SECOND_HIT] <= sampled.hit_bytes[ALL]);
@@ -243,7 +233,7 @@ mod tests {
         }
         // 80,000 sampled chunks do not fit into a model, half and a quarter of them neither until
         // one in 256 is left.
-        assert_eq!(shadow.one_in(), 256);
+        assert_eq!(shadow.one_in, 256);
         assert_eq!(shadow.ssds[ALL].capacity_bytes(), ssd_chunks / 256);
         let expected = 64.0 * 80_000.0 - 64_000.0;
         assert!(

@@ -16,12 +16,10 @@
 //! without the header of its segment only if the crash came before step 4, and then the segment's
 //! chunks are lost, never mistaken.
 
-use super::format::checkpoint::{Checkpoint, SegmentRow, SlotSet};
-use super::format::journal::{JournalPosition, RECORDS_PER_BLOCK};
-use super::format::record::Record;
-use super::format::segment::SegmentHeader;
-use super::format::summary::{ENTRIES_PER_PAGE, SummaryEntry, SummaryPage};
-use super::format::superblock::Current;
+use super::format::{
+    Checkpoint, Current, ENTRIES_PER_PAGE, JournalPosition, RECORDS_PER_BLOCK, Record, SegmentHeader,
+    SegmentRow, SlotSet, SummaryEntry, SummaryPage,
+};
 use super::medium::Medium;
 use super::segments::{LogSlot, Segment, State};
 use super::tier::DiskTier;

@@ -1,12 +1,7 @@
 //! Looking at a log without changing it: how it is divided, in what state it is, and which chunks
 //! it holds. This file knows what a reader finds; it must never write, and it takes nothing over.
 
-use super::format::checkpoint::SegmentState;
-use super::format::chunk_copy::ChunkCopy;
-use super::format::layout::Layout;
-use super::format::page::LogUuid;
-use super::format::slot_shape::SlotShape;
-use super::format::superblock::NotOpened;
+use super::format::{ChunkCopy, Layout, LogUuid, NotOpened, SegmentState, SlotShape};
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
 use crate::tenant::TenantId;
@@ -24,7 +19,6 @@ pub struct ChunkInLog {
     pub slot_at: u64,
 }
 
-/// What a tenant has in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TenantInLog {
     pub chunks: u64,
@@ -34,7 +28,6 @@ pub struct TenantInLog {
     pub slot_bytes: u64,
 }
 
-/// Segments by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SegmentCounts {
     /// Hold nothing.

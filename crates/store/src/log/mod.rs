@@ -27,17 +27,7 @@ mod withdraw;
 
 pub use crate::checksum::crc32c;
 pub use commit::{Commit, Pages};
-pub use format::checkpoint::*;
-pub use format::chunk_copy::*;
-pub use format::footer::*;
-pub use format::journal::*;
-pub use format::layout::*;
-pub use format::page::*;
-pub use format::record::*;
-pub use format::segment::*;
-pub use format::slot_shape::*;
-pub use format::summary::*;
-pub use format::superblock::*;
+pub use format::*;
 pub use inspect::{ChunkInLog, Inspection, SegmentCounts, TenantInLog, inspect};
 pub use medium::{Medium, VolumeSpace};
 pub use offline::{Offline, OfflineError};

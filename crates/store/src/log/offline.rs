@@ -3,8 +3,7 @@
 //! meanwhile.
 
 use super::commit::Commit;
-use super::format::chunk_copy::ChunkCopy;
-use super::format::superblock::NotOpened;
+use super::format::{ChunkCopy, NotOpened};
 use super::medium::Medium;
 use super::reclaim::{Relocation, RelocationEnd};
 use super::recovery::Recovered;
@@ -51,7 +50,6 @@ impl<'a> Offline<'a> {
         Ok((Offline { tier, medium }, found.into_iter().next().unwrap_or_default()))
     }
 
-    /// The tier's own view.
     pub fn tier(&self) -> &DiskTier {
         &self.tier
     }
@@ -84,14 +82,14 @@ impl<'a> Offline<'a> {
     }
 
     fn write_layers(&self, write: &DiskWrite, layers: &[Vec<u8>]) -> io::Result<()> {
-        let shape = write.shape();
+        let shape = &write.shape;
         let mut slot = vec![0; shape.footer_at() as usize];
         for (bytes, place) in layers.iter().zip((0..shape.layers()).filter_map(|layer| shape.layer(layer))) {
             slot[place.start as usize..place.end as usize].copy_from_slice(bytes);
         }
         let crcs: Vec<u32> = layers.iter().map(|layer| crc32c(layer)).collect();
         slot.extend(self.tier.footer(write, &crcs).encode());
-        self.medium.write_at(write.slot_at(), &slot)
+        self.medium.write_at(write.slot_at, &slot)
     }
 
     /// Drops a copy of a chunk that was found damaged. Says whether it was the one that counts.
@@ -99,7 +97,7 @@ impl<'a> Offline<'a> {
         let Some((lease, _)) = self.tier.lease(NOW_US, tenant, &[copy.id], 1) else { return false };
         let mut is_dropped = false;
         if let Ok(read) = self.tier.begin_read(NOW_US, lease, 0) {
-            is_dropped = read.copy() == *copy;
+            is_dropped = read.copy == *copy;
             let end = if is_dropped { ReadEnd::Corrupt } else { ReadEnd::Done };
             self.tier.end_read(NOW_US, read, end);
         }
@@ -139,13 +137,13 @@ impl<'a> Offline<'a> {
     }
 
     fn relocate(&mut self, relocation: Relocation) -> Result<(), OfflineError> {
-        let (copy, shape) = (relocation.read.copy(), relocation.read.shape());
-        let outcome = match read_chunk(self.medium, &copy, shape, relocation.read.slot_at()) {
+        let (copy, shape) = (relocation.read.copy, &relocation.read.shape);
+        let outcome = match read_chunk(self.medium, &copy, shape, relocation.read.slot_at) {
             Ok((mut slot, old)) => {
                 let footer = self.tier.footer(&relocation.write, &old.crcs()).with_encrypted(old.encrypted);
                 slot.truncate(shape.footer_at() as usize);
                 slot.extend(footer.encode());
-                self.medium.write_at(relocation.write.slot_at(), &slot).map(|()| RelocationEnd::Written)
+                self.medium.write_at(relocation.write.slot_at, &slot).map(|()| RelocationEnd::Written)
             }
             Err(ChunkFault::Io(error)) => Err(error),
             Err(_) => Ok(RelocationEnd::Corrupt),

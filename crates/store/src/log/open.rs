@@ -1,10 +1,7 @@
 //! Opening the disk tier: what recovery found on each volume becomes rows, relatives and an order
 //! of use. This file joins the two.
 
-use super::format::checkpoint::SegmentState;
-use super::format::page::PAGE_BYTES;
-use super::format::record::Record;
-use super::format::superblock::{Current, NotOpened};
+use super::format::{Current, NotOpened, PAGE_BYTES, Record, SegmentState};
 use super::medium::Medium;
 use super::recovery::{Found, FoundSegment, Metadata, Recovered, read_metadata, read_segments};
 use super::segments::{LogSlot, Segment, Segments, State};

@@ -6,16 +6,11 @@
 //! bytes are still whole, come back, unless the journal remembers their end. So may chunks of a
 //! tenant that was being purged: purge it again.
 
-use super::format::checkpoint::{Checkpoint, SegmentRow, SegmentState, SlotSet};
-use super::format::footer::Footer;
-use super::format::journal::JournalPosition;
-use super::format::layout::Layout;
-use super::format::page::PAGE_BYTES;
-use super::format::record::Record;
-use super::format::segment::SegmentHeader;
-use super::format::superblock::{NotOpened, Superblock};
+use super::format::{
+    Checkpoint, JournalPosition, NotOpened, PAGE_BYTES, Record, SegmentRow, SegmentState, SlotSet, Superblock,
+};
 use super::medium::Medium;
-use super::recovery::{read, read_metadata, read_superblock};
+use super::recovery::{Reader, read, read_metadata, read_superblock};
 use crate::tenant::TenantId;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -32,7 +27,6 @@ pub struct Rebuilt {
     pub blocks: u64,
 }
 
-/// Why a log was not rebuilt.
 #[derive(Debug, Error)]
 pub enum NotRebuilt {
     #[error("the log has a checkpoint that can be read: open it; nothing is to be rebuilt")]
@@ -56,8 +50,9 @@ pub fn rebuild(medium: &dyn Medium) -> Result<Rebuilt, NotRebuilt> {
     let superblock = read_superblock(medium)?.next(false);
     let ends = JournalEnds::read(medium, &superblock)?;
     let mut rebuilt = Rebuilt { blocks: ends.blocks, ..Rebuilt::default() };
+    let reader = Reader { medium, superblock };
     let segments = (0..superblock.layout.segments)
-        .map(|number| segment_row(medium, &superblock, &ends, number, &mut rebuilt))
+        .map(|number| segment_row(&reader, &ends, number, &mut rebuilt))
         .collect::<Result<_, NotOpened>>()?;
     let checkpoint = Checkpoint {
         serial: 1,
@@ -137,24 +132,16 @@ impl JournalEnds {
 
 /// A segment as its own pages describe it.
 fn segment_row(
-    medium: &dyn Medium,
-    superblock: &Superblock,
+    reader: &Reader,
     ends: &JournalEnds,
     number: u32,
     rebuilt: &mut Rebuilt,
 ) -> Result<SegmentRow, NotOpened> {
-    let Superblock { log, layout, .. } = superblock;
     let unused = SegmentRow { clean: false, ..SegmentRow::unused() };
     if ends.withdrawn.contains(&number) {
         return Ok(SegmentRow { state: SegmentState::Withdrawn, ..unused });
     }
-    let page = read(medium, layout.segment_at(number), PAGE_BYTES)?;
-    let header = SegmentHeader::parse(*log, layout.segment_bytes, &page);
-    let Ok(header) =
-        header.map_err(drop).and_then(|header| (header.segment == number).then_some(header).ok_or(()))
-    else {
-        return Ok(unused);
-    };
+    let Some(header) = reader.header(number)? else { return Ok(unused) };
     let (sequence, count) = (header.sequence, header.slots.count);
     if ends.freed.contains(&(number, sequence)) {
         return Ok(SegmentRow { sequence, ..unused });
@@ -162,27 +149,11 @@ fn segment_row(
     rebuilt.segments += 1;
     let mut live = SlotSet::new(count);
     for slot in (0..count).filter(|slot| !ends.forgotten.contains(&(number, sequence, *slot))) {
-        if has_footer(medium, superblock, layout, &header, slot)? {
+        if reader.footer(&header, slot)?.is_some() {
             live.set(slot, true);
             rebuilt.chunks += 1;
         }
     }
     let state = SegmentState::Sealed;
     Ok(SegmentRow { state, clean: false, slots: count, frontier: count, summarised: 0, sequence, live })
-}
-
-/// Whether a slot has a footer of this generation of its segment.
-fn has_footer(
-    medium: &dyn Medium,
-    superblock: &Superblock,
-    layout: &Layout,
-    header: &SegmentHeader,
-    slot: u16,
-) -> Result<bool, NotOpened> {
-    let slot_at = layout.segment_at(header.segment) + header.slots.slot_at(slot);
-    let page = read(medium, slot_at + header.slots.shape.footer_at(), PAGE_BYTES)?;
-    Ok(Footer::parse(superblock.log, &page).is_ok_and(|footer| {
-        let copy = (footer.copy.segment, footer.copy.sequence, footer.copy.slot);
-        copy == (header.segment, header.sequence, slot) && footer.shape == header.slots.shape
-    }))
 }

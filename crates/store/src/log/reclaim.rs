@@ -22,7 +22,6 @@ pub struct Relocation {
     pub write: DiskWrite,
 }
 
-/// How a relocation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelocationEnd {
     /// The chunk and its new footer are in the new slot.

@@ -11,16 +11,11 @@
 //! promises nothing: one of two superblocks, pages behind the journal's end, summaries, and what
 //! lies behind the last known slot.
 
-use super::format::checkpoint::{Checkpoint, CheckpointHead, SegmentRow, SegmentState, SlotSet};
-use super::format::chunk_copy::ChunkCopy;
-use super::format::footer::Footer;
-use super::format::journal::JournalPosition;
-use super::format::layout::{Layout, SUPERBLOCKS_AT};
-use super::format::page::{LogUuid, PAGE_BYTES};
-use super::format::record::Record;
-use super::format::segment::{SegmentHeader, Slots};
-use super::format::summary::{ENTRIES_PER_PAGE, SummaryEntry, SummaryPage};
-use super::format::superblock::{Current, NotOpened, Superblock};
+use super::format::{
+    Checkpoint, CheckpointHead, ChunkCopy, Current, ENTRIES_PER_PAGE, Footer, JournalPosition, Layout,
+    LogUuid, NotOpened, PAGE_BYTES, Record, SUPERBLOCKS_AT, SegmentHeader, SegmentRow, SegmentState, SlotSet,
+    Slots, SummaryEntry, SummaryPage, Superblock,
+};
 use super::medium::Medium;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -57,7 +52,6 @@ pub struct Recovered {
     pub lost: u64,
 }
 
-/// A chunk that was found.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub slot: u16,
@@ -66,7 +60,6 @@ pub(super) struct Found {
     pub parent: Option<ChunkId>,
 }
 
-/// A segment, and the chunks in it.
 #[derive(Debug)]
 pub(super) struct FoundSegment {
     pub number: u32,
@@ -314,9 +307,10 @@ pub(super) fn read_segments(
     failure.into_inner().map_or(Ok(()), Err)
 }
 
-struct Reader<'a> {
-    medium: &'a dyn Medium,
-    superblock: Superblock,
+/// Reads what segments say of themselves.
+pub(super) struct Reader<'a> {
+    pub medium: &'a dyn Medium,
+    pub superblock: Superblock,
 }
 
 impl Reader<'_> {
@@ -369,7 +363,7 @@ impl Reader<'_> {
         Ok((found, counts))
     }
 
-    fn header(&self, number: u32) -> Result<Option<SegmentHeader>, NotOpened> {
+    pub fn header(&self, number: u32) -> Result<Option<SegmentHeader>, NotOpened> {
         let layout = &self.superblock.layout;
         let page = read(self.medium, layout.segment_at(number), PAGE)?;
         let header = SegmentHeader::parse(self.log(), layout.segment_bytes, &page).ok();
@@ -397,7 +391,7 @@ impl Reader<'_> {
     }
 
     /// The footer of a slot, if it is of this generation of the segment.
-    fn footer(&self, header: &SegmentHeader, slot: u16) -> Result<Option<Footer>, NotOpened> {
+    pub fn footer(&self, header: &SegmentHeader, slot: u16) -> Result<Option<Footer>, NotOpened> {
         let at = self.slot_at(header, slot) + header.slots.shape.footer_at();
         let page = read(self.medium, at, PAGE)?;
         Ok(Footer::parse(self.log(), &page).ok().filter(|footer| is_of(footer, header, slot)))

@@ -1,7 +1,7 @@
 //! Overwriting what is gone: the slots of deleted chunks, and after the end of a tenant every byte
 //! that no living chunk has. This file knows which bytes.
 
-use super::format::record::Record;
+use super::format::Record;
 use super::segments::{Job, LogSlot, Segments, State};
 use super::tier::DiskTier;
 use crate::entry::Row;
@@ -57,7 +57,6 @@ impl DiskTier {
         gone
     }
 
-    /// A stretch to be overwritten.
     pub fn next_scrub(&mut self, now_us: u64) -> Option<Scrub> {
         self.advance(now_us);
         for _ in 0..self.space.scrubs.jobs.len() {

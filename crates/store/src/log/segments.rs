@@ -7,11 +7,7 @@
 //! tier is therefore told to evict while more live bytes are here than
 //! [`Segments::live_limit_bytes`], which leaves dead bytes to be reclaimed segment by segment.
 
-use super::format::checkpoint::SegmentState;
-use super::format::chunk_copy::ChunkCopy;
-use super::format::record::{Record, SlotRef};
-use super::format::segment::{SegmentHeader, Slots};
-use super::format::slot_shape::SlotShape;
+use super::format::{ChunkCopy, Record, SegmentHeader, SegmentState, SlotRef, SlotShape, Slots};
 use super::volume_state::VolumeState;
 use crate::entry::Row;
 use crate::operations::{Operations, Settled};
@@ -47,13 +43,12 @@ impl LogSlot {
     }
 }
 
-/// Where a chunk lies on disk.
 #[derive(Debug, Clone)]
 pub struct DiskPlace {
-    pub(super) volume: usize,
-    pub(super) slot_at: u64,
-    pub(super) copy: ChunkCopy,
-    pub(super) shape: Arc<SlotShape>,
+    pub volume: usize,
+    pub slot_at: u64,
+    pub copy: ChunkCopy,
+    pub shape: Arc<SlotShape>,
 }
 
 #[derive(Debug)]
@@ -65,7 +60,6 @@ pub(super) struct Segment {
     pub sequence: u64,
     /// How it is divided; without slots if it was never opened.
     pub slots: Slots,
-    /// Who is in each slot.
     pub occupants: Vec<Option<Row>>,
     /// Slots from here on hold nothing of this generation.
     pub frontier: u16,
@@ -78,11 +72,8 @@ pub(super) struct Segment {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// It may be opened.
     Free,
-    /// Chunks are written into it.
     Open,
-    /// It takes no more chunks.
     Sealed,
     /// Empty; free as soon as that is durable.
     Freeing,
@@ -104,7 +95,6 @@ impl State {
     }
 }
 
-/// All segments of all volumes.
 #[derive(Debug)]
 pub struct Segments {
     pub(super) volumes: Vec<VolumeState>,
@@ -142,7 +132,6 @@ pub(super) enum Job {
     Rest(usize, u64),
 }
 
-/// What may be relocated.
 #[derive(Debug)]
 pub(super) struct RelocationBudget {
     percent: u32,
@@ -198,12 +187,11 @@ impl Segments {
         }
     }
 
-    /// How chunks of this shape lie in slots.
     fn slot_shape(&self, shape: &ChunkShape) -> Result<Arc<SlotShape>, Refused> {
         if let Some(known) = self.shapes.get(shape) {
             return Ok(Arc::clone(known));
         }
-        let unfit = |reason: super::format::slot_shape::Unfit| Refused::Unfit { reason: reason.to_string() };
+        let unfit = |reason: super::format::Unfit| Refused::Unfit { reason: reason.to_string() };
         let slot_shape = Arc::new(SlotShape::new(shape).map_err(unfit)?);
         let smallest = self.volumes.iter().map(|volume| volume.layout.segment_bytes).min().unwrap_or(0);
         Slots::fit(Arc::clone(&slot_shape), smallest).map_err(unfit)?;
@@ -227,7 +215,6 @@ impl Segments {
         slot
     }
 
-    /// A chunk comes into a slot.
     pub(super) fn occupy(&mut self, slot: LogSlot, occupant: Row) {
         let segment = &mut self.segments[slot.segment()];
         segment.live += 1;
@@ -313,7 +300,6 @@ impl Segments {
         self.free_if_empty(number);
     }
 
-    /// All segments that take chunks.
     pub(super) fn open_segments(&self) -> Vec<usize> {
         self.open.values().flatten().copied().flatten().collect()
     }
@@ -411,7 +397,6 @@ impl Segments {
         self.volumes.iter().enumerate().map(volume_limit).sum()
     }
 
-    /// Bytes of tables that grow with slots.
     pub(super) fn table_bytes(&self) -> u64 {
         let occupants = |segment: &Segment| segment.occupants.capacity() * size_of::<Option<Row>>();
         let rows: usize = self.segments.iter().map(|segment| size_of::<Segment>() + occupants(segment)).sum();

@@ -2,10 +2,8 @@
 //! users call besides what every tier has; it must never do I/O: reads, writes and commits are
 //! carried out by others, who say how they ended.
 
-use super::format::chunk_copy::ChunkCopy;
-use super::format::footer::Footer;
-use super::format::slot_shape::SlotShape;
-use super::segments::{DiskPlace, Segments, State};
+use super::format::Footer;
+use super::segments::{Segments, State};
 use crate::stat::{Counters, NotCommitted};
 use crate::tenant::TenantId;
 use crate::tier::{SlotRead, SlotWrite, Tier, WriteBegun};
@@ -34,7 +32,6 @@ pub struct DiskTierConfig {
     /// Chunks known at most. Tables for so many are reserved at the start, below 100 bytes each,
     /// and touched as they fill.
     pub max_chunks: u32,
-    /// Leases alive at most.
     pub max_leases: usize,
     /// Longest time to live of a lease; longer wishes are cut to it.
     pub max_lease_us: u64,
@@ -70,7 +67,6 @@ pub struct DiskUse {
     /// Slots with a chunk, or with one being written, each with its share of what a segment has
     /// besides slots.
     pub live_bytes: u64,
-    /// Live bytes at most.
     pub live_limit_bytes: u64,
     /// Segments that may be opened, or that may be as soon as that is durable or their bytes are
     /// overwritten.
@@ -83,14 +79,12 @@ pub struct DiskUse {
     pub pending_records: usize,
 }
 
-/// A snapshot of the disk tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskStat {
     pub counters: Counters,
     pub space: DiskUse,
     pub relocated: u64,
     pub relocated_bytes: u64,
-    /// Bytes of the tables that grow with slots.
     pub slot_table_bytes: u64,
 }
 
@@ -99,24 +93,6 @@ impl Deref for DiskStat {
 
     fn deref(&self) -> &Counters {
         &self.counters
-    }
-}
-
-impl DiskPlace {
-    pub fn volume(&self) -> usize {
-        self.volume
-    }
-
-    pub fn slot_at(&self) -> u64 {
-        self.slot_at
-    }
-
-    pub fn copy(&self) -> ChunkCopy {
-        self.copy
-    }
-
-    pub fn shape(&self) -> &Arc<SlotShape> {
-        &self.shape
     }
 }
 

@@ -6,10 +6,7 @@
 //! A disk that is gone for a moment fails everywhere. So a page is given up only if it fails again
 //! and again while a superblock can be read in between.
 
-use super::format::checkpoint::CheckpointHead;
-use super::format::layout::{Area, Layout, SUPERBLOCKS_AT};
-use super::format::page::PAGE_BYTES;
-use super::format::superblock::{NotOpened, Superblock};
+use super::format::{Area, CheckpointHead, Layout, NotOpened, PAGE_BYTES, SUPERBLOCKS_AT, Superblock};
 use super::inspect::{Inspection, inspect};
 use super::medium::Medium;
 use super::rebuild::{NotRebuilt, Rebuilt, rebuild};
@@ -30,16 +27,13 @@ const ROUNDS: usize = 64;
 /// What a page was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageUse {
-    /// One of the two superblocks.
     Superblock,
     /// A part of checkpoint A or B: 0 or 1.
     Checkpoint(usize),
-    /// A block of the journal.
     Journal,
     SegmentHeader(u32),
     /// The footer of a chunk in a segment.
     Footer(u32),
-    /// The layout has nothing there.
     Unknown,
 }
 

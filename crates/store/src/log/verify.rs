@@ -1,10 +1,7 @@
 //! Checking all that a log holds: every layer of every chunk is read and must be what was written.
 //! This file says what is wrong; it must never change anything or decide what follows.
 
-use super::format::chunk_copy::ChunkCopy;
-use super::format::footer::{Fault, Footer};
-use super::format::slot_shape::SlotShape;
-use super::format::superblock::NotOpened;
+use super::format::{ChunkCopy, Fault, Footer, NotOpened, SlotShape};
 use super::inspect::{ChunkInLog, Inspection, inspect};
 use super::medium::Medium;
 use std::io;
@@ -22,7 +19,6 @@ pub enum ChunkFault {
     Io(#[from] io::Error),
 }
 
-/// What checking a log found.
 #[derive(Debug)]
 pub struct Verified {
     pub inspection: Inspection,

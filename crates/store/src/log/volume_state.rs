@@ -1,12 +1,7 @@
 //! A volume: one log on one file or partition, and what of its changes is not yet durable. This
 //! file knows records, blocks and checkpoints by their numbers.
 
-use super::format::journal::{JournalPosition, RECORDS_PER_BLOCK};
-use super::format::layout::Layout;
-use super::format::page::LogUuid;
-use super::format::record::Record;
-use super::format::segment::SegmentHeader;
-use super::format::superblock::Superblock;
+use super::format::{JournalPosition, Layout, LogUuid, RECORDS_PER_BLOCK, Record, SegmentHeader, Superblock};
 use crate::tenant::TenantId;
 use std::collections::VecDeque;
 
@@ -120,7 +115,6 @@ impl VolumeState {
         !self.committing && (starved || self.pending.len() >= URGENT_RECORDS)
     }
 
-    /// Whether a commit would change anything.
     pub fn has_pending(&self) -> bool {
         !self.pending.is_empty() || !self.headers.is_empty() || !self.to_summarise.is_empty()
     }

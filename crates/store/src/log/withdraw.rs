@@ -1,7 +1,7 @@
 //! Giving space back to the file system when it runs short, and taking it again. This file knows
 //! segments.
 
-use super::format::record::Record;
+use super::format::Record;
 use super::segments::State;
 use super::tier::DiskTier;
 

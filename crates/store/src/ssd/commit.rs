@@ -46,13 +46,13 @@ fn commit(shared: &Arc<SsdInner>, volume: &OpenVolume, number: usize) -> io::Res
     };
     let ended = commit.write_to(&*volume.medium);
     shared.change(|tier, now_us| tier.end_commit(now_us, commit, ended.is_ok()));
-    let mut progress = volume.committer.progress.lock();
+    let mut counts = volume.committer.counts.lock();
     match ended {
         Ok(()) => {
-            progress.commits += 1;
-            progress.last_commit_us = shared.now_us() - begun_us;
+            counts.commits += 1;
+            counts.last_commit_us = shared.now_us() - begun_us;
         }
-        Err(_) => progress.failed_commits += 1,
+        Err(_) => counts.failed_commits += 1,
     }
     ended
 }

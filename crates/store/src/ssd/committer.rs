@@ -3,6 +3,7 @@
 
 use super::log_lines::LogLines;
 use super::pool::Pool;
+use super::stat::VolumeStat;
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::path::Path;
@@ -25,15 +26,8 @@ pub(super) struct Committer {
     /// For those who wait for a commit.
     done: Condvar,
     read_only: AtomicBool,
-    pub progress: Mutex<Progress>,
-}
-
-/// What a committer did.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Progress {
-    pub commits: u64,
-    pub failed_commits: u64,
-    pub last_commit_us: u64,
+    /// Commits so far.
+    pub counts: Mutex<VolumeStat>,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +56,7 @@ impl Committer {
             wake: Condvar::new(),
             done: Condvar::new(),
             read_only: AtomicBool::new(false),
-            progress: Mutex::default(),
+            counts: Mutex::default(),
         }
     }
 

@@ -27,7 +27,6 @@ use zeroize::Zeroizing;
 /// Bytes that an encrypted layer is longer than the layer.
 pub const ENCRYPTION_BYTES: usize = TAG_BYTES + NONCE_LEN;
 
-/// Bytes of a tenant's key.
 pub const KEY_BYTES: usize = 32;
 
 const TAG_BYTES: usize = 16;

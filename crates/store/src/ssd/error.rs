@@ -7,8 +7,7 @@ use crate::disk::DiskError;
 use crate::log::{Fault, LayoutError, NotOpened};
 use crate::shape::ShapeError;
 use crate::stat::{Refused, Unreadable};
-use forebay_transfer::ArenaError;
-use forebay_transfer::{Closed, PathError, Span};
+use forebay_transfer::{ArenaError, Closed, PathError, Span};
 use std::ops::Range;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -112,7 +111,6 @@ impl NotRead {
     }
 }
 
-/// Why a chunk is not written.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotWritten {
     #[error(transparent)]

@@ -18,7 +18,6 @@ struct State {
     closed: bool,
 }
 
-/// Why there is no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoPermit {
     Full,
@@ -30,7 +29,6 @@ pub(super) enum NoPermit {
 pub(super) struct Permit(Arc<InFlight>);
 
 impl InFlight {
-    /// A limiter for so many operations at a time.
     pub fn new(limit: usize) -> Arc<InFlight> {
         Arc::new(InFlight { state: Mutex::default(), idle: Condvar::new(), limit })
     }
@@ -47,12 +45,10 @@ impl InFlight {
         }
     }
 
-    /// Gives no more permits.
     pub fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Sleeps until no permit is left.
     pub fn wait_until_idle(&self) {
         let mut state = self.state.lock();
         while state.in_flight > 0 {

@@ -18,11 +18,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Volumes of a store at most.
 pub const VOLUMES_MAX: usize = 64;
 /// Chunks that may be written at a time.
 pub const WRITES_MAX: usize = 4096;
-/// Chunks that are relocated at a time.
 const RELOCATIONS_MAX: usize = 4;
 /// How long none is begun after one failed.
 const RELOCATION_BACKOFF_US: u64 = 1_000_000;
@@ -56,7 +54,6 @@ pub(super) struct Core {
     relocate_at_us: u64,
 }
 
-/// A volume at work.
 pub(super) struct OpenVolume {
     pub medium: Arc<dyn Medium>,
     pub disk: DiskHandle,
@@ -129,19 +126,18 @@ impl SsdInner {
 
     /// `range` of the slot as a span of its volume's region.
     pub fn slot_span(&self, slot: &DiskPlace, range: Range<u64>) -> Span {
-        let region = self.volumes[slot.volume()].region;
-        Span::new(region, slot.slot_at() + range.start, range.end - range.start)
+        let region = self.volumes[slot.volume].region;
+        Span::new(region, slot.slot_at + range.start, range.end - range.start)
     }
 
-    /// The file of the volume of a slot.
     pub fn path_of(&self, slot: &DiskPlace) -> &Path {
-        self.volumes[slot.volume()].disk.path()
+        self.volumes[slot.volume].disk.path()
     }
 
     /// Bytes of a slot that an ended transfer may still touch.
     pub fn lost_bytes(&self, slot: &DiskPlace, quarantined: &[Span]) -> u64 {
-        let region = self.volumes[slot.volume()].region;
-        let bytes = slot.slot_at()..slot.slot_at() + slot.shape().stride_bytes();
+        let region = self.volumes[slot.volume].region;
+        let bytes = slot.slot_at..slot.slot_at + slot.shape.stride_bytes();
         bytes_in(region, &bytes, quarantined)
     }
 
@@ -167,14 +163,11 @@ impl SsdInner {
 
 impl OpenVolume {
     fn stat(&self) -> VolumeStat {
-        let progress = *self.committer.progress.lock();
         VolumeStat {
-            commits: progress.commits,
-            failed_commits: progress.failed_commits,
-            last_commit_us: progress.last_commit_us,
             read_only: self.committer.is_read_only(),
             physical_bytes: self.medium.space().map_or(0, |space| space.held_bytes),
             link: self.disk.stats(),
+            ..*self.committer.counts.lock()
         }
     }
 }

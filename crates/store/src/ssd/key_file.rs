@@ -18,7 +18,6 @@ use zeroize::Zeroizing;
 /// A key file is at most so long: a line for every tenant there can be, and as much again.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Why keys were not read.
 #[derive(Debug, Error)]
 pub enum KeysNotRead {
     #[error("key file {}: {error}", path.display())]
@@ -44,7 +43,6 @@ pub enum KeysNotRead {
     },
 }
 
-/// What is wrong with a line of a key file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LineProblem {
     #[error("a line is a tenant and a key, with spaces between them")]

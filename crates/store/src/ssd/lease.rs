@@ -54,7 +54,7 @@ impl DiskLease {
         let id = self.id()?;
         let shape = self.shared.change_quietly(|tier, now_us| {
             let read = tier.begin_read(now_us, id, chunk)?;
-            let shape = Arc::clone(read.shape());
+            let shape = Arc::clone(&read.shape);
             tier.end_read(now_us, read, ReadEnd::Done);
             Ok(shape)
         })?;

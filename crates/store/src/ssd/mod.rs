@@ -44,8 +44,7 @@ use crate::tenant::TenantId;
 use crate::tier::Names;
 use committer::Committer;
 use forebay_kv::ChunkId;
-use forebay_transfer::{Arena, Pages};
-use forebay_transfer::{Backing, LinkSpec, MoverHandle, PathSpec, Place};
+use forebay_transfer::{Arena, Backing, LinkSpec, MoverHandle, Pages, PathSpec, Place};
 use in_flight::InFlight;
 use inner::{Core, OpenVolume, SsdInner};
 use log_lines::LogLines;
@@ -63,7 +62,6 @@ use thread_pool::ThreadPool;
 const WINDOW_LOTS: u32 = 64;
 const WINDOW_BYTES: u64 = 64 << 20;
 
-/// The limits of an SSD tier.
 #[derive(Debug)]
 pub struct SsdOptions {
     pub tier: DiskTierConfig,
@@ -178,7 +176,6 @@ impl Ssd {
         &self.owner.recovered
     }
 
-    /// Whether the chunk is here.
     pub fn contains(&self, id: &ChunkId) -> bool {
         self.shared().look(|tier| tier.contains(id))
     }

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Why nothing was staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NotStaged {
     #[error(
@@ -25,7 +24,6 @@ pub enum NotStaged {
     Closed,
 }
 
-/// How much staging is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StagingUse {
     pub capacity_bytes: u64,
@@ -43,10 +41,8 @@ pub struct StagingUse {
 
 type OnReady = Box<dyn FnOnce(Result<Vec<StagingBlock>, NotStaged>) + Send>;
 
-/// The staging of a store.
 pub(super) struct Pool {
     region: RegionId,
-    /// Reservations that may wait at a time.
     waiting_max: usize,
     memory: Arc<dyn Backing>,
     state: Mutex<State>,

@@ -118,13 +118,13 @@ fn begin_reads(
     let mut parts = Vec::with_capacity(wants.len());
     for (number, want) in wants.iter().enumerate() {
         let refused = match tier.begin_read(now_us, lease, want.chunk) {
-            Ok(read) => match read.shape().window(want.layers.clone()) {
+            Ok(read) => match read.shape.window(want.layers.clone()) {
                 Some(window) => {
                     parts.push(Part::new(number, read, want, window));
                     continue;
                 }
                 None => {
-                    let chunk_layers = read.shape().layers();
+                    let chunk_layers = read.shape.layers();
                     tier.end_read(now_us, read, ReadEnd::Done);
                     NotRead::Layers { chunk: want.chunk, layers: want.layers.clone(), chunk_layers }
                 }
@@ -264,7 +264,7 @@ impl SsdInner {
             }
             Err(NotRead::Corrupt { fault, .. }) => {
                 self.counts.lock().corrupt += 1;
-                self.lines.corrupt(self.path_of(&part.read), &part.read.copy(), fault);
+                self.lines.corrupt(self.path_of(&part.read), &part.read.copy, fault);
             }
             Err(_) => {}
         }
@@ -283,7 +283,7 @@ impl Drop for Request {
 
 impl Part {
     fn new(number: usize, read: DiskRead, want: &LayerRead, window: Range<u64>) -> Part {
-        let shape = read.shape();
+        let shape = &read.shape;
         let is_whole = want.layers == (0..shape.layers()) && shape.is_dense();
         let into = want.into.filter(|into| is_whole && into.len == shape.footer_at());
         Part { number, read, layers: want.layers.clone(), window, into, held: None }
@@ -304,7 +304,7 @@ impl Part {
         let Some(held) = &self.held else { return Vec::new() };
         let bytes = self.staged_bytes();
         let layers = self.into.unwrap_or_else(|| held.span(0..bytes));
-        let footer_at = self.read.shape().footer_at();
+        let footer_at = self.read.shape.footer_at();
         vec![
             SpanPair::new(shared.slot_span(&self.read, self.window.clone()), layers),
             SpanPair::new(
@@ -321,7 +321,7 @@ impl Part {
         let corrupt = |fault| NotRead::Corrupt { want, fault };
         let mut held = self.held.take().ok_or(NotRead::MoverEnded)?;
         let bytes = self.staged_bytes();
-        let footer = Footer::of(&self.read.copy(), held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
+        let footer = Footer::of(&self.read.copy, held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
         for layer in self.layers.clone() {
             let place = self.place(layer);
             let span = self.into.map_or_else(|| held.span(place.clone()), |into| part_of(&into, &place));
@@ -361,7 +361,7 @@ impl Part {
 
     /// Where a layer lies in the window.
     fn place(&self, layer: usize) -> Range<u64> {
-        let place = self.read.shape().layer(layer).unwrap_or(0..0);
+        let place = self.read.shape.layer(layer).unwrap_or(0..0);
         place.start.saturating_sub(self.window.start)..place.end.saturating_sub(self.window.start)
     }
 }

@@ -30,7 +30,7 @@ impl Relocating {
         let Ok(permit) = shared.reads.acquire() else {
             return shared.end_relocation(relocation, FAILED);
         };
-        let length = relocation.read.shape().stride_bytes();
+        let length = relocation.read.shape.stride_bytes();
         let relocating = Relocating {
             shared: Arc::clone(shared),
             relocation: Some(relocation),
@@ -57,7 +57,7 @@ impl Relocating {
         S: std::ops::Deref<Target = crate::log::DiskPlace>,
     {
         let (relocation, held) = (self.relocation.as_ref()?, self.held.as_ref()?);
-        let stride = relocation.read.shape().stride_bytes();
+        let stride = relocation.read.shape.stride_bytes();
         Some(SpanPair::new(held.span(0..stride), self.shared.slot_span(slot(relocation), 0..stride)))
     }
 
@@ -78,7 +78,7 @@ impl Relocating {
                 if let Some(fault) = &fault {
                     self.shared.counts.lock().corrupt += 1;
                     let read = &relocation.read;
-                    self.shared.lines.corrupt(self.shared.path_of(read), &read.copy(), fault);
+                    self.shared.lines.corrupt(self.shared.path_of(read), &read.copy, fault);
                 }
                 self.end(if fault.is_some() { RelocationEnd::Corrupt } else { FAILED });
             }
@@ -134,9 +134,9 @@ impl Drop for Relocating {
 /// are encrypted are encrypted anew, since encryption is bound to the copy. An error without a
 /// fault means that the tenant's key is not here.
 fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
-    let shape = relocation.read.shape();
+    let shape = &relocation.read.shape;
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
-    let old = Footer::of(&relocation.read.copy(), held.slice(footer_page.clone()))?;
+    let old = Footer::of(&relocation.read.copy, held.slice(footer_page.clone()))?;
     let mut crcs = old.crcs();
     for (layer, crc) in crcs.iter_mut().enumerate() {
         let place = shape.layer(layer).unwrap_or(0..0);
@@ -145,15 +145,15 @@ fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) 
             let bytes = held.slice_mut(place);
             let number = layer as u16;
             keys.decrypt_layer(old.tenant, &old.copy, number, bytes).map_err(|_| None)?;
-            keys.encrypt_layer(old.tenant, &relocation.write.copy(), number, bytes).map_err(|_| None)?;
+            keys.encrypt_layer(old.tenant, &relocation.write.copy, number, bytes).map_err(|_| None)?;
             *crc = crc32c(bytes);
         }
     }
     let new = Footer::new(
-        relocation.write.copy(),
+        relocation.write.copy,
         old.tenant,
         old.parent,
-        Arc::clone(relocation.write.shape()),
+        Arc::clone(&relocation.write.shape),
         &crcs,
     );
     held.slice_mut(footer_page).copy_from_slice(&new.with_encrypted(old.encrypted).encode());

@@ -39,7 +39,6 @@ impl Staged {
         self.footer.shape.layers()
     }
 
-    /// Bytes of the layers.
     pub fn len_bytes(&self) -> u64 {
         self.layers().filter_map(|layer| self.span(layer)).map(|span| span.len).sum()
     }
@@ -74,7 +73,6 @@ impl Staged {
         }
     }
 
-    /// The CRC-32C of all layers that were read.
     pub fn crcs(&self) -> Vec<u32> {
         self.layers().filter_map(|layer| self.crc(layer)).collect()
     }

@@ -66,7 +66,6 @@ impl FreeSpace {
         Some(Block { offset, bytes })
     }
 
-    /// Takes a block back.
     pub fn give_back(&mut self, block: Block) {
         let Block { mut offset, mut bytes } = block;
         if bytes == 0 {

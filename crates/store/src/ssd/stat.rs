@@ -17,7 +17,6 @@ pub struct SsdStat {
     pub read_bytes: u64,
     /// Chunks that were read to where they were wanted, without a copy in staging.
     pub direct_reads: u64,
-    /// Chunks written.
     pub writes: u64,
     pub written_bytes: u64,
     /// Of the writes, those that went to disk from where they lay, without a copy in staging.
@@ -32,7 +31,6 @@ pub struct SsdStat {
     pub volumes: Vec<VolumeStat>,
 }
 
-/// A snapshot of one volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VolumeStat {
     pub commits: u64,

@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// How writing a chunk ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SsdWriteEnd {
     /// The chunk can be read. It survives a crash from the next commit on; see [`Ssd::flush`].
@@ -82,26 +81,18 @@ struct Candidate {
 impl Ssd {
     /// Writes one chunk; see [`write_many`](Ssd::write_many). An error is why it is not being
     /// written, and calls nobody.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what, whose, from where, how urgent and whom to tell, each plain"
-    )]
     pub fn write(
         &self,
         tenant: TenantId,
-        id: ChunkId,
-        parent: Option<ChunkId>,
-        layers: &[Vec<Span>],
-        crcs: Option<Vec<u32>>,
+        source: Source,
         class: Class,
         on_end: impl FnOnce(SsdWriteEnd) + Send + 'static,
     ) -> Result<(), NotWritten> {
-        let source = Source { id, parent, layers: layers.to_vec(), crcs };
         let mut outgoing = self.outgoing(tenant, vec![source], class)?;
         if let Some(Some(SsdWriteEnd::Failed(refused))) = outgoing.ends.first_mut() {
             return Err(std::mem::replace(refused, NotWritten::MoverEnded));
         }
-        outgoing.go(move |ends| ends.into_iter().for_each(on_end_once(on_end)));
+        outgoing.go(move |mut ends| ends.pop().map_or((), on_end));
         Ok(())
     }
 
@@ -162,15 +153,6 @@ impl Ssd {
     }
 }
 
-fn on_end_once(on_end: impl FnOnce(SsdWriteEnd)) -> impl FnMut(SsdWriteEnd) {
-    let mut on_end = Some(on_end);
-    move |end| {
-        if let Some(on_end) = on_end.take() {
-            on_end(end);
-        }
-    }
-}
-
 impl Candidate {
     /// Asks for a slot. Nothing if the chunk is here.
     fn begin(
@@ -218,9 +200,9 @@ impl Outgoing {
     /// Nothing goes to a volume on which commits fail.
     fn refuse_read_only(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let is_read_only = |part: &mut Part| shared.volumes[part.write.volume()].committer.is_read_only();
+        let is_read_only = |part: &mut Part| shared.volumes[part.write.volume].committer.is_read_only();
         for part in self.parts.extract_if(.., is_read_only).collect::<Vec<_>>() {
-            let volume = part.write.volume();
+            let volume = part.write.volume;
             self.fail(part, 0, NotWritten::ReadOnly { volume });
         }
     }
@@ -230,7 +212,7 @@ impl Outgoing {
         if self.parts.is_empty() {
             return self.end();
         }
-        let length = |part: &Part| if part.direct { PAGE } else { part.write.shape().stride_bytes() };
+        let length = |part: &Part| if part.direct { PAGE } else { part.write.shape.stride_bytes() };
         let lengths = self.parts.iter().map(length).collect();
         let shared = Arc::clone(&self.shared);
         shared.staging.reserve(lengths, None, move |held| self.staged(held));
@@ -281,7 +263,7 @@ impl Outgoing {
             if let Some(held) = part.held.take() {
                 held.end(&broken.quarantined);
             }
-            self.shared.volumes[part.write.volume()].committer.note_failed_write();
+            self.shared.volumes[part.write.volume].committer.note_failed_write();
         }
         let shared = Arc::clone(&self.shared);
         let lost_bytes = |part: &Part| shared.lost_bytes(&part.write, &broken.quarantined);
@@ -361,9 +343,9 @@ impl Part {
             self.fill(shared, tenant, encrypted)?
         };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(()) };
-        let footer = Footer::new(write.copy(), tenant, source.parent, Arc::clone(write.shape()), &crcs)
+        let footer = Footer::new(write.copy, tenant, source.parent, Arc::clone(&write.shape), &crcs)
             .with_encrypted(encrypted);
-        let footer_at = if self.direct { 0 } else { write.shape().footer_at() };
+        let footer_at = if self.direct { 0 } else { write.shape.footer_at() };
         held.slice_mut(footer_at..footer_at + PAGE).copy_from_slice(&footer.encode());
         Ok(())
     }
@@ -383,7 +365,7 @@ impl Part {
     fn fill(&mut self, shared: &SsdInner, tenant: TenantId, encrypted: bool) -> Result<Vec<u32>, NotWritten> {
         let crcs = if encrypted { None } else { Some(self.checksums_of_source(shared)?) };
         let Part { write, source, held: Some(held), .. } = self else { return Ok(Vec::new()) };
-        let shape = write.shape();
+        let shape = &write.shape;
         let mut filled = 0;
         let mut encrypted_crcs = Vec::new();
         for (layer, spans) in source.layers.iter().enumerate() {
@@ -402,7 +384,7 @@ impl Part {
             }
             if encrypted {
                 let buffer = held.slice_mut(place);
-                shared.keys.encrypt_layer(tenant, &write.copy(), layer as u16, buffer)?;
+                shared.keys.encrypt_layer(tenant, &write.copy, layer as u16, buffer)?;
                 encrypted_crcs.push(crc32c(buffer));
             }
         }
@@ -414,7 +396,7 @@ impl Part {
     /// memory.
     fn pairs(&self, shared: &SsdInner) -> Vec<SpanPair> {
         let Part { write, held: Some(held), .. } = self else { return Vec::new() };
-        let (footer_at, stride) = (write.shape().footer_at(), write.shape().stride_bytes());
+        let (footer_at, stride) = (write.shape.footer_at(), write.shape.stride_bytes());
         if !self.direct {
             return vec![SpanPair::new(held.span(0..stride), shared.slot_span(write, 0..stride))];
         }

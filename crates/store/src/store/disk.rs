@@ -17,15 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) struct Disk {
     pub ssd: Ssd,
     pub write_back: Arc<WriteBack>,
-    counts: Mutex<Counts>,
+    counts: Mutex<DiskSideStat>,
     closed: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    hits: Hits,
-    promotions: PromotionStat,
-    bad_copies: u64,
 }
 
 /// Chunks that were leased to be loaded, by where they were.
@@ -39,11 +32,8 @@ pub struct Hits {
 /// What a store with a disk counts beside its memory tier's [`Stat`](crate::Stat).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DiskSideStat {
-    /// Chunks leased.
     pub hits: Hits,
-    /// Chunks from memory to disk.
     pub write_back: WriteBackStat,
-    /// Chunks from disk to memory.
     pub promotions: PromotionStat,
     /// Layers that were right in staging and wrong at their target.
     pub bad_copies: u64,
@@ -66,9 +56,8 @@ impl Disk {
     }
 
     fn stat(&self) -> DiskSideStat {
-        let (write_back, ssd) = (self.write_back.stat(), self.ssd.stat());
-        let Counts { hits, promotions, bad_copies } = *self.counts.lock();
-        DiskSideStat { hits, write_back, promotions, bad_copies, ssd }
+        let counts = self.counts.lock().clone();
+        DiskSideStat { write_back: self.write_back.stat(), ssd: self.ssd.stat(), ..counts }
     }
 }
 

@@ -36,8 +36,9 @@ use crate::tenant::TenantId;
 use crate::tier::{MemoryTier, TierConfig};
 use disk::Disk;
 use forebay_kv::ChunkId;
-use forebay_transfer::{Arena, ArenaError, LogGate, Pages};
-use forebay_transfer::{Backing, Closed, End, MoverHandle, Place, RegionId, Span};
+use forebay_transfer::{
+    Arena, ArenaError, Backing, Closed, End, LogGate, MoverHandle, Pages, Place, RegionId, Span,
+};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
@@ -99,7 +100,6 @@ pub struct Store {
     shared: Arc<StoreInner>,
 }
 
-/// Why there is no store.
 #[derive(Debug, Error)]
 pub enum OpenError {
     #[error(transparent)]
@@ -269,7 +269,6 @@ impl StoreInner {
         bytes_in(self.arena, chunk, quarantined(end))
     }
 
-    /// Where the layers of a chunk lie.
     fn layers_of(&self, chunk: &InArena) -> impl Iterator<Item = Span> {
         let shape = chunk.shape();
         let extents = (0..shape.layers()).filter_map(|layer| shape.layer(layer));

@@ -120,7 +120,6 @@ impl Reservation {
         self.write().offset_bytes()
     }
 
-    /// The lengths of the chunk's layers.
     pub fn shape(&self) -> &ChunkShape {
         self.write().shape()
     }

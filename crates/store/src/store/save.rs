@@ -9,7 +9,6 @@ use forebay_kv::ChunkId;
 use forebay_transfer::{Class, End, Span, SpanPair, Transfer};
 use std::sync::mpsc::Receiver;
 
-/// How storing a chunk ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreEnd {
     /// The chunk is visible.

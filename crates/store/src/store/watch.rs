@@ -15,7 +15,6 @@ use std::time::Duration;
 /// Changes of so long a time are told together.
 const BATCH_FOR: Duration = Duration::from_millis(20);
 
-/// What a store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changed<'a> {
     /// What it had before but for these.

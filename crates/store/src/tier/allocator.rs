@@ -10,7 +10,6 @@ use std::fmt::Debug;
 
 /// Gives slots to chunks and takes them back.
 pub trait SlotAllocator: Debug {
-    /// Names a slot.
     type Slot: Copy + Eq + Debug;
     /// Where a slot is, for those who move its bytes.
     type Place: Debug;

@@ -18,7 +18,6 @@ pub type Write = SlotWrite<Slots>;
 /// What became of the wish to store a chunk in memory.
 pub type Begun = WriteBegun<Slots>;
 
-/// The limits of a memory tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierConfig {
     pub capacity_bytes: u64,
@@ -28,7 +27,6 @@ pub struct TierConfig {
     /// Chunks known at most. Tables for so many are reserved at the start, 90 bytes each, and
     /// touched as they fill.
     pub max_chunks: u32,
-    /// Leases alive at most.
     pub max_leases: usize,
     /// Longest time to live of a lease; longer wishes are cut to it.
     pub max_lease_us: u64,

@@ -76,7 +76,6 @@ impl<S: SlotAllocator> Tier<S> {
         }
     }
 
-    /// Whether the chunk is here.
     pub fn contains(&self, id: &ChunkId) -> bool {
         self.index.find(id).is_some_and(|row| self.entry(row).is_resident())
     }
@@ -131,7 +130,6 @@ impl<S: SlotAllocator> Tier<S> {
             .collect()
     }
 
-    /// What every tier counts.
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             chunks: self.chunks,
@@ -170,7 +168,6 @@ impl<S: SlotAllocator> Tier<S> {
         self.index.id(row)
     }
 
-    /// The id of the chunk that a row continues.
     pub(crate) fn parent_id(&self, row: Row) -> Option<ChunkId> {
         self.tree.parent(row).map(|parent| *self.index.id(parent))
     }

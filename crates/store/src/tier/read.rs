@@ -192,7 +192,6 @@ impl<S: SlotAllocator> Tier<S> {
     }
 }
 
-/// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadEnd {
     Done,

@@ -119,7 +119,6 @@ impl World {
         self.mover.run(transfer).unwrap()
     }
 
-    /// Runs a transfer that has to succeed.
     pub fn run_fully(&self, transfer: Transfer) {
         let bytes = transfer.pairs.iter().map(|pair| pair.from.len).sum();
         assert_eq!(self.run(transfer), End::Done { bytes });

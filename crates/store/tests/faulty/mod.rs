@@ -1,8 +1,7 @@
 //! A link that copies like the host link and can be told to fail, to hold its operations back or to
 //! flip a bit.
 
-use forebay_transfer::HostLink;
-use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
+use forebay_transfer::{Completion, HostLink, Link, LinkOp, Memory, Outcome};
 use std::sync::{Arc, Mutex};
 
 /// What is done to operations from now on.

@@ -209,7 +209,6 @@ pub fn layers_of(id: &ChunkId, shape: &ChunkShape) -> Vec<Vec<u8>> {
     (0..shape.layers()).map(layer).collect()
 }
 
-/// What a read gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
     Miss,
@@ -259,7 +258,7 @@ impl Host {
     }
 
     fn write_chunk(&self, write: &DiskWrite, layers: &[Vec<u8>]) -> io::Result<()> {
-        let shape = write.shape();
+        let shape = &write.shape;
         let mut slot = vec![0; shape.footer_at() as usize];
         for (number, layer) in layers.iter().enumerate() {
             let place = shape.layer(number).unwrap();
@@ -267,14 +266,14 @@ impl Host {
         }
         let crcs: Vec<u32> = layers.iter().map(|layer| crc32c(layer)).collect();
         slot.extend(self.tier.footer(write, &crcs).encode());
-        self.disks[write.volume()].write_at(write.slot_at(), &slot)
+        self.disks[write.volume].write_at(write.slot_at, &slot)
     }
 
     fn read_slot(&self, read: &DiskRead) -> Option<Vec<Vec<u8>>> {
-        let shape = read.shape();
+        let shape = &read.shape;
         let mut slot = vec![0; shape.stride_bytes() as usize];
-        self.disks[read.volume()].read_at(read.slot_at(), &mut slot).unwrap();
-        let footer = Footer::of(&read.copy(), &slot[shape.footer_at() as usize..]).ok()?;
+        self.disks[read.volume].read_at(read.slot_at, &mut slot).unwrap();
+        let footer = Footer::of(&read.copy, &slot[shape.footer_at() as usize..]).ok()?;
         let layer = |layer: usize| {
             let place = shape.layer(layer).unwrap();
             let bytes = &slot[place.start as usize..place.end as usize];
@@ -322,7 +321,6 @@ impl Host {
         Ok(())
     }
 
-    /// Makes durable all that was done.
     pub fn commit(&mut self) -> io::Result<()> {
         for volume in 0..self.disks.len() {
             let now = self.now();

@@ -5,8 +5,8 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, LayerRead, NotRead, NotWritten, ReadResults, Ssd, SsdError, SsdOptions,
-    SsdWriteEnd, Staged, Volume, init,
+    DiskLease, Existing, FileMedium, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd, SsdError,
+    SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
 use std::path::PathBuf;
@@ -162,8 +162,9 @@ impl Opened {
     ) -> Result<Receiver<SsdWriteEnd>, NotWritten> {
         let (sender, receiver) = channel();
         let layers = self.source(number, shape);
+        let source = Source { id: id(number), parent: parent.map(id), layers, crcs: None };
         let on_end = move |end| drop(sender.send(end));
-        self.ssd.write(TENANT, id(number), parent.map(id), &layers, None, Class::WriteBack, on_end)?;
+        self.ssd.write(TENANT, source, Class::WriteBack, on_end)?;
         Ok(receiver)
     }
 

@@ -94,10 +94,11 @@ fn checksums_of_the_caller_are_taken_and_a_wrong_one_is_never_data() {
         .collect();
     let write = |number: u64, crcs: Vec<u32>| {
         let (sender, receiver) = std::sync::mpsc::channel();
-        let layers = opened.source(7, &shape);
+        let (id, layers) = (id(number), opened.source(7, &shape));
         let on_end = move |end| drop(sender.send(end));
         let class = forebay_transfer::Class::WriteBack;
-        opened.ssd.write(TENANT, id(number), None, &layers, Some(crcs), class, on_end)?;
+        let source = Source { id, parent: None, layers, crcs: Some(crcs) };
+        opened.ssd.write(TENANT, source, class, on_end)?;
         Ok::<_, forebay_store::ssd::NotWritten>(receiver.recv_timeout(PATIENCE).unwrap())
     };
     assert_eq!(write(7, crcs.clone()), Ok(SsdWriteEnd::Stored { bytes: shape.bytes() }));

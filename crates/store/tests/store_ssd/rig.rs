@@ -5,12 +5,14 @@ use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::Medium;
 use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, init};
-use forebay_store::{DiskSideStat, Lease, Load, NotLoaded, NotVerified, SLOT_ALIGN_BYTES, Store};
-use forebay_store::{StoreEnd, TenantId, TierConfig, WriteBackConfig};
-use forebay_transfer::HostLink;
-use forebay_transfer::Pages;
-use forebay_transfer::{Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Place, RegionId};
-use forebay_transfer::{PathSpec, Span};
+use forebay_store::{
+    DiskSideStat, Lease, Load, NotLoaded, NotVerified, SLOT_ALIGN_BYTES, Store, StoreEnd, TenantId,
+    TierConfig, WriteBackConfig,
+};
+use forebay_transfer::{
+    Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec, Place,
+    RegionId, Span,
+};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +47,6 @@ pub struct Disk {
     sync_for: Duration,
 }
 
-/// A medium that takes its time.
 struct Slow {
     inner: Arc<dyn Medium>,
     sync_for: Duration,

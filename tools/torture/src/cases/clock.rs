@@ -15,7 +15,6 @@ pub const CASES: &[Case] = &[Case {
     run: jumps,
 }];
 
-/// Seconds from 1970 to 2100.
 const YEAR_2100_S: u64 = 4_102_444_800;
 
 fn jumps(rig: &mut Rig) -> Result<Verdict, Broken> {

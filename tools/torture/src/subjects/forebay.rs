@@ -12,7 +12,7 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    Existing, FileMedium, LayerRead, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
+    Existing, FileMedium, LayerRead, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
 use parking_lot::Mutex;
@@ -104,11 +104,12 @@ impl Open {
         buffer.write(0, value);
         let region = mover.register(HOST, Arc::new(buffer)).map_err(failed)?;
         let layer_bytes = value.len() as u64 / LAYERS;
-        let layers: Vec<_> =
+        let layers =
             (0..LAYERS).map(|layer| vec![Span::new(region, layer * layer_bytes, layer_bytes)]).collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
-        let taken = self.ssd.write(TENANT, self.id(key), None, &layers, None, Class::WriteBack, on_end);
+        let source = Source { id: self.id(key), parent: None, layers, crcs: None };
+        let taken = self.ssd.write(TENANT, source, Class::WriteBack, on_end);
         let stored = taken.map_err(refused).and_then(|()| match end.recv().map_err(failed)? {
             SsdWriteEnd::Stored { .. } | SsdWriteEnd::AlreadyHere => Ok(()),
             SsdWriteEnd::Deleted => Err(refused("deleted meanwhile")),

@@ -6,7 +6,6 @@ use crate::worker::Launch;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// The script.
 const WORKER: &str = include_str!("lmcache_worker.py");
 
 /// How to start the worker with the interpreter `python`.

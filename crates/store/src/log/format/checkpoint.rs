@@ -30,12 +30,10 @@ use super::page::{Damaged, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check}
 use crate::checksum::crc32c;
 use crate::tenant::TenantId;
 
-/// Tenants that a checkpoint names as doomed.
 pub const MAX_DOOMED: usize = 64;
 
 const CLEAN: u8 = 1;
 
-/// Whether a segment takes chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
     /// It holds nothing and may be opened.
@@ -64,7 +62,6 @@ impl SlotSet {
         self.bits.get(usize::from(slot / 8)).is_some_and(|byte| byte >> (slot % 8) & 1 == 1)
     }
 
-    /// Puts a slot into the set, or takes it out.
     pub fn set(&mut self, slot: u16, is_in: bool) {
         if let Some(byte) = self.bits.get_mut(usize::from(slot / 8)) {
             let bit = 1 << (slot % 8);
@@ -72,7 +69,6 @@ impl SlotSet {
         }
     }
 
-    /// The slots in the set, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         (0..self.bits.len() as u32 * 8).map(|slot| slot as u16).filter(|slot| self.contains(*slot))
     }
@@ -89,7 +85,6 @@ impl SlotSet {
 /// A segment at the moment of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentRow {
-    /// Whether it takes chunks.
     pub state: SegmentState,
     /// Whether it holds no bytes of earlier generations from the frontier on, or anywhere if it is
     /// free.
@@ -100,7 +95,6 @@ pub struct SegmentRow {
     /// Slots below this are in the summary.
     pub summarised: u16,
     pub sequence: u64,
-    /// Slots that hold a chunk.
     pub live: SlotSet,
 }
 
@@ -145,7 +139,6 @@ pub struct CheckpointHead {
 }
 
 impl Checkpoint {
-    /// A log in which nothing was ever stored.
     pub fn empty(layout: &Layout) -> Checkpoint {
         let segments = vec![SegmentRow::unused(); layout.segments as usize];
         Checkpoint { serial: 0, epoch: 0, journal: 0, next_sequence: 1, doomed: Vec::new(), segments }

@@ -169,7 +169,6 @@ impl Footer {
         Some(self.checksums.get(layer)? ^ self.copy.checksum_tag(u16::try_from(layer).ok()?))
     }
 
-    /// The CRC-32C of all layers.
     pub fn crcs(&self) -> Vec<u32> {
         (0..self.checksums.len()).filter_map(|layer| self.crc(layer)).collect()
     }

@@ -20,14 +20,12 @@ use thiserror::Error;
 /// Where the two superblocks lie.
 pub const SUPERBLOCKS_AT: [u64; 2] = [0, 64 << 10];
 
-/// Lengths that a segment may have.
 pub const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
 /// Segments of a log. One is being filled, one is kept for chunks that are relocated, and something
 /// must rest.
 pub const SEGMENTS: RangeInclusive<u64> = 4..=1 << 20;
 
-/// Lengths that a journal may have.
 pub const JOURNAL_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 30;
 
 /// Bytes of the table of segments per segment, without its slots.
@@ -130,7 +128,6 @@ impl Layout {
         })
     }
 
-    /// Where a segment starts.
     pub fn segment_at(&self, segment: u32) -> u64 {
         self.segments_at + u64::from(segment) * self.segment_bytes
     }

@@ -2,14 +2,26 @@
 //! `docs/reference/format.md` describes them. This module knows bytes. No bytes make a parser
 //! panic, loop or reserve memory beyond what the bytes themselves take.
 
-pub(crate) mod checkpoint;
-pub(crate) mod chunk_copy;
-pub(crate) mod footer;
-pub(crate) mod journal;
-pub(crate) mod layout;
-pub(crate) mod page;
-pub(crate) mod record;
-pub(crate) mod segment;
-pub(crate) mod slot_shape;
-pub(crate) mod summary;
-pub(crate) mod superblock;
+mod checkpoint;
+mod chunk_copy;
+mod footer;
+mod journal;
+mod layout;
+mod page;
+mod record;
+mod segment;
+mod slot_shape;
+mod summary;
+mod superblock;
+
+pub use checkpoint::*;
+pub use chunk_copy::*;
+pub use footer::*;
+pub use journal::*;
+pub use layout::*;
+pub use page::*;
+pub use record::*;
+pub use segment::*;
+pub use slot_shape::*;
+pub use summary::*;
+pub use superblock::*;

@@ -151,7 +151,6 @@ impl Fields {
         self
     }
 
-    /// Zeros up to a length.
     pub fn pad_to(&mut self, len: usize) -> &mut Fields {
         debug_assert!(self.bytes.len() <= len, "fields fit their place");
         self.bytes.resize(len, 0);

@@ -12,7 +12,6 @@ use super::layout::{Layout, SUPERBLOCKS_AT};
 use super::page::{Damaged, FORMAT_VERSION, Fields, LogUuid, PAGE_BYTES, PageKind, Parser, check};
 use thiserror::Error;
 
-/// What a superblock says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     pub log: LogUuid,

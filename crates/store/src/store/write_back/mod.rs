@@ -12,11 +12,11 @@ pub use queue::{WriteBackConfig, WriteBackStat};
 
 use super::StoreInner;
 use crate::admission::Chunk;
-use crate::ssd::{NotWritten, SsdWriteEnd};
+use crate::ssd::{NotWritten, Source, SsdWriteEnd};
 use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
-use forebay_transfer::{Class, LogGate, Span};
+use forebay_transfer::{Class, LogGate};
 use parking_lot::{Condvar, Mutex};
 use queue::{EPOCH, Losses, Queue};
 use std::sync::{Arc, Weak};
@@ -179,7 +179,8 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<StoreInner>, dirty: Dirty) {
     let (Some((read, checksums)), Some(disk)) = (copy, &shared.disk) else {
         return write_back.ended(shared.now_us(), &dirty, Written::Gone);
     };
-    let layers: Vec<Vec<Span>> = shared.layers_of(&read).map(|layer| vec![layer]).collect();
+    let layers = shared.layers_of(&read).map(|layer| vec![layer]).collect();
+    let source = Source { id: dirty.id, parent: dirty.parent, layers, crcs: Some(checksums) };
     let outgoing = Outgoing {
         shared: Arc::clone(shared),
         write_back: Arc::clone(write_back),
@@ -195,15 +196,7 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<StoreInner>, dirty: Dirty) {
             outgoing.ended(end);
         }
     };
-    let begun = disk.ssd.write(
-        dirty.tenant,
-        dirty.id,
-        dirty.parent,
-        &layers,
-        Some(checksums),
-        Class::WriteBack,
-        on_end,
-    );
+    let begun = disk.ssd.write(dirty.tenant, source, Class::WriteBack, on_end);
     let Err(NotWritten::Refused(refused)) = begun else { return };
     if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *outgoing.lock()) {
         outgoing.written = Written::NoRoom;

@@ -9,7 +9,6 @@ use forebay_kv::ChunkId;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-/// What is written to the disk, and how fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteBackConfig {
     /// Which chunks are written at all.
@@ -17,7 +16,6 @@ pub struct WriteBackConfig {
     /// How many chunks are written at a time, given how long reads take meanwhile, and how long a
     /// chunk may wait.
     pub pacer: PacerLimits,
-    /// Chunks that may wait at most.
     pub queue_chunks: usize,
 }
 
@@ -81,7 +79,6 @@ pub struct WriteBackStat {
     pub in_flight: usize,
     /// Chunks that reads leave room for at a time.
     pub window: usize,
-    /// Chunks written.
     pub written: u64,
     pub written_bytes: u64,
     /// Chunks that were on the disk when their turn came.
@@ -260,7 +257,6 @@ impl Queue {
         }
     }
 
-    /// Chunks that reads leave room for at a time.
     pub fn window(&self) -> u32 {
         self.pacer.judged_lots()
     }
