@@ -97,10 +97,8 @@ impl DiskTier {
 
     fn begin_commit(&mut self, volume: usize, closes: bool) -> Commit {
         if closes {
-            let own = |number: &usize| usize::from(self.space.segments[*number].volume) == volume;
-            for number in self.space.open_segments().into_iter().filter(own).collect::<Vec<_>>() {
-                self.space.seal(number);
-            }
+            // What is not open stays as it is.
+            self.space.volumes[volume].segments().for_each(|number| self.space.seal(number));
         }
         let owner = &mut self.space.volumes[volume];
         owner.committing = true;

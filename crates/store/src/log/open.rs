@@ -167,8 +167,7 @@ impl DiskTier {
 
     /// Sorts a volume's segments that hold nothing.
     fn settle_volume(&mut self, volume: usize) {
-        let owner = &self.space.volumes[volume];
-        let own = owner.first_segment..owner.first_segment + owner.layout.segments as usize;
+        let own = self.space.volumes[volume].segments();
         let mut free: Vec<usize> =
             own.clone().filter(|number| self.space.segments[*number].state == State::Free).collect();
         free.sort_by_key(|number| self.space.segments[*number].sequence);
@@ -194,7 +193,7 @@ impl DiskTier {
     }
 
     fn live_on(&self, volume: usize) -> u64 {
-        let own = |segment: &&Segment| usize::from(segment.volume) == volume;
-        self.space.segments.iter().filter(own).map(|segment| u64::from(segment.live)).sum()
+        let own = &self.space.segments[self.space.volumes[volume].segments()];
+        own.iter().map(|segment| u64::from(segment.live)).sum()
     }
 }

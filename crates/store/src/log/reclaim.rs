@@ -46,22 +46,18 @@ impl Segments {
         if owner.free.len() + to_come >= self.free_goal(volume) || owner.is_congested() {
             return None;
         }
-        let own = owner.first_segment..owner.first_segment + owner.layout.segments as usize;
-        own.filter(|number| self.segments[*number].can_be_emptied()).min_by_key(|number| {
+        owner.segments().filter(|number| self.segments[*number].can_be_emptied()).min_by_key(|number| {
             let segment = &self.segments[*number];
             (segment.live_bytes(), segment.sequence)
         })
     }
-}
 
-impl Segments {
     /// Whether chunks of a segment's shape are elsewhere on its volume. The last ones of a shape
     /// would take a segment for the one that they leave.
     fn has_company(&self, number: usize) -> bool {
         let Segment { volume, slots, .. } = &self.segments[number];
-        let others = self.segments.iter().enumerate().filter(|(other, _)| *other != number);
-        let mut others = others.filter(|(_, other)| other.live > 0 && other.volume == *volume);
-        others.any(|(_, other)| other.slots.shape == slots.shape)
+        let mut others = self.volumes[usize::from(*volume)].segments().filter(|other| *other != number);
+        others.any(|other| self.segments[other].live > 0 && self.segments[other].slots.shape == slots.shape)
     }
 }
 

@@ -4,6 +4,7 @@
 use super::format::{JournalPosition, Layout, LogUuid, RECORDS_PER_BLOCK, Record, SegmentHeader, Superblock};
 use crate::tenant::TenantId;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Records that may wait for a commit. Beyond, the volume takes no chunks until one succeeds.
 const PENDING_MAX: usize = 1 << 20;
@@ -79,6 +80,11 @@ impl VolumeState {
             to_withdraw: 0,
             generations: 0,
         }
+    }
+
+    /// Its segments, by their numbers over all volumes.
+    pub fn segments(&self) -> Range<usize> {
+        self.first_segment..self.first_segment + self.layout.segments as usize
     }
 
     /// The number of a segment within this volume.

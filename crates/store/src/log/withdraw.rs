@@ -104,8 +104,7 @@ impl DiskTier {
     }
 
     fn withdrawn_segment(&self, volume: usize) -> Option<usize> {
-        let own = |number: &usize| usize::from(self.space.segments[*number].volume) == volume;
-        let withdrawn = |number: &usize| self.space.segments[*number].state == State::Withdrawn;
-        (0..self.space.segments.len()).filter(own).find(withdrawn)
+        let mut own = self.space.volumes[volume].segments();
+        own.find(|number| self.space.segments[*number].state == State::Withdrawn)
     }
 }

@@ -204,16 +204,6 @@ mod tests {
 
     const TENANT: TenantId = TenantId(7);
 
-    fn copy() -> ChunkCopy {
-        ChunkCopy {
-            log: LogUuid([1; 16]),
-            id: ChunkId::from_bytes([2; 32]),
-            segment: 3,
-            sequence: 4,
-            slot: 5,
-        }
-    }
-
     fn keys() -> TenantKeys {
         let mut keys = TenantKeys::default();
         keys.insert(TENANT, [42; KEY_BYTES]);
@@ -245,20 +235,20 @@ mod tests {
         let nonce = std::array::from_fn(|byte| byte as u8);
         let mut buffer = b"sixteen bytes or so".to_vec();
         buffer.resize(19 + ENCRYPTION_BYTES, 0xff);
-        keys().encrypt_with(nonce, TENANT, &copy(), 6, &mut buffer).unwrap();
+        keys().encrypt_with(nonce, TENANT, &ChunkCopy::sample(), 6, &mut buffer).unwrap();
         let hex: String = buffer.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected);
-        assert_eq!(decrypted(&keys(), &copy(), 6, &buffer).unwrap(), b"sixteen bytes or so");
+        assert_eq!(decrypted(&keys(), &ChunkCopy::sample(), 6, &buffer).unwrap(), b"sixteen bytes or so");
     }
 
     #[test]
     fn every_flipped_bit_is_refused() {
-        let good = encrypted(&copy(), 6, b"sixteen bytes or so");
+        let good = encrypted(&ChunkCopy::sample(), 6, b"sixteen bytes or so");
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(
-                decrypted(&keys(), &copy(), 6, &bad),
+                decrypted(&keys(), &ChunkCopy::sample(), 6, &bad),
                 Err(EncryptionError::Refused { layer: 6 }),
                 "bit {bit}"
             );
@@ -267,13 +257,13 @@ mod tests {
 
     #[test]
     fn a_layer_opens_as_itself_only() {
-        let good = encrypted(&copy(), 6, b"layer");
+        let good = encrypted(&ChunkCopy::sample(), 6, b"layer");
         let others = [
-            ChunkCopy { log: LogUuid([0; 16]), ..copy() },
-            ChunkCopy { id: ChunkId::from_bytes([0; 32]), ..copy() },
-            ChunkCopy { segment: 0, ..copy() },
-            ChunkCopy { sequence: 0, ..copy() },
-            ChunkCopy { slot: 0, ..copy() },
+            ChunkCopy { log: LogUuid([0; 16]), ..ChunkCopy::sample() },
+            ChunkCopy { id: ChunkId::from_bytes([0; 32]), ..ChunkCopy::sample() },
+            ChunkCopy { segment: 0, ..ChunkCopy::sample() },
+            ChunkCopy { sequence: 0, ..ChunkCopy::sample() },
+            ChunkCopy { slot: 0, ..ChunkCopy::sample() },
         ];
         for other in others {
             assert_eq!(
@@ -282,18 +272,24 @@ mod tests {
                 "{other:?}"
             );
         }
-        assert_eq!(decrypted(&keys(), &copy(), 7, &good), Err(EncryptionError::Refused { layer: 7 }));
+        assert_eq!(
+            decrypted(&keys(), &ChunkCopy::sample(), 7, &good),
+            Err(EncryptionError::Refused { layer: 7 })
+        );
         let mut other_key = TenantKeys::default();
         other_key.insert(TENANT, [43; KEY_BYTES]);
-        assert_eq!(decrypted(&other_key, &copy(), 6, &good), Err(EncryptionError::Refused { layer: 6 }));
+        assert_eq!(
+            decrypted(&other_key, &ChunkCopy::sample(), 6, &good),
+            Err(EncryptionError::Refused { layer: 6 })
+        );
     }
 
     #[test]
     fn two_copies_of_a_chunk_have_different_bytes_even_under_one_name() {
         let plain = [0; 64];
-        let first = encrypted(&copy(), 0, &plain);
-        let relocated = encrypted(&ChunkCopy { segment: 9, sequence: 10, ..copy() }, 0, &plain);
-        let again = encrypted(&copy(), 0, &plain);
+        let first = encrypted(&ChunkCopy::sample(), 0, &plain);
+        let relocated = encrypted(&ChunkCopy { segment: 9, sequence: 10, ..ChunkCopy::sample() }, 0, &plain);
+        let again = encrypted(&ChunkCopy::sample(), 0, &plain);
         for other in [relocated, again] {
             assert!(first.chunks(16).zip(other.chunks(16)).all(|(one, other)| one != other));
         }
@@ -301,11 +297,14 @@ mod tests {
 
     #[test]
     fn a_forgotten_key_has_erased_what_it_encrypted() {
-        let good = encrypted(&copy(), 6, b"layer");
+        let good = encrypted(&ChunkCopy::sample(), 6, b"layer");
         let mut keys = keys();
         assert!(keys.forget(TENANT) && !keys.forget(TENANT) && !keys.has(TENANT));
-        assert_eq!(decrypted(&keys, &copy(), 6, &good), Err(EncryptionError::NoKey { tenant: TENANT }));
-        let encrypted = keys.encrypt_layer(TENANT, &copy(), 6, &mut [0; 64]);
+        assert_eq!(
+            decrypted(&keys, &ChunkCopy::sample(), 6, &good),
+            Err(EncryptionError::NoKey { tenant: TENANT })
+        );
+        let encrypted = keys.encrypt_layer(TENANT, &ChunkCopy::sample(), 6, &mut [0; 64]);
         assert_eq!(encrypted, Err(EncryptionError::NoKey { tenant: TENANT }));
     }
 
@@ -314,10 +313,13 @@ mod tests {
         for have_bytes in 0..ENCRYPTION_BYTES {
             let mut buffer = vec![0; have_bytes];
             let short = Err(EncryptionError::Short { have_bytes });
-            assert_eq!(keys().encrypt_layer(TENANT, &copy(), 0, &mut buffer), short);
-            assert_eq!(keys().decrypt_layer(TENANT, &copy(), 0, &mut buffer).map(|_| ()), short);
+            assert_eq!(keys().encrypt_layer(TENANT, &ChunkCopy::sample(), 0, &mut buffer), short);
+            assert_eq!(keys().decrypt_layer(TENANT, &ChunkCopy::sample(), 0, &mut buffer).map(|_| ()), short);
         }
-        assert_eq!(decrypted(&keys(), &copy(), 0, &encrypted(&copy(), 0, b"")).unwrap(), b"");
+        assert_eq!(
+            decrypted(&keys(), &ChunkCopy::sample(), 0, &encrypted(&ChunkCopy::sample(), 0, b"")).unwrap(),
+            b""
+        );
     }
 
     #[test]
@@ -328,7 +330,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_encrypted_decrypts_to_the_same_bytes(plain in prop::collection::vec(any::<u8>(), 0..500), layer: u16) {
-            prop_assert_eq!(decrypted(&keys(), &copy(), layer, &encrypted(&copy(), layer, &plain)), Ok(plain));
+            prop_assert_eq!(decrypted(&keys(), &ChunkCopy::sample(), layer, &encrypted(&ChunkCopy::sample(), layer, &plain)), Ok(plain));
         }
     }
 }

@@ -8,20 +8,18 @@ use forebay_transfer::{Backing, HostBuffer};
 use parking_lot::Mutex;
 use rustix::fs::{self, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{self as system, Errno};
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Bytes that go through the scratch buffer at a time, for callers whose memory is not aligned.
 const SCRATCH_BYTES: usize = 1 << 20;
 
-/// Bytes of one system call at most: the system moves less than 2 GiB at once.
-const CALL_BYTES: usize = 1 << 30;
-
 /// A file or raw partition that this process owns until the value is dropped.
 #[derive(Debug)]
 pub struct FileMedium {
-    fd: OwnedFd,
+    file: File,
     bytes: u64,
     /// A partition has no file system that space could be given back to.
     is_file: bool,
@@ -79,15 +77,19 @@ impl FileMedium {
         if !is_file && kind != FileType::BlockDevice {
             return Err(DiskError::NotAFile { path: path.into() }.into());
         }
-        let mut medium =
-            FileMedium { fd, bytes: 0, is_file, scratch: Mutex::new(HostBuffer::new(SCRATCH_BYTES)) };
+        let mut medium = FileMedium {
+            file: fd.into(),
+            bytes: 0,
+            is_file,
+            scratch: Mutex::new(HostBuffer::new(SCRATCH_BYTES)),
+        };
         medium.measure().map_err(failed("finding its size"))?;
         Ok(medium)
     }
 
     /// Looks again how long it is.
     pub(super) fn measure(&mut self) -> Result<(), Errno> {
-        let end = fs::seek(&self.fd, fs::SeekFrom::End(0))?;
+        let end = fs::seek(&self.file, fs::SeekFrom::End(0))?;
         self.bytes = end - end % PAGE_BYTES as u64;
         Ok(())
     }
@@ -96,7 +98,7 @@ impl FileMedium {
     fn is_at(&self, path: &Path) -> bool {
         let same =
             |ours: fs::Stat, theirs: fs::Stat| (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino);
-        matches!((fs::fstat(&self.fd), fs::lstat(path)), (Ok(ours), Ok(theirs)) if same(ours, theirs))
+        matches!((fs::fstat(&self.file), fs::lstat(path)), (Ok(ours), Ok(theirs)) if same(ours, theirs))
     }
 
     /// Whether it is a file, not a partition.
@@ -104,38 +106,11 @@ impl FileMedium {
         self.is_file
     }
 
-    /// Reads into memory that is aligned as direct I/O needs it.
-    fn read_aligned(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < buffer.len() {
-            let end = buffer.len().min(done + CALL_BYTES);
-            let part = &mut buffer[done..end];
-            match system::retry_on_intr(|| system::pread(&self.fd, &mut *part, offset + done as u64))? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                moved => done += moved,
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes from memory that is aligned as direct I/O needs it.
-    fn write_aligned(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let part = &bytes[done..bytes.len().min(done + CALL_BYTES)];
-            match system::retry_on_intr(|| system::pwrite(&self.fd, part, offset + done as u64))? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                moved => done += moved,
-            }
-        }
-        Ok(())
-    }
-
     fn allocate(&self, flags: FallocateFlags, offset: u64, bytes: u64) -> io::Result<()> {
         if !self.is_file {
             return Ok(());
         }
-        Ok(system::retry_on_intr(|| fs::fallocate(&self.fd, flags, offset, bytes))?)
+        Ok(system::retry_on_intr(|| fs::fallocate(&self.file, flags, offset, bytes))?)
     }
 }
 
@@ -144,7 +119,7 @@ impl Drop for FileMedium {
         // Closing is not enough: a thread of this process that starts another program holds a copy
         // of the descriptor for a moment, and the lock with it. If it fails, closing does what it
         // can.
-        let _ = fs::flock(&self.fd, FlockOperation::Unlock);
+        let _ = fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -156,13 +131,13 @@ impl Medium for FileMedium {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         check_pages(offset, buffer.len())?;
         if is_aligned(buffer) {
-            return self.read_aligned(offset, buffer);
+            return self.file.read_exact_at(buffer, offset);
         }
         let mut scratch = self.scratch.lock();
         let mut offset = offset;
         for part in buffer.chunks_mut(SCRATCH_BYTES) {
             let aligned = &mut bytes_of(&mut scratch)[..part.len()];
-            self.read_aligned(offset, aligned)?;
+            self.file.read_exact_at(aligned, offset)?;
             part.copy_from_slice(aligned);
             offset += part.len() as u64;
         }
@@ -172,21 +147,21 @@ impl Medium for FileMedium {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         check_pages(offset, bytes.len())?;
         if is_aligned(bytes) {
-            return self.write_aligned(offset, bytes);
+            return self.file.write_all_at(bytes, offset);
         }
         let mut scratch = self.scratch.lock();
         let mut offset = offset;
         for part in bytes.chunks(SCRATCH_BYTES) {
             let aligned = &mut bytes_of(&mut scratch)[..part.len()];
             aligned.copy_from_slice(part);
-            self.write_aligned(offset, aligned)?;
+            self.file.write_all_at(aligned, offset)?;
             offset += part.len() as u64;
         }
         Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(system::retry_on_intr(|| fs::fdatasync(&self.fd))?)
+        Ok(system::retry_on_intr(|| fs::fdatasync(&self.file))?)
     }
 
     fn withdraw(&self, offset: u64, bytes: u64) -> io::Result<()> {
@@ -201,8 +176,8 @@ impl Medium for FileMedium {
         if !self.is_file {
             return Ok(VolumeSpace { held_bytes: self.bytes, free_bytes: None });
         }
-        let held_bytes = u64::try_from(fs::fstat(&self.fd)?.st_blocks).unwrap_or(0) * 512;
-        let disk = fs::fstatvfs(&self.fd)?;
+        let held_bytes = u64::try_from(fs::fstat(&self.file)?.st_blocks).unwrap_or(0) * 512;
+        let disk = fs::fstatvfs(&self.file)?;
         Ok(VolumeSpace { held_bytes, free_bytes: Some(disk.f_bavail.saturating_mul(disk.f_frsize)) })
     }
 }

@@ -5,7 +5,7 @@ use super::crypt::TenantKeys;
 use super::in_flight::Permit;
 use super::inner::{Broken, SsdInner};
 use super::pool::{NotStaged, StagingBlock};
-use crate::log::{Fault, Footer, PAGE_BYTES, Relocation, RelocationEnd, crc32c};
+use crate::log::{DiskPlace, Fault, Footer, PAGE_BYTES, Relocation, RelocationEnd, crc32c};
 use forebay_transfer::{Class, End, SpanPair, Transfer};
 use std::sync::Arc;
 
@@ -52,10 +52,7 @@ impl Relocating {
     }
 
     /// From staging to one of the two slots.
-    fn pair<S>(&self, slot: impl Fn(&Relocation) -> &S) -> Option<SpanPair>
-    where
-        S: std::ops::Deref<Target = crate::log::DiskPlace>,
-    {
+    fn pair(&self, slot: impl Fn(&Relocation) -> &DiskPlace) -> Option<SpanPair> {
         let (relocation, held) = (self.relocation.as_ref()?, self.held.as_ref()?);
         let stride = relocation.read.shape.stride_bytes();
         Some(SpanPair::new(held.span(0..stride), self.shared.slot_span(slot(relocation), 0..stride)))
@@ -134,9 +131,10 @@ impl Drop for Relocating {
 /// are encrypted are encrypted anew, since encryption is bound to the copy. An error without a
 /// fault means that the tenant's key is not here.
 fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) -> Result<(), Option<Fault>> {
-    let shape = &relocation.read.shape;
+    let Relocation { read, write } = relocation;
+    let shape = &read.shape;
     let footer_page = shape.footer_at()..shape.footer_at() + PAGE;
-    let old = Footer::of(&relocation.read.copy, held.slice(footer_page.clone()))?;
+    let old = Footer::of(&read.copy, held.slice(footer_page.clone()))?;
     let mut crcs = old.crcs();
     for (layer, crc) in crcs.iter_mut().enumerate() {
         let place = shape.layer(layer).unwrap_or(0..0);
@@ -145,17 +143,11 @@ fn renamed(keys: &TenantKeys, relocation: &Relocation, held: &mut StagingBlock) 
             let bytes = held.slice_mut(place);
             let number = layer as u16;
             keys.decrypt_layer(old.tenant, &old.copy, number, bytes).map_err(|_| None)?;
-            keys.encrypt_layer(old.tenant, &relocation.write.copy, number, bytes).map_err(|_| None)?;
+            keys.encrypt_layer(old.tenant, &write.copy, number, bytes).map_err(|_| None)?;
             *crc = crc32c(bytes);
         }
     }
-    let new = Footer::new(
-        relocation.write.copy,
-        old.tenant,
-        old.parent,
-        Arc::clone(&relocation.write.shape),
-        &crcs,
-    );
+    let new = Footer::new(write.copy, old.tenant, old.parent, Arc::clone(&write.shape), &crcs);
     held.slice_mut(footer_page).copy_from_slice(&new.with_encrypted(old.encrypted).encode());
     Ok(())
 }

@@ -13,7 +13,6 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A few threads that sleep while there is nothing to do. They end when the pool is dropped and all
 /// jobs are done.
-#[derive(Debug)]
 pub(super) struct ThreadPool {
     queue: Arc<Queue>,
 }
@@ -85,13 +84,6 @@ impl Queue {
             self.wake.wait(&mut state);
             state.idle -= 1;
         }
-    }
-}
-
-impl std::fmt::Debug for Queue {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = self.state.lock();
-        out.debug_struct("Queue").field("jobs", &state.jobs.len()).field("idle", &state.idle).finish()
     }
 }
 

@@ -33,18 +33,21 @@ impl ChunkCopy {
 }
 
 #[cfg(test)]
+impl ChunkCopy {
+    /// Any copy.
+    pub(crate) fn sample() -> ChunkCopy {
+        let (log, id) = (LogUuid([1; 16]), ChunkId::from_bytes([2; 32]));
+        ChunkCopy { log, id, segment: 3, sequence: 4, slot: 5 }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn tags_differ_in_every_part_of_the_name() {
-        let copy = ChunkCopy {
-            log: LogUuid([1; 16]),
-            id: ChunkId::from_bytes([2; 32]),
-            segment: 3,
-            sequence: 4,
-            slot: 5,
-        };
+        let copy = ChunkCopy::sample();
         let others = [
             ChunkCopy { log: LogUuid([0; 16]), ..copy }.checksum_tag(6),
             ChunkCopy { id: ChunkId::from_bytes([0; 32]), ..copy }.checksum_tag(6),

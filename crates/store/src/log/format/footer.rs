@@ -198,37 +198,27 @@ mod tests {
     use super::*;
     use crate::shape::ChunkShape;
 
-    fn copy() -> ChunkCopy {
-        ChunkCopy {
-            log: LogUuid([1; 16]),
-            id: ChunkId::from_bytes([2; 32]),
-            segment: 3,
-            sequence: 4,
-            slot: 5,
-        }
-    }
-
     fn footer(layers: usize) -> Footer {
         let shape = Arc::new(SlotShape::new(&ChunkShape::new(vec![2; layers]).unwrap()).unwrap());
         let crcs: Vec<u32> = (0..layers).map(|layer| layer as u32 * 7).collect();
-        Footer::new(copy(), TenantId(6), Some(ChunkId::from_bytes([9; 32])), shape, &crcs)
+        Footer::new(ChunkCopy::sample(), TenantId(6), Some(ChunkId::from_bytes([9; 32])), shape, &crcs)
     }
 
     #[test]
     fn the_largest_footer_fits_its_page() {
         let footer = footer(MAX_DISK_LAYERS);
-        assert_eq!(Footer::of(&copy(), &footer.encode()), Ok(footer));
+        assert_eq!(Footer::of(&ChunkCopy::sample(), &footer.encode()), Ok(footer));
     }
 
     #[test]
     fn an_encrypted_copy_says_so_and_flags_that_mean_nothing_yet_are_refused() {
         for encrypted in [false, true] {
             let footer = footer(2).with_encrypted(encrypted);
-            assert_eq!(Footer::of(&copy(), &footer.encode()), Ok(footer));
+            assert_eq!(Footer::of(&ChunkCopy::sample(), &footer.encode()), Ok(footer));
         }
         let page = with_bytes(footer(2).encode(), 48, &[4]);
         let unknown = Damaged::Field { field: "flags", value: 4, allowed: "0 to 3".into() };
-        assert_eq!(Footer::of(&copy(), &page), Err(Fault::Footer(unknown)));
+        assert_eq!(Footer::of(&ChunkCopy::sample(), &page), Err(Fault::Footer(unknown)));
     }
 
     #[test]
@@ -244,13 +234,25 @@ mod tests {
         let page = footer(2).encode();
         let of = |expected: ChunkCopy| Footer::of(&expected, &page).unwrap_err();
         let other = ChunkId::from_bytes([0; 32]);
-        assert_eq!(of(ChunkCopy { sequence: 9, ..copy() }), Fault::Stale { found: 4, expected: 9 });
-        assert_eq!(of(ChunkCopy { segment: 9, ..copy() }), Fault::Misplaced { segment: 3, slot: 5 });
-        assert_eq!(of(ChunkCopy { slot: 9, ..copy() }), Fault::Misplaced { segment: 3, slot: 5 });
-        assert_eq!(of(ChunkCopy { id: other, ..copy() }), Fault::OtherChunk(copy().id));
+        assert_eq!(
+            of(ChunkCopy { sequence: 9, ..ChunkCopy::sample() }),
+            Fault::Stale { found: 4, expected: 9 }
+        );
+        assert_eq!(
+            of(ChunkCopy { segment: 9, ..ChunkCopy::sample() }),
+            Fault::Misplaced { segment: 3, slot: 5 }
+        );
+        assert_eq!(
+            of(ChunkCopy { slot: 9, ..ChunkCopy::sample() }),
+            Fault::Misplaced { segment: 3, slot: 5 }
+        );
+        assert_eq!(
+            of(ChunkCopy { id: other, ..ChunkCopy::sample() }),
+            Fault::OtherChunk(ChunkCopy::sample().id)
+        );
         let log = LogUuid([0; 16]);
         let found = LogUuid([1; 16]);
-        assert_eq!(of(ChunkCopy { log, ..copy() }), Fault::Footer(Damaged::OtherLog { found }));
+        assert_eq!(of(ChunkCopy { log, ..ChunkCopy::sample() }), Fault::Footer(Damaged::OtherLog { found }));
     }
 
     #[test]
