@@ -99,3 +99,8 @@ impl Debug for NodeArena {
             .finish_non_exhaustive()
     }
 }
+
+/// Bytes of all spans. A sum that cannot be fits nothing, whatever number stands for it.
+pub(super) fn span_bytes(spans: &[Span]) -> u64 {
+    spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
+}

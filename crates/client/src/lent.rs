@@ -1,9 +1,8 @@
 //! Chunks that lie still in the node's arena, for those who copy them from there: where their
 //! layers lie, and what they must sum up to. [`Client::bring`] has the node lay them there.
 
-use super::arena::NodeArena;
+use super::arena::{NodeArena, span_bytes};
 use super::lease::{Held, Lease};
-use super::load::span_bytes;
 use super::{Client, Shared};
 use crate::protocol::answer::{Answer, Brought, Lent, Refusal};
 use crate::protocol::request::{Request, TOGETHER_MAX};

@@ -1,6 +1,7 @@
 //! Loading chunks of a lease: the node has them lie in the arena, and the client's own mover copies
 //! them from there to their target, once.
 
+use super::arena::span_bytes;
 use super::lease::{Held, Lease};
 use super::{Client, LentChunk, lent};
 use crate::protocol::answer::Lent;
@@ -159,11 +160,6 @@ fn check_length(shape: &ChunkShape, layer: usize, target: &[Span]) -> Result<(),
         true => Ok(()),
         false => Err(NotLoaded::Length { layer, layer_bytes, target_bytes }),
     }
-}
-
-/// Bytes of all spans. A sum that cannot be fits nothing, whatever number stands for it.
-pub(super) fn span_bytes(spans: &[Span]) -> u64 {
-    spans.iter().fold(0, |sum, span| sum.saturating_add(span.len))
 }
 
 /// Nothing was written to any target.

@@ -4,7 +4,8 @@
 //! A slot that a lost operation of the client's mover may still write is not given back before the
 //! mover says that it is quiet.
 
-use super::load::{failed, span_bytes};
+use super::arena::span_bytes;
+use super::load::failed;
 use super::slot::{self, Reserved, Slot};
 use super::{Client, Shared};
 use crate::protocol::request::NewChunk;
