@@ -1,13 +1,13 @@
 //! The clients of a node, all together: what each may have, who is connected, what is counted, and
 //! whether the node still takes anybody. Each connection's thread has a share of it.
 
-use super::holdings::HoldingLimits;
-use super::session::Session;
+use super::client::Client;
 use crate::config::LimitsConfig;
 use crate::metrics::Spans;
 use crate::remote::RemoteNodes;
 use forebay_client::protocol::answer::{NodeStat, REFUSALS, Refusal};
 use forebay_client::protocol::frame::Unfinished;
+use forebay_kv::ChunkId;
 use forebay_store::{Left, Store};
 use forebay_transfer::listen::{Admission, Room};
 use forebay_transfer::{LogGate, MoverHandle};
@@ -16,32 +16,21 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
-
-/// What clients may do, in numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClientLimits {
-    pub clients: usize,
-    pub holdings: HoldingLimits,
-    /// Longest time that a lease lives without being renewed.
-    pub lease_us: u64,
-    /// How long a client may take to say who it is.
-    pub authentication: Duration,
-}
+use std::time::Instant;
 
 pub struct Clients {
     pub store: Store,
     pub mover: MoverHandle,
     pub instance: [u8; 16],
-    pub limits: ClientLimits,
+    pub limits: LimitsConfig,
     pub admission: Admission,
     /// Connections that have not said who they are, by process.
     pub room: Arc<Room<i32>>,
     pub unfinished: Arc<Unfinished>,
     pub spans: Arc<Spans>,
     remote: OnceLock<Arc<dyn RemoteNodes>>,
-    sessions: Mutex<HashMap<u64, Weak<Session>>>,
-    next_session: AtomicU64,
+    registered: Mutex<HashMap<u64, Weak<Client>>>,
+    next_number: AtomicU64,
     /// Threads of clients that are let in.
     connected: AtomicUsize,
     /// Threads of connections that are not let in yet.
@@ -81,28 +70,16 @@ pub struct ClientStat {
     pub slots: usize,
 }
 
-/// A session among all of them, until this is dropped.
+/// A client among all of them, until this is dropped.
 pub struct Registration {
     clients: Arc<Clients>,
     number: u64,
 }
 
-/// The right of a client's thread to run.
-pub struct ClientPermit(Arc<Clients>);
-
-/// The thread of a connection that is not let in yet.
-pub struct GreetingPermit(Arc<Clients>);
-
-impl ClientLimits {
-    pub fn of(limits: &LimitsConfig) -> ClientLimits {
-        let holdings = HoldingLimits {
-            leases: limits.leases_per_client,
-            slots: limits.slots_per_client,
-            loads: limits.loads_per_client,
-        };
-        let authentication = Duration::from_millis(limits.authentication_ms);
-        ClientLimits { clients: limits.clients, holdings, lease_us: limits.lease_us(), authentication }
-    }
+/// The right of a connection's thread to run, counted until this is dropped.
+pub struct ThreadPermit {
+    clients: Arc<Clients>,
+    count: fn(&Clients) -> &AtomicUsize,
 }
 
 impl Clients {
@@ -118,14 +95,14 @@ impl Clients {
             store,
             mover,
             instance,
-            limits: ClientLimits::of(limits),
+            limits: *limits,
             admission,
             room: Room::new("the clients' socket", limits.unauthenticated),
             unfinished: Arc::new(Unfinished::new(limits.unfinished)),
             spans,
             remote: OnceLock::new(),
-            sessions: Mutex::default(),
-            next_session: AtomicU64::new(0),
+            registered: Mutex::default(),
+            next_number: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
             greeting: AtomicUsize::new(0),
             counts: Counts::default(),
@@ -167,27 +144,32 @@ impl Clients {
         self.stopped.load(Ordering::Acquire)
     }
 
-    pub fn sessions(&self) -> Vec<Arc<Session>> {
-        self.sessions.lock().values().filter_map(Weak::upgrade).collect()
+    fn all(&self) -> Vec<Arc<Client>> {
+        self.registered.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Whether the store has a chunk.
+    pub fn has(&self, id: &ChunkId) -> bool {
+        self.store.lookup(std::slice::from_ref(id)) > 0
     }
 
     /// One more client's thread, if there may be.
-    pub fn enter(self: &Arc<Self>) -> Option<ClientPermit> {
+    pub fn enter(self: &Arc<Self>) -> Option<ThreadPermit> {
         let room = |connected: usize| (connected < self.limits.clients).then_some(connected + 1);
         let entered = self.connected.fetch_update(Ordering::AcqRel, Ordering::Acquire, room);
-        entered.ok().map(|_| ClientPermit(Arc::clone(self)))
+        entered.ok().map(|_| ThreadPermit { clients: Arc::clone(self), count: |clients| &clients.connected })
     }
 
     /// One more thread of a connection that is not let in yet; their room bounds them.
-    pub fn greet(self: &Arc<Self>) -> GreetingPermit {
+    pub fn greet(self: &Arc<Self>) -> ThreadPermit {
         self.greeting.fetch_add(1, Ordering::AcqRel);
-        GreetingPermit(Arc::clone(self))
+        ThreadPermit { clients: Arc::clone(self), count: |clients| &clients.greeting }
     }
 
     /// A client is let in.
-    pub fn register(self: &Arc<Self>, session: &Arc<Session>) -> Registration {
-        let number = self.next_session.fetch_add(1, Ordering::Relaxed);
-        self.sessions.lock().insert(number, Arc::downgrade(session));
+    pub fn register(self: &Arc<Self>, client: &Arc<Client>) -> Registration {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        self.registered.lock().insert(number, Arc::downgrade(client));
         Registration { clients: Arc::clone(self), number }
     }
 
@@ -203,7 +185,7 @@ impl Clients {
     pub fn wait_until_light(&self, until: Instant) -> usize {
         let mut waiting = self.waiting.lock();
         loop {
-            let held: usize = self.sessions().iter().map(|session| session.holdings().holds()).sum();
+            let held: usize = self.all().iter().map(|client| client.holdings().holds()).sum();
             let left = until.saturating_duration_since(Instant::now());
             if held == 0 || left.is_zero() {
                 return held;
@@ -215,7 +197,7 @@ impl Clients {
     /// No connection goes on from now on, and none comes.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.sessions().iter().for_each(|session| session.answers.wake_up().wake());
+        self.all().iter().for_each(|client| client.answers.wake_up().wake());
     }
 
     /// Waits until the threads of all connections have ended, or the time is over.
@@ -248,14 +230,14 @@ impl Clients {
 
     fn tell_left(&self, left: Left<'_>) -> ControlFlow<()> {
         let mut is_told = self.is_told.lock();
-        let mut watching = self.sessions();
-        watching.retain(|session| session.watches());
+        let mut watching = self.all();
+        watching.retain(|client| client.watches());
         if watching.is_empty() {
             *is_told = false;
             return ControlFlow::Break(());
         }
         drop(is_told);
-        watching.iter().for_each(|session| session.tell_left(left));
+        watching.iter().for_each(|client| client.tell_left(left, |id| self.has(id)));
         ControlFlow::Continue(())
     }
 
@@ -297,16 +279,16 @@ impl Clients {
     }
 
     pub fn clients(&self) -> Vec<ClientStat> {
-        let stat = |session: Arc<Session>| {
-            let holdings = session.holdings();
-            ClientStat { name: session.name.clone(), leases: holdings.leases(), slots: holdings.slots() }
+        let stat = |client: Arc<Client>| {
+            let holdings = client.holdings();
+            ClientStat { name: client.name.clone(), leases: holdings.leases(), slots: holdings.slots() }
         };
-        self.sessions().into_iter().map(stat).collect()
+        self.all().into_iter().map(stat).collect()
     }
 
     pub fn stat(&self) -> NodeStat {
         let stat = self.store.stat();
-        let sessions = self.sessions();
+        let clients = self.clients();
         let (pulled, not_pulled) = self.remote().map_or((0, 0), |remote| remote.pulled());
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &self.counts;
@@ -315,9 +297,9 @@ impl Clients {
             used_bytes: stat.arena.used_bytes,
             chunks: stat.chunks as u64,
             corrupt: load(&counts.corrupt),
-            clients: sessions.len() as u64,
-            leases: sessions.iter().map(|session| session.holdings().leases() as u64).sum(),
-            slots: sessions.iter().map(|session| session.holdings().slots() as u64).sum(),
+            clients: clients.len() as u64,
+            leases: clients.iter().map(|client| client.leases as u64).sum(),
+            slots: clients.iter().map(|client| client.slots as u64).sum(),
             orphans: load(&counts.orphans),
             refused: load(&counts.refused),
             hits: [load(&counts.hits_memory), load(&counts.hits_disk), load(&counts.hits_peers)],
@@ -335,20 +317,13 @@ impl std::fmt::Debug for Clients {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.clients.sessions.lock().remove(&self.number);
+        self.clients.registered.lock().remove(&self.number);
     }
 }
 
-impl Drop for GreetingPermit {
+impl Drop for ThreadPermit {
     fn drop(&mut self) {
-        self.0.greeting.fetch_sub(1, Ordering::AcqRel);
-        self.0.let_go();
-    }
-}
-
-impl Drop for ClientPermit {
-    fn drop(&mut self) {
-        self.0.connected.fetch_sub(1, Ordering::AcqRel);
-        self.0.let_go();
+        (self.count)(&self.clients).fetch_sub(1, Ordering::AcqRel);
+        self.clients.let_go();
     }
 }

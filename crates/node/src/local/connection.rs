@@ -2,6 +2,7 @@
 //! then frees what the client held. Slots of a client that went without a word are kept until its
 //! process has exited, since its copies may still write them.
 
+use super::client::Client;
 use super::clients::Clients;
 use super::session::{Next, Session};
 use forebay_client::protocol::answer::{Answer, Refusal};
@@ -50,25 +51,26 @@ enum Gone {
 /// Answers a client until it goes, and then frees what it held.
 pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
     let Welcomed { hello, inbox, credentials } = welcomed;
-    let Ok(session) = Session::new(Arc::clone(clients), stream, hello.tenant, hello.name) else { return };
-    let session = Arc::new(session);
-    let registration = clients.register(&session);
-    let (client, tenant) = (session.name.as_str(), session.tenant.0);
-    tracing::info!(client, tenant, uid = credentials.uid, "client connected");
+    let Ok(client) = Client::new(stream, hello.tenant, hello.name, &clients.limits) else { return };
+    let client = Arc::new(client);
+    let registration = clients.register(&client);
+    let name = client.name.as_str();
+    tracing::info!(client = name, tenant = client.tenant.0, uid = credentials.uid, "client connected");
+    let session = Arc::new(Session::new(Arc::clone(clients), Arc::clone(&client)));
     let gone = take_requests(clients, &session, &credentials.process, inbox).unwrap_or_else(Gone::Failed);
-    let holdings = session.holdings();
+    let holdings = client.holdings();
     let (leases, slots) = (holdings.leases(), holdings.slots());
     drop(holdings);
     match gone {
-        Gone::Goodbye => tracing::info!(client, reason = %gone, leases, slots, "client gone"),
-        _ => tracing::warn!(client, reason = %gone, leases, slots, "client gone"),
+        Gone::Goodbye => tracing::info!(client = name, reason = %gone, leases, slots, "client gone"),
+        _ => tracing::warn!(client = name, reason = %gone, leases, slots, "client gone"),
     }
-    session.holdings().disconnect();
-    session.unwatch();
-    if !matches!(gone, Gone::Goodbye) && session.holdings().slots() > 0 {
-        wait_for_exit(clients, &session, &credentials);
+    client.holdings().disconnect();
+    client.unwatch();
+    if !matches!(gone, Gone::Goodbye) && client.holdings().slots() > 0 {
+        wait_for_exit(clients, &client, &credentials);
     }
-    session.holdings().quiet();
+    client.holdings().quiet();
     drop(registration);
     clients.let_go();
 }
@@ -81,23 +83,23 @@ fn take_requests(
     mut inbox: Inbox,
 ) -> io::Result<Gone> {
     let mut bytes = vec![0; RECEIVE_BYTES];
-    let stream = session.answers.socket();
+    let answers = &session.client.answers;
+    let stream = answers.socket();
     let mut unfinished_since = None;
     while !clients.is_stopped() {
         if let Err(gone) = take_all(session, &mut inbox) {
             return Ok(gone);
         }
-        let sending = session.answers.flush();
+        let sending = answers.flush();
         let expiry = session.expire().map(Duration::from_micros);
         let left = time_left(&inbox, &mut unfinished_since);
         if left == Some(Duration::ZERO) {
             let seconds = UNFINISHED_LIMIT.as_secs();
             let why = format!("a request has not come whole within {seconds} s");
-            return Ok(hang_up(session, UNASKED, why));
+            return Ok(hang_up(&session.client, UNASKED, why));
         }
         let timeout = expiry.into_iter().chain(left).min();
-        let wake_up = session.answers.wake_up();
-        let ready = socket::wait(stream, wake_up, Some(process), (!sending, sending), timeout)?;
+        let ready = socket::wait(stream, answers.wake_up(), Some(process), (!sending, sending), timeout)?;
         if sending || !ready.readable {
             // Whoever takes no answers any more may have said goodbye before: that is read first.
             if ready.exited {
@@ -128,7 +130,7 @@ fn time_left(inbox: &Inbox, since: &mut Option<Instant>) -> Option<Duration> {
 
 /// Takes every whole request that has come.
 fn take_all(session: &Arc<Session>, inbox: &mut Inbox) -> Result<(), Gone> {
-    let bad = |asked, bad: &dyn std::fmt::Display| hang_up(session, asked, bad.to_string());
+    let bad = |asked, bad: &dyn std::fmt::Display| hang_up(&session.client, asked, bad.to_string());
     while let Some(frame) = inbox.next_frame().map_err(|error| bad(UNASKED, &error))? {
         frame.check_unasked().map_err(|error| bad(UNASKED, &error))?;
         let request = Request::decode(&frame).map_err(|error| bad(frame.asked(), &error))?;
@@ -142,21 +144,20 @@ fn take_all(session: &Arc<Session>, inbox: &mut Inbox) -> Result<(), Gone> {
 }
 
 /// Tells a client that it does not speak the protocol.
-fn hang_up(session: &Session, asked: Asked, why: String) -> Gone {
-    session.answers.put(&Answer::Refused(Refusal::BadRequest, why.clone()).encode(asked));
+fn hang_up(client: &Client, asked: Asked, why: String) -> Gone {
+    client.answers.put(&Answer::Refused(Refusal::BadRequest, why.clone()).encode(asked));
     Gone::BadRequest(why)
 }
 
 /// Sleeps until the process of a client that went without a word has exited: until then it may
 /// write its slots.
-fn wait_for_exit(clients: &Clients, session: &Session, credentials: &Credentials) {
-    clients.count_orphans(&session.name, session.holdings().slots());
-    socket::disconnect(session.answers.socket());
+fn wait_for_exit(clients: &Clients, client: &Client, credentials: &Credentials) {
+    clients.count_orphans(&client.name, client.holdings().slots());
+    socket::disconnect(client.answers.socket());
     while !clients.is_stopped() {
-        let wake_up = session.answers.wake_up();
-        match socket::wait(&credentials.process, wake_up, None, (true, false), None) {
+        match socket::wait(&credentials.process, client.answers.wake_up(), None, (true, false), None) {
             Ok(ready) if ready.readable => {
-                return tracing::info!(client = session.name, "client's process exited; its slots are free");
+                return tracing::info!(client = client.name, "client's process exited; its slots are free");
             }
             Ok(_) => {}
             Err(_) => std::thread::sleep(REST),

@@ -5,22 +5,12 @@
 //! are dead. Its slots do not: its copies may still write them until the process has exited, or has
 //! said before that none does.
 
+use crate::config::LimitsConfig;
 use forebay_kv::ChunkId;
 use forebay_store::{Lease, ReadGuard, Reservation};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
-
-/// What a client may hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HoldingLimits {
-    /// Leases at a time.
-    pub leases: usize,
-    /// Slots at a time.
-    pub slots: usize,
-    /// Chunks on their way into memory at a time.
-    pub loads: usize,
-}
 
 /// Why a client does not get what it wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -62,7 +52,7 @@ pub struct HeldLease {
 /// What a client holds.
 #[derive(Debug)]
 pub struct Holdings {
-    limits: HoldingLimits,
+    limits: LimitsConfig,
     leases: HashMap<u64, HeldLease>,
     slots: HashMap<u64, Reservation>,
     next: u64,
@@ -72,8 +62,8 @@ pub struct Holdings {
 
 impl Holdings {
     /// Holds nothing.
-    pub fn new(limits: HoldingLimits) -> Holdings {
-        Holdings { limits, leases: HashMap::new(), slots: HashMap::new(), next: 1, loads: 0, gone: false }
+    pub fn new(limits: &LimitsConfig) -> Holdings {
+        Holdings { limits: *limits, leases: HashMap::new(), slots: HashMap::new(), next: 1, loads: 0, gone: false }
     }
 
     /// Leases and slots.
@@ -89,13 +79,13 @@ impl Holdings {
 
     /// Whether there may be another lease.
     pub fn room_for_lease(&self) -> Result<(), NotHeld> {
-        let limit = self.limits.leases;
+        let limit = self.limits.leases_per_client;
         if self.leases.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "leases", limit }) }
     }
 
     /// Whether there may be another slot.
     pub fn room_for_slot(&self) -> Result<(), NotHeld> {
-        let limit = self.limits.slots;
+        let limit = self.limits.slots_per_client;
         if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
     }
 
@@ -144,7 +134,7 @@ impl Holdings {
 
     /// A chunk is to be brought.
     pub fn begin_load(&mut self) -> Result<(), NotHeld> {
-        let limit = self.limits.loads;
+        let limit = self.limits.loads_per_client;
         if self.loads >= limit {
             return Err(NotHeld::Limit { what: "chunks under way", limit });
         }

@@ -2,7 +2,7 @@
 //! have not said who they are have a room of their own, in which the process that has most of them
 //! gives way.
 
-use super::clients::{ClientPermit, Clients};
+use super::clients::{Clients, ThreadPermit};
 use super::connection::{REST, Welcomed, serve};
 use forebay_client::protocol::answer::{Answer, Refusal};
 use forebay_client::protocol::frame::{Frame, Inbox, UNASKED};
@@ -114,9 +114,9 @@ fn greet(
     stream: &OwnedFd,
     place: &RoomPlace<i32>,
     credentials: Credentials,
-) -> Result<(Welcomed, ClientPermit), (Refusal, String)> {
+) -> Result<(Welcomed, ThreadPermit), (Refusal, String)> {
     let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
-    let limit = clients.limits.authentication;
+    let limit = Duration::from_millis(clients.limits.authentication_ms);
     socket::set_timeouts(stream, Some(limit), Some(limit)).map_err(io("the socket"))?;
     let mut inbox = Inbox::new(Arc::clone(&clients.unfinished));
     let frame = first_frame(stream, &mut inbox, limit).map_err(io("the hello"))?;

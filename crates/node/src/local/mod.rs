@@ -2,11 +2,12 @@
 //!
 //! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests,
 //! `bring` is a request with several answers, and `answer_queue` sends answers from any thread.
-//! `holdings` and `watched` are what a client holds and watches: pure. `clients` is all of them
-//! together.
+//! `client` is what a client holds and watches, of which `holdings` and `watched` are pure.
+//! `clients` is all of them together.
 
 mod answer_queue;
 mod bring;
+mod client;
 pub mod clients;
 mod connection;
 pub mod holdings;

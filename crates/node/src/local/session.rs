@@ -1,24 +1,20 @@
 //! The session of a client: every request becomes a call of the store or of other nodes, and what
 //! comes of it an answer. It never waits for a disk or a peer.
 
-use super::answer_queue::AnswerQueue;
 use super::bring::{BringRequest, BroughtEnd};
+use super::client::Client;
 use super::clients::Clients;
 use super::holdings::Holdings;
 use super::traces::Traces;
-use super::watched::Watched;
 use crate::remote::PullRequest;
 use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, Refusal, Reservation};
-use forebay_client::protocol::frame::{Asked, UNASKED};
-use forebay_client::protocol::request::{Filled, IDS_MAX, NewChunk, Request};
+use forebay_client::protocol::frame::Asked;
+use forebay_client::protocol::request::{Filled, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, Lease, Left, NotCommitted, NotStored, ReadGuard, TenantId};
+use forebay_store::{ChunkShape, Lease, NotCommitted, NotStored, ReadGuard};
 use forebay_transfer::Class;
-use parking_lot::{Mutex, MutexGuard};
-use rustix::fd::OwnedFd;
-use std::io;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by
 /// one.
@@ -33,13 +29,8 @@ const LENT_BYTES: usize = 16;
 #[derive(Debug)]
 pub struct Session {
     clients: Arc<Clients>,
-    holdings: Mutex<Holdings>,
+    pub client: Arc<Client>,
     traces: Traces,
-    watches: AtomicBool,
-    watched: Mutex<Watched>,
-    pub answers: AnswerQueue,
-    pub tenant: TenantId,
-    pub name: String,
 }
 
 /// A chunk that a client wants to lie in the arena.
@@ -62,23 +53,13 @@ pub enum Next {
 }
 
 impl Session {
-    /// A client that holds nothing.
-    pub fn new(
-        clients: Arc<Clients>,
-        socket: OwnedFd,
-        tenant: TenantId,
-        name: String,
-    ) -> io::Result<Session> {
-        let holdings = Mutex::new(Holdings::new(clients.limits.holdings));
-        let traces = Traces::new(Arc::clone(&clients.spans), &name);
-        let (watches, watched, answers) =
-            (AtomicBool::new(false), Mutex::default(), AnswerQueue::new(socket)?);
-        Ok(Session { clients, holdings, traces, watches, watched, answers, tenant, name })
+    pub fn new(clients: Arc<Clients>, client: Arc<Client>) -> Session {
+        let traces = Traces::new(Arc::clone(&clients.spans), &client.name);
+        Session { clients, client, traces }
     }
 
-    /// A panic under the lock leaves what the client holds; it is freed with the rest.
-    pub fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.holdings.lock()
+    fn holdings(&self) -> MutexGuard<'_, Holdings> {
+        self.client.holdings()
     }
 
     /// Answers from any thread.
@@ -88,7 +69,7 @@ impl Session {
             _ => None,
         };
         self.traces.end(asked.number, refused);
-        self.answers.put(&answer.encode(asked));
+        self.client.answers.put(&answer.encode(asked));
     }
 
     /// Answers a request that has several answers. With the last one it ends.
@@ -96,7 +77,7 @@ impl Session {
         if is_last {
             self.traces.end(asked.number, None);
         }
-        self.answers.put(&answer.encode(asked));
+        self.client.answers.put(&answer.encode(asked));
     }
 
     fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
@@ -139,7 +120,7 @@ impl Session {
                 self.clients.let_go();
             }
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
-            Request::Used { chunk_bytes, ids } => self.clients.store.used(self.tenant, &ids, chunk_bytes),
+            Request::Used { chunk_bytes, ids } => self.clients.store.used(self.client.tenant, &ids, chunk_bytes),
             Request::Watch(ids) => self.watch(asked, &ids),
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
             Request::Ping => self.answer(asked, &Answer::Pong),
@@ -158,7 +139,7 @@ impl Session {
             Some(remote) if here < ids.len() => {
                 let session = Arc::clone(self);
                 let on_found = move |on_peers| session.answer(asked, &found(on_peers));
-                remote.lookup(self.tenant, &ids[here..], Box::new(on_found));
+                remote.lookup(self.client.tenant, &ids[here..], Box::new(on_found));
             }
             _ => self.answer(asked, &found(0)),
         }
@@ -172,11 +153,11 @@ impl Session {
             return self.refuse(asked, Refusal::Limit, limit);
         }
         let store = &self.clients.store;
-        let ttl_us = ttl_us.min(self.clients.limits.lease_us);
+        let ttl_us = ttl_us.min(self.clients.limits.lease_us());
         let lease = if to_load {
-            store.lease(self.tenant, ids, ttl_us)
+            store.lease(self.client.tenant, ids, ttl_us)
         } else {
-            store.lease_uncounted(self.tenant, ids, ttl_us)
+            store.lease_uncounted(self.client.tenant, ids, ttl_us)
         };
         let (here, in_memory) = (lease.len(), lease.in_memory());
         let on_peers = self.known_remote(&ids[here..]);
@@ -272,14 +253,14 @@ impl Session {
         let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
-        remote.pull(PullRequest { tenant: self.tenant, ids, parent, class, deadline_us }, Box::new(on_end));
+        remote.pull(PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us }, Box::new(on_end));
     }
 
     fn known_remote(&self, ids: &[ChunkId]) -> usize {
         if ids.is_empty() {
             return 0;
         }
-        self.clients.remote().map_or(0, |remote| remote.lookup_known(self.tenant, ids))
+        self.clients.remote().map_or(0, |remote| remote.lookup_known(self.client.tenant, ids))
     }
 
     /// A chunk has come into memory, or not; on any thread.
@@ -292,7 +273,7 @@ impl Session {
     }
 
     fn renew(&self, asked: Asked, mut leases: Vec<u64>, ttl_us: u64) {
-        let ttl_us = ttl_us.min(self.clients.limits.lease_us);
+        let ttl_us = ttl_us.min(self.clients.limits.lease_us());
         let expires_us = self.clients.now_us().saturating_add(ttl_us);
         let mut holdings = self.holdings();
         leases.retain(|name| !holdings.renew(*name, expires_us, |lease| lease.renew(ttl_us).is_ok()));
@@ -307,7 +288,7 @@ impl Session {
         if let Err(limit) = self.holdings().room_for_slot() {
             return Reservation::Refused(Refusal::Limit, limit.to_string());
         }
-        let slot = match self.clients.store.reserve(self.tenant, chunk.id, chunk.parent, shape) {
+        let slot = match self.clients.store.reserve(self.client.tenant, chunk.id, chunk.parent, shape) {
             Ok(Some(slot)) => slot,
             Ok(None) => return Reservation::Here,
             Err(NotStored::Refused(refused)) => {
@@ -342,43 +323,17 @@ impl Session {
         let holdings = self.holdings();
         let lent = holdings.lease(name, chunk).ok().and_then(|held| held.loan(chunk));
         if lent.is_some_and(|loan| !loan.check()) {
-            self.clients.count_corrupt(&self.name);
+            self.clients.count_corrupt(&self.client.name);
         }
     }
 
-    /// Whether the client watches anything.
-    pub fn watches(&self) -> bool {
-        self.watches.load(Ordering::Acquire)
-    }
-
-    /// It is answered before the next chunk is said to be gone: the client takes both in order.
     fn watch(&self, asked: Asked, ids: &[ChunkId]) {
-        self.watches.store(true, Ordering::Release);
+        self.client.begin_to_watch();
         if let Err(error) = self.clients.tell_who_watches() {
             return self.refuse(asked, Refusal::Limit, error);
         }
-        let mut watched = self.watched.lock();
-        let absent = watched.watch(ids, |id| self.has(id));
-        self.answer(asked, &Answer::Watched(absent));
-    }
-
-    /// Chunks may have gone; on the store's thread.
-    pub fn tell_left(&self, left: Left<'_>) {
-        let mut watched = self.watched.lock();
-        let gone = watched.take_gone(left, |id| self.has(id));
-        for part in gone.chunks(IDS_MAX) {
-            self.answers.put(&Answer::Gone(part.to_vec()).encode(UNASKED));
-        }
-    }
-
-    /// The client watches nothing any more.
-    pub fn unwatch(&self) {
-        self.watches.store(false, Ordering::Release);
-        self.watched.lock().clear();
-    }
-
-    fn has(&self, id: &ChunkId) -> bool {
-        self.clients.store.lookup(std::slice::from_ref(id)) > 0
+        let answer = |absent| self.answer(asked, &Answer::Watched(absent));
+        self.client.watch(ids, |id| self.clients.has(id), answer);
     }
 
     /// Ends the leases whose time has come, and says in how many microseconds the next one ends.
@@ -390,7 +345,7 @@ impl Session {
         let (after, next) = (holdings.holds(), holdings.next_expiry_us());
         drop(holdings);
         if after < before {
-            self.clients.note_expired(&self.name, before - after);
+            self.clients.note_expired(&self.client.name, before - after);
             self.clients.let_go();
         }
         next.map(|expires_us| expires_us.saturating_sub(now_us) + 1)
