@@ -2,7 +2,7 @@
 //! and some at a time.
 
 use super::lease::Lease;
-use super::lent::bring;
+use super::leased_chunk::bring;
 use forebay_transfer::Class;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};

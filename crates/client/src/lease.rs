@@ -5,7 +5,7 @@
 
 use super::Shared;
 use super::connection::Connection;
-use crate::protocol::answer::{Leased, Lent};
+use crate::protocol::answer::{ChunkPlace, Leased};
 use crate::protocol::request::Request;
 use forebay_store::{NotVerified, Unreadable, checksum};
 use forebay_transfer::Span;
@@ -36,7 +36,7 @@ pub(super) struct Held {
     expires_us: AtomicU64,
     /// What the client wished.
     pub ttl_us: u64,
-    lent: Mutex<HashMap<usize, Lent>>,
+    places: Mutex<HashMap<usize, ChunkPlace>>,
 }
 
 impl Lease {
@@ -55,14 +55,14 @@ impl Lease {
         if leased.lease == 0 {
             return Lease::none();
         }
-        let lent = leased.lent.into_iter().enumerate().collect();
+        let places = leased.places.into_iter().enumerate().collect();
         let held = Held {
             shared,
             connection,
             id: leased.lease,
             expires_us: AtomicU64::new(asked_us.saturating_add(leased.ttl_us)),
             ttl_us: leased.ttl_us,
-            lent: Mutex::new(lent),
+            places: Mutex::new(places),
         };
         let held = Arc::new(held);
         held.shared.keep_alive(&held);
@@ -141,14 +141,14 @@ impl Held {
     }
 
     /// The chunk lies in the arena from now on.
-    pub fn note(&self, chunk: usize, lent: Lent) {
-        self.lent.lock().insert(chunk, lent);
+    pub fn note(&self, chunk: usize, place: ChunkPlace) {
+        self.places.lock().insert(chunk, place);
     }
 
     /// Where a chunk lies, if it is known and inside of the arena.
-    pub fn place(&self, chunk: usize) -> Option<Lent> {
-        let lent = self.lent.lock().get(&chunk).cloned()?;
-        self.connection.arena.span(lent.offset_bytes, lent.shape.bytes()).map(|_| lent)
+    pub fn place(&self, chunk: usize) -> Option<ChunkPlace> {
+        let place = self.places.lock().get(&chunk).cloned()?;
+        self.connection.arena.span(place.offset_bytes, place.shape.bytes()).map(|_| place)
     }
 
     /// `len` bytes at `offset` of the arena.
@@ -184,10 +184,10 @@ impl Held {
     }
 
     fn sum(&self, chunk: usize, layer: usize) -> Option<(u32, u64)> {
-        let lent = self.lent.lock();
-        let lent = lent.get(&chunk)?;
-        let extent = lent.shape.layer(layer)?;
-        Some((*lent.sums.get(layer)?, extent.end - extent.start))
+        let places = self.places.lock();
+        let place = places.get(&chunk)?;
+        let extent = place.shape.layer(layer)?;
+        Some((*place.sums.get(layer)?, extent.end - extent.start))
     }
 }
 

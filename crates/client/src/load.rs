@@ -3,8 +3,8 @@
 
 use super::arena::span_bytes;
 use super::lease::{Held, Lease};
-use super::{Client, LentChunk, lent};
-use crate::protocol::answer::Lent;
+use super::{Client, LeasedChunk, leased_chunk};
+use crate::protocol::answer::ChunkPlace;
 use forebay_store::{ChunkShape, Unreadable};
 use forebay_transfer::{Class, End, Failure, Forked, Reason, Span, SpanPair, SubmitError, Transfer};
 use parking_lot::Mutex;
@@ -84,7 +84,7 @@ impl Client {
         }
         let copy = Copy { held: Arc::clone(held), layers, targets: targets.to_vec(), class, deadline_us };
         match held.place(chunk) {
-            Some(lent) => copy.start(&lent, Box::new(on_end)).map_err(|(error, _)| error),
+            Some(place) => copy.start(&place, Box::new(on_end)).map_err(|(error, _)| error),
             None => {
                 copy.bring(chunk, Box::new(on_end));
                 Ok(())
@@ -98,24 +98,24 @@ impl Copy {
     fn bring(self, chunk: usize, on_end: OnEnd) {
         let (held, class, deadline_us) = (Arc::clone(&self.held), self.class, self.deadline_us);
         let once = Mutex::new(Some((self, on_end)));
-        let on_brought = move |_, brought: Result<LentChunk, String>| {
+        let on_brought = move |_, brought: Result<LeasedChunk, String>| {
             let Some((copy, on_end)) = once.lock().take() else { return };
-            let lent = match brought {
+            let place = match brought {
                 Ok(_) => copy.held.place(chunk),
                 Err(why) => return on_end(failed(why)),
             };
-            let Some(lent) = lent else { return on_end(failed("the chunk is not in the arena".into())) };
-            if let Err((error, Some(on_end))) = copy.start(&lent, on_end) {
+            let Some(place) = place else { return on_end(failed("the chunk is not in the arena".into())) };
+            if let Err((error, Some(on_end))) = copy.start(&place, on_end) {
                 on_end(failed(error.to_string()));
             }
         };
-        lent::bring(&held, &[chunk], class, deadline_us, Arc::new(on_brought));
+        leased_chunk::bring(&held, &[chunk], class, deadline_us, Arc::new(on_brought));
     }
 
     /// From the arena to the targets. What is refused gives back whom to tell, unless the mover
     /// dropped it.
-    fn start(self, lent: &Lent, on_end: OnEnd) -> Result<(), (NotLoaded, Option<OnEnd>)> {
-        let pairs = match self.pairs(lent) {
+    fn start(self, place: &ChunkPlace, on_end: OnEnd) -> Result<(), (NotLoaded, Option<OnEnd>)> {
+        let pairs = match self.pairs(place) {
             Ok(pairs) => pairs,
             Err(error) => return Err((error, Some(on_end))),
         };
@@ -134,8 +134,8 @@ impl Copy {
         submitted.map(drop).map_err(|error| (error.into(), take(&told)))
     }
 
-    fn pairs(&self, lent: &Lent) -> Result<Vec<SpanPair>, NotLoaded> {
-        let (shape, layers) = (&lent.shape, self.layers.clone());
+    fn pairs(&self, place: &ChunkPlace) -> Result<Vec<SpanPair>, NotLoaded> {
+        let (shape, layers) = (&place.shape, self.layers.clone());
         let mut pairs = Vec::new();
         for (layer, target) in layers.clone().zip(&self.targets) {
             let Some(extent) = shape.layer(layer) else {
@@ -143,7 +143,7 @@ impl Copy {
                 return Err(NotLoaded::Layers { layers, targets, chunk_layers });
             };
             check_length(shape, layer, target)?;
-            let mut offset = lent.offset_bytes + extent.start;
+            let mut offset = place.offset_bytes + extent.start;
             for span in target.iter().filter(|span| span.len > 0) {
                 pairs.push(SpanPair::new(self.held.span(offset, span.len), *span));
                 offset += span.len;

@@ -40,7 +40,7 @@ pub trait RemoteNodes: Send + Sync {
     /// Chunks that were fetched, and that were to be.
     fn pulled(&self) -> (u64, u64);
 
-    /// Lends other nodes nothing more. What they have from this one stays lent.
+    /// Leases nothing more to other nodes. What they have from this one stays leased.
     fn stop(&self);
 
     /// Waits until other nodes have nothing from this one, and says how many leases they have when

@@ -5,7 +5,7 @@
 
 use crate::output::{CommandResult, Error, Output, finish};
 use crate::timing::cost;
-use forebay_client::{Client, ClientOptions, LentChunk, NewChunk, Reserved, Slot};
+use forebay_client::{Client, ClientOptions, LeasedChunk, NewChunk, Reserved, Slot};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_results::{Results, Row};
@@ -199,7 +199,7 @@ impl Engine {
         while loaded < CHUNKS {
             while begun + TOGETHER <= CHUNKS.min(loaded + AT_A_TIME) {
                 let told = sender.clone();
-                let on_end = move |chunk, brought: Result<LentChunk, String>| {
+                let on_end = move |chunk, brought: Result<LeasedChunk, String>| {
                     drop(told.send((chunk, Came::Brought(brought.map(drop)))));
                 };
                 let chunks: Vec<usize> = (begun..begun + TOGETHER).collect();

@@ -3,12 +3,12 @@
 use super::bytes::{BadBytes, Reader, Writer};
 use super::frame::{Asked, Frame};
 use forebay_kv::ChunkId;
-use forebay_store::ChunkShape;
+use forebay_store::{ChunkShape, ReadGuard};
 use std::sync::Arc;
 
-/// A chunk of a lease that lies still in the arena until the lease ends.
+/// Where a chunk of a lease lies in the arena, still until the lease ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lent {
+pub struct ChunkPlace {
     /// Where it starts in the arena.
     pub offset_bytes: u64,
     /// The lengths of its layers, which lie one behind the other.
@@ -42,7 +42,7 @@ pub struct Leased {
     /// Chunks that other nodes are said to have, behind those.
     pub on_peers: u32,
     /// The first chunks, as many as could be told at once.
-    pub lent: Vec<Lent>,
+    pub places: Vec<ChunkPlace>,
 }
 
 /// What a node counts, as far as its clients care.
@@ -132,7 +132,7 @@ pub enum Commitment {
 pub struct Brought {
     /// Its place in the lease.
     pub chunk: u32,
-    pub end: Result<Lent, (Refusal, String)>,
+    pub end: Result<ChunkPlace, (Refusal, String)>,
 }
 
 /// What a node says.
@@ -299,7 +299,7 @@ impl Brought {
         shapes.encode(start).list(all, |writer, brought| {
             let head = writer.u32(brought.chunk);
             match &brought.end {
-                Ok(lent) => lent.encode(head.u8(0).u32(shapes.number(lent))),
+                Ok(place) => place.encode(head.u8(0).u32(shapes.number(place))),
                 Err((refusal, why)) => refusal.encode(why, head.u8(1)),
             }
         })
@@ -310,7 +310,7 @@ impl Brought {
         body.list("chunks", 5, |body| {
             let chunk = body.u32("a chunk's place")?;
             let end = match body.bool(AN_END)? {
-                false => Ok(Lent::decode(body, &shapes)?),
+                false => Ok(ChunkPlace::decode(body, &shapes)?),
                 true => Err(Refusal::decode(body)?),
             };
             Ok(Brought { chunk, end })
@@ -322,18 +322,18 @@ impl Brought {
 struct Shapes<'a>(Vec<&'a ChunkShape>);
 
 impl<'a> Shapes<'a> {
-    fn of(all: impl Iterator<Item = &'a Lent>) -> Shapes<'a> {
+    fn of(all: impl Iterator<Item = &'a ChunkPlace>) -> Shapes<'a> {
         let mut shapes: Vec<&ChunkShape> = Vec::new();
-        for lent in all {
-            if !shapes.contains(&&*lent.shape) {
-                shapes.push(&lent.shape);
+        for place in all {
+            if !shapes.contains(&&*place.shape) {
+                shapes.push(&place.shape);
             }
         }
         Shapes(shapes)
     }
 
-    fn number(&self, lent: &Lent) -> u32 {
-        self.0.iter().position(|shape| **shape == *lent.shape).unwrap_or_default() as u32
+    fn number(&self, place: &ChunkPlace) -> u32 {
+        self.0.iter().position(|shape| **shape == *place.shape).unwrap_or_default() as u32
     }
 
     fn encode(&self, start: Writer) -> Writer {
@@ -345,13 +345,20 @@ fn decode_shapes(body: &mut Reader) -> Result<Vec<Arc<ChunkShape>>, BadBytes> {
     body.list("shapes", 4, |body| body.shape().map(Arc::new))
 }
 
-impl Lent {
+impl From<&ReadGuard> for ChunkPlace {
+    fn from(guard: &ReadGuard) -> ChunkPlace {
+        let (shape, sums) = (Arc::new(guard.shape().clone()), guard.checksums().to_vec());
+        ChunkPlace { offset_bytes: guard.offset_bytes(), shape, sums }
+    }
+}
+
+impl ChunkPlace {
     fn encode(&self, start: Writer) -> Writer {
         start.u64(self.offset_bytes).sums(&self.sums)
     }
 
     /// Behind the number of its shape.
-    fn decode(body: &mut Reader, shapes: &[Arc<ChunkShape>]) -> Result<Lent, BadBytes> {
+    fn decode(body: &mut Reader, shapes: &[Arc<ChunkShape>]) -> Result<ChunkPlace, BadBytes> {
         let number = body.u32("a shape")?;
         let what = "the number of a shape";
         let bad = BadBytes::Value { what, value: number.into(), allowed: "one that was given" };
@@ -361,7 +368,7 @@ impl Lent {
             let (what, value) = ("the number of checksums", sums.len() as u64);
             return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
         }
-        Ok(Lent { offset_bytes, shape, sums })
+        Ok(ChunkPlace { offset_bytes, shape, sums })
     }
 }
 
@@ -392,18 +399,20 @@ impl Found {
 
 impl Leased {
     fn encode(&self, start: Writer) -> Writer {
-        let shapes = Shapes::of(self.lent.iter());
+        let shapes = Shapes::of(self.places.iter());
         let head = start.u64(self.lease).u64(self.ttl_us);
         let counts = head.u32(self.in_memory).u32(self.on_disk).u32(self.on_peers);
-        shapes.encode(counts).list(&self.lent, |writer, lent| lent.encode(writer.u32(shapes.number(lent))))
+        shapes
+            .encode(counts)
+            .list(&self.places, |writer, place| place.encode(writer.u32(shapes.number(place))))
     }
 
     fn decode(body: &mut Reader) -> Result<Leased, BadBytes> {
         let (lease, ttl_us) = (body.u64("a lease")?, body.u64("a time to live")?);
         let (in_memory, on_disk, on_peers) = (body.u32("chunks")?, body.u32("chunks")?, body.u32("chunks")?);
         let shapes = decode_shapes(body)?;
-        let lent = body.list("chunks", 16, |body| Lent::decode(body, &shapes))?;
-        Ok(Leased { lease, ttl_us, in_memory, on_disk, on_peers, lent })
+        let places = body.list("chunks", 16, |body| ChunkPlace::decode(body, &shapes))?;
+        Ok(Leased { lease, ttl_us, in_memory, on_disk, on_peers, places })
     }
 }
 
@@ -440,7 +449,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn samples() -> Vec<Answer> {
-        let lent = |offset_bytes, layers: usize| Lent {
+        let place = |offset_bytes, layers: usize| ChunkPlace {
             offset_bytes,
             shape: Arc::new(ChunkShape::new(vec![100; layers]).unwrap()),
             sums: (0..layers as u32).collect(),
@@ -452,7 +461,7 @@ mod tests {
             in_memory: 3,
             on_disk: 2,
             on_peers: 1,
-            lent: vec![lent(0, 2), lent(4096, 2), lent(8192, 3)],
+            places: vec![place(0, 2), place(4096, 2), place(8192, 3)],
         };
         vec![
             Answer::Welcome { instance: [3; 16], arena_bytes: 1 << 40 },
@@ -460,10 +469,10 @@ mod tests {
             Answer::Leased(leased),
             Answer::Leased(Leased::default()),
             Answer::Brought(vec![
-                Brought { chunk: 3, end: Ok(lent(77, 80)) },
+                Brought { chunk: 3, end: Ok(place(77, 80)) },
                 Brought { chunk: 1, end: Err(refused()) },
-                Brought { chunk: 2, end: Ok(lent(8, 1)) },
-                Brought { chunk: 9, end: Ok(lent(9, 80)) },
+                Brought { chunk: 2, end: Ok(place(8, 1)) },
+                Brought { chunk: 9, end: Ok(place(9, 80)) },
             ]),
             Answer::Renewed(vec![1, 2]),
             Answer::Reserved(vec![

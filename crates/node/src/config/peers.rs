@@ -52,7 +52,7 @@ pub struct PeersConfig {
     /// A peer that moves no byte of what is due for so long counts as frozen.
     #[serde(default = "two_seconds")]
     pub progress_limit_ms: u64,
-    /// Bytes that a peer may be lent at a time.
+    /// Bytes that may be leased to a peer at a time.
     #[serde(default = "gibibyte", with = "size")]
     pub lent_per_peer: u64,
     /// What carries bytes beside TCP, where a peer has the same; over TCP alone where a rail fails.

@@ -3,7 +3,7 @@
 //! for more would hold the client up. So small chunks cost few messages, and large ones are told at
 //! once.
 
-use forebay_client::protocol::answer::{Answer, Brought, Lent, Refusal};
+use forebay_client::protocol::answer::{Answer, Brought, ChunkPlace, Refusal};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const CHUNK_BYTES: u64 = 16 << 20;
 const TOLD_BYTES: usize = 1 << 20;
 
 /// What became of a chunk.
-pub type BroughtEnd = Result<Lent, (Refusal, String)>;
+pub type BroughtEnd = Result<ChunkPlace, (Refusal, String)>;
 
 pub struct BringRequest {
     /// Sends an answer, and is told whether it is the last one.
@@ -41,10 +41,10 @@ impl BringRequest {
         let mut state = self.state.lock();
         state.left -= 1;
         match &end {
-            Ok(lent) => {
-                state.chunk_bytes += lent.shape.bytes();
+            Ok(place) => {
+                state.chunk_bytes += place.shape.bytes();
                 // A shape may have a run for each layer.
-                state.told_bytes += 32 + 16 * lent.sums.len();
+                state.told_bytes += 32 + 16 * place.sums.len();
             }
             Err((_, why)) => state.told_bytes += why.len(),
         }
@@ -77,8 +77,8 @@ mod tests {
         });
         let shape = Arc::new(ChunkShape::new([bytes]).unwrap());
         for chunk in 0..chunks {
-            let lent = Lent { offset_bytes: 0, shape: Arc::clone(&shape), sums: vec![0] };
-            request.end(chunk, if chunk == 1 { Err((Refusal::Gone, "gone".into())) } else { Ok(lent) });
+            let place = ChunkPlace { offset_bytes: 0, shape: Arc::clone(&shape), sums: vec![0] };
+            request.end(chunk, if chunk == 1 { Err((Refusal::Gone, "gone".into())) } else { Ok(place) });
         }
         let told = told.lock();
         told.clone()

@@ -2,7 +2,7 @@
 //! watches, and the answers on their way to it. Its session takes its requests.
 
 use super::answer_queue::AnswerQueue;
-use super::holdings::Holdings;
+use super::leases::ClientLeases;
 use super::watched::Watched;
 use crate::config::LimitsConfig;
 use forebay_client::protocol::answer::Answer;
@@ -20,7 +20,7 @@ pub struct Client {
     pub name: String,
     pub tenant: TenantId,
     pub answers: AnswerQueue,
-    holdings: Mutex<Holdings>,
+    leases: Mutex<ClientLeases>,
     watches: AtomicBool,
     watched: Mutex<Watched>,
 }
@@ -32,15 +32,15 @@ impl Client {
             name,
             tenant,
             answers: AnswerQueue::new(socket)?,
-            holdings: Mutex::new(Holdings::new(limits)),
+            leases: Mutex::new(ClientLeases::new(limits)),
             watches: AtomicBool::new(false),
             watched: Mutex::default(),
         })
     }
 
     /// A panic under the lock leaves what the client holds; it is freed with the rest.
-    pub fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.holdings.lock()
+    pub fn leases(&self) -> MutexGuard<'_, ClientLeases> {
+        self.leases.lock()
     }
 
     /// Whether the client watches anything.

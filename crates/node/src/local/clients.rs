@@ -185,7 +185,7 @@ impl Clients {
     pub fn wait_until_light(&self, until: Instant) -> usize {
         let mut waiting = self.waiting.lock();
         loop {
-            let held: usize = self.all().iter().map(|client| client.holdings().holds()).sum();
+            let held: usize = self.all().iter().map(|client| client.leases().count()).sum();
             let left = until.saturating_duration_since(Instant::now());
             if held == 0 || left.is_zero() {
                 return held;
@@ -280,8 +280,8 @@ impl Clients {
 
     pub fn clients(&self) -> Vec<ClientStat> {
         let stat = |client: Arc<Client>| {
-            let holdings = client.holdings();
-            ClientStat { name: client.name.clone(), leases: holdings.leases(), slots: holdings.slots() }
+            let leases = client.leases();
+            ClientStat { name: client.name.clone(), leases: leases.leases(), slots: leases.slots() }
         };
         self.all().into_iter().map(stat).collect()
     }

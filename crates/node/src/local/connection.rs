@@ -58,19 +58,19 @@ pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
     tracing::info!(client = name, tenant = client.tenant.0, uid = credentials.uid, "client connected");
     let session = Arc::new(Session::new(Arc::clone(clients), Arc::clone(&client)));
     let gone = take_requests(clients, &session, &credentials.process, inbox).unwrap_or_else(Gone::Failed);
-    let holdings = client.holdings();
-    let (leases, slots) = (holdings.leases(), holdings.slots());
-    drop(holdings);
+    let held = client.leases();
+    let (leases, slots) = (held.leases(), held.slots());
+    drop(held);
     match gone {
         Gone::Goodbye => tracing::info!(client = name, reason = %gone, leases, slots, "client gone"),
         _ => tracing::warn!(client = name, reason = %gone, leases, slots, "client gone"),
     }
-    client.holdings().disconnect();
+    client.leases().disconnect();
     client.unwatch();
-    if !matches!(gone, Gone::Goodbye) && client.holdings().slots() > 0 {
+    if !matches!(gone, Gone::Goodbye) && client.leases().slots() > 0 {
         wait_for_exit(clients, &client, &credentials);
     }
-    client.holdings().quiet();
+    client.leases().quiet();
     drop(registration);
     clients.let_go();
 }
@@ -152,7 +152,7 @@ fn hang_up(client: &Client, asked: Asked, why: String) -> Gone {
 /// Sleeps until the process of a client that went without a word has exited: until then it may
 /// write its slots.
 fn wait_for_exit(clients: &Clients, client: &Client, credentials: &Credentials) {
-    clients.count_orphans(&client.name, client.holdings().slots());
+    clients.count_orphans(&client.name, client.leases().slots());
     socket::disconnect(client.answers.socket());
     while !clients.is_stopped() {
         match socket::wait(&credentials.process, client.answers.wake_up(), None, (true, false), None) {

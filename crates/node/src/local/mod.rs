@@ -2,7 +2,7 @@
 //!
 //! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests,
 //! `bring` is a request with several answers, and `answer_queue` sends answers from any thread.
-//! `client` is what a client holds and watches, of which `holdings` and `watched` are pure.
+//! `client` is what a client holds and watches, of which `leases` and `watched` are pure.
 //! `clients` is all of them together.
 
 mod answer_queue;
@@ -10,7 +10,7 @@ mod bring;
 mod client;
 pub mod clients;
 mod connection;
-pub mod holdings;
+mod leases;
 pub mod listener;
 pub mod session;
 mod traces;

@@ -4,10 +4,10 @@
 use super::bring::{BringRequest, BroughtEnd};
 use super::client::Client;
 use super::clients::Clients;
-use super::holdings::Holdings;
+use super::leases::ClientLeases;
 use super::traces::Traces;
 use crate::remote::PullRequest;
-use forebay_client::protocol::answer::{Answer, Commitment, Found, Leased, Lent, Refusal, Reservation};
+use forebay_client::protocol::answer::{Answer, ChunkPlace, Commitment, Found, Leased, Refusal, Reservation};
 use forebay_client::protocol::frame::Asked;
 use forebay_client::protocol::request::{Filled, NewChunk, Request};
 use forebay_kv::ChunkId;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by
 /// one.
-const LENT_BYTES_MAX: usize = 4 << 20;
+const PLACES_BYTES_MAX: usize = 4 << 20;
 
 /// Chunks behind one that is pulled that are named along with it.
 const PULLED_MAX: usize = 64;
 
 /// Bytes of a chunk in an answer beside its checksums.
-const LENT_BYTES: usize = 16;
+const PLACE_BYTES: usize = 16;
 
 #[derive(Debug)]
 pub struct Session {
@@ -36,7 +36,7 @@ pub struct Session {
 /// A chunk that a client wants to lie in the arena.
 enum Bringing {
     /// It does.
-    There(Lent),
+    There(ChunkPlace),
     /// It has to come there; chunks beyond the lease's, which are named behind it, from a peer.
     Fetch(Arc<Lease>, Arc<[ChunkId]>),
 }
@@ -58,8 +58,8 @@ impl Session {
         Session { clients, client, traces }
     }
 
-    fn holdings(&self) -> MutexGuard<'_, Holdings> {
-        self.client.holdings()
+    fn leases(&self) -> MutexGuard<'_, ClientLeases> {
+        self.client.leases()
     }
 
     /// Answers from any thread.
@@ -101,7 +101,7 @@ impl Session {
             }
             Request::Renew { ttl_us, leases } => self.renew(asked, leases, ttl_us),
             Request::Release(leases) => {
-                leases.iter().for_each(|lease| self.holdings().release(*lease));
+                leases.iter().for_each(|lease| self.leases().release(*lease));
                 self.clients.let_go();
             }
             Request::Reserve { shape, chunks } => {
@@ -115,12 +115,14 @@ impl Session {
             }
             Request::Abort { slot } => {
                 // One that is not reserved is not.
-                let slot = self.holdings().take_slot(slot);
+                let slot = self.leases().take_slot(slot);
                 drop(slot);
                 self.clients.let_go();
             }
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
-            Request::Used { chunk_bytes, ids } => self.clients.store.used(self.client.tenant, &ids, chunk_bytes),
+            Request::Used { chunk_bytes, ids } => {
+                self.clients.store.used(self.client.tenant, &ids, chunk_bytes)
+            }
             Request::Watch(ids) => self.watch(asked, &ids),
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
             Request::Ping => self.answer(asked, &Answer::Pong),
@@ -149,7 +151,7 @@ impl Session {
         if self.clients.is_draining() {
             return self.refuse(asked, Refusal::Draining, "the node is shutting down");
         }
-        if let Err(limit) = self.holdings().room_for_lease() {
+        if let Err(limit) = self.leases().room_for_lease() {
             return self.refuse(asked, Refusal::Limit, limit);
         }
         let store = &self.clients.store;
@@ -167,26 +169,26 @@ impl Session {
         if here + on_peers == 0 {
             return self.answer(asked, &Answer::Leased(Leased::default()));
         }
-        let (mut loans, mut bytes) = (Vec::new(), 0);
-        let lent_now = if to_load { in_memory } else { 0 };
-        for chunk in 0..lent_now {
-            let Ok(loan) = store.read_guard(&lease, chunk) else { break };
-            bytes += LENT_BYTES + 4 * loan.checksums().len();
-            if bytes > LENT_BYTES_MAX {
+        let (mut guards, mut bytes) = (Vec::new(), 0);
+        let told_now = if to_load { in_memory } else { 0 };
+        for chunk in 0..told_now {
+            let Ok(guard) = store.read_guard(&lease, chunk) else { break };
+            bytes += PLACE_BYTES + 4 * guard.checksums().len();
+            if bytes > PLACES_BYTES_MAX {
                 break;
             }
-            loans.push(loan);
+            guards.push(guard);
         }
-        let lent = lent_of(&loans);
+        let places = places_of(&guards);
         let expires_us = self.clients.now_us().saturating_add(ttl_us);
-        let name = self.holdings().grant(lease, &ids[..here + on_peers], loans, expires_us);
+        let name = self.leases().grant(lease, &ids[..here + on_peers], guards, expires_us);
         let leased = Leased {
             lease: name,
             ttl_us,
             in_memory: in_memory as u32,
             on_disk: (here - in_memory) as u32,
             on_peers: on_peers as u32,
-            lent,
+            places,
         };
         self.answer(asked, &Answer::Leased(leased));
     }
@@ -205,7 +207,7 @@ impl Session {
         let (mut coming, mut held) = (Vec::with_capacity(chunks.len()), None);
         for chunk in chunks.into_iter().map(|chunk| chunk as usize) {
             match self.begin_bring(name, chunk) {
-                Ok(Bringing::There(lent)) => request.end(chunk, Ok(lent)),
+                Ok(Bringing::There(place)) => request.end(chunk, Ok(place)),
                 Ok(Bringing::Fetch(lease, ids)) => {
                     coming.push(chunk);
                     held = Some((lease, ids));
@@ -232,13 +234,13 @@ impl Session {
 
     /// What is to be done for a chunk of a lease to lie in the arena.
     fn begin_bring(&self, name: u64, chunk: usize) -> Result<Bringing, (Refusal, String)> {
-        let mut holdings = self.holdings();
-        let held = holdings.lease(name, chunk).map_err(|error| (Refusal::Gone, error.to_string()))?;
-        if let Some(loan) = held.loan(chunk) {
-            return Ok(Bringing::There(lent(loan)));
+        let mut leases = self.leases();
+        let held = leases.lease(name, chunk).map_err(|error| (Refusal::Gone, error.to_string()))?;
+        if let Some(guard) = held.guard(chunk) {
+            return Ok(Bringing::There(guard.into()));
         }
         let fetch = Bringing::Fetch(Arc::clone(&held.lease), Arc::clone(&held.ids));
-        holdings.begin_load().map_err(|limit| (Refusal::Limit, limit.to_string()))?;
+        leases.begin_load().map_err(|limit| (Refusal::Limit, limit.to_string()))?;
         Ok(fetch)
     }
 
@@ -253,7 +255,10 @@ impl Session {
         let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
-        remote.pull(PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us }, Box::new(on_end));
+        remote.pull(
+            PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us },
+            Box::new(on_end),
+        );
     }
 
     fn known_remote(&self, ids: &[ChunkId]) -> usize {
@@ -265,27 +270,27 @@ impl Session {
 
     /// A chunk has come into memory, or not; on any thread.
     fn brought(&self, name: u64, chunk: usize, outcome: Result<ReadGuard, String>) -> BroughtEnd {
-        let mut holdings = self.holdings();
-        holdings.end_load();
-        let loan = outcome.map_err(|why| (Refusal::NotRead, why))?;
-        let lent_now = holdings.lend(name, chunk, loan).map(lent);
-        lent_now.map_err(|error| (Refusal::Gone, error.to_string()))
+        let mut leases = self.leases();
+        leases.end_load();
+        let guard = outcome.map_err(|why| (Refusal::NotRead, why))?;
+        let guard = leases.keep(name, chunk, guard);
+        guard.map(ChunkPlace::from).map_err(|error| (Refusal::Gone, error.to_string()))
     }
 
-    fn renew(&self, asked: Asked, mut leases: Vec<u64>, ttl_us: u64) {
+    fn renew(&self, asked: Asked, mut names: Vec<u64>, ttl_us: u64) {
         let ttl_us = ttl_us.min(self.clients.limits.lease_us());
         let expires_us = self.clients.now_us().saturating_add(ttl_us);
-        let mut holdings = self.holdings();
-        leases.retain(|name| !holdings.renew(*name, expires_us, |lease| lease.renew(ttl_us).is_ok()));
-        drop(holdings);
-        self.answer(asked, &Answer::Renewed(leases));
+        let mut leases = self.leases();
+        names.retain(|name| !leases.renew(*name, expires_us, |lease| lease.renew(ttl_us).is_ok()));
+        drop(leases);
+        self.answer(asked, &Answer::Renewed(names));
     }
 
     fn reserve(&self, chunk: &NewChunk, shape: &ChunkShape) -> Reservation {
         if self.clients.is_draining() {
             return Reservation::Refused(Refusal::Draining, "the node is shutting down".into());
         }
-        if let Err(limit) = self.holdings().room_for_slot() {
+        if let Err(limit) = self.leases().room_for_slot() {
             return Reservation::Refused(Refusal::Limit, limit.to_string());
         }
         let slot = match self.clients.store.reserve(self.client.tenant, chunk.id, chunk.parent, shape) {
@@ -297,7 +302,7 @@ impl Session {
             Err(error) => return Reservation::Refused(Refusal::NotTaken, error.to_string()),
         };
         let offset_bytes = slot.offset_bytes();
-        let reserved = self.holdings().reserve(slot);
+        let reserved = self.leases().reserve(slot);
         match reserved {
             Ok(slot) => Reservation::Slot { slot, offset_bytes },
             Err(error) => Reservation::Refused(Refusal::Gone, error.to_string()),
@@ -305,7 +310,7 @@ impl Session {
     }
 
     fn commit(&self, filled: &Filled) -> Commitment {
-        let taken = self.holdings().take_slot(filled.slot);
+        let taken = self.leases().take_slot(filled.slot);
         let slot = match taken {
             Ok(slot) => slot,
             Err(error) => return Commitment::Refused(Refusal::Gone, error.to_string()),
@@ -320,9 +325,9 @@ impl Session {
     /// A client found wrong bytes. Only what is wrong here too is dropped: a client's own memory
     /// may be at fault.
     fn check(&self, name: u64, chunk: usize) {
-        let holdings = self.holdings();
-        let lent = holdings.lease(name, chunk).ok().and_then(|held| held.loan(chunk));
-        if lent.is_some_and(|loan| !loan.check()) {
+        let leases = self.leases();
+        let guard = leases.lease(name, chunk).ok().and_then(|held| held.guard(chunk));
+        if guard.is_some_and(|guard| !guard.check()) {
             self.clients.count_corrupt(&self.client.name);
         }
     }
@@ -339,11 +344,11 @@ impl Session {
     /// Ends the leases whose time has come, and says in how many microseconds the next one ends.
     pub fn expire(&self) -> Option<u64> {
         let now_us = self.clients.now_us();
-        let mut holdings = self.holdings();
-        let before = holdings.holds();
-        holdings.expire(now_us);
-        let (after, next) = (holdings.holds(), holdings.next_expiry_us());
-        drop(holdings);
+        let mut leases = self.leases();
+        let before = leases.count();
+        leases.expire(now_us);
+        let (after, next) = (leases.count(), leases.next_expiry_us());
+        drop(leases);
         if after < before {
             self.clients.note_expired(&self.client.name, before - after);
             self.clients.let_go();
@@ -352,24 +357,16 @@ impl Session {
     }
 }
 
-fn lent(loan: &ReadGuard) -> Lent {
-    Lent {
-        offset_bytes: loan.offset_bytes(),
-        shape: Arc::new(loan.shape().clone()),
-        sums: loan.checksums().to_vec(),
-    }
-}
-
 /// Chunks of the same shape share it.
-fn lent_of(loans: &[ReadGuard]) -> Vec<Lent> {
+fn places_of(guards: &[ReadGuard]) -> Vec<ChunkPlace> {
     let mut shape: Option<Arc<ChunkShape>> = None;
-    let mut lent = Vec::with_capacity(loans.len());
-    for loan in loans {
-        let same = shape.take().filter(|shape| **shape == *loan.shape());
-        let shared = same.unwrap_or_else(|| Arc::new(loan.shape().clone()));
-        let (offset_bytes, sums) = (loan.offset_bytes(), loan.checksums().to_vec());
-        lent.push(Lent { offset_bytes, shape: Arc::clone(&shared), sums });
+    let mut places = Vec::with_capacity(guards.len());
+    for guard in guards {
+        let same = shape.take().filter(|shape| **shape == *guard.shape());
+        let shared = same.unwrap_or_else(|| Arc::new(guard.shape().clone()));
+        let (offset_bytes, sums) = (guard.offset_bytes(), guard.checksums().to_vec());
+        places.push(ChunkPlace { offset_bytes, shape: Arc::clone(&shared), sums });
         shape = Some(shared);
     }
-    lent
+    places
 }

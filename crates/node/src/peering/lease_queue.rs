@@ -1,7 +1,7 @@
-//! Peers that lend to this node, and what waits until one of them may lend more. Pure: this file
-//! counts questions and loans.
+//! Peers that lease to this node, and what waits until one of them may lease more. Pure: this file
+//! counts questions and leases.
 //!
-//! A question is open until it is answered without a loan, or its loan is given back. While a peer
+//! A question is open until it is answered without a lease, or its lease is given back. While a peer
 //! has any open, one that was told "not now" waits for one of them to be closed; with none open
 //! nothing would ever wake it, so it does not wait.
 
@@ -9,10 +9,10 @@ use std::collections::{HashMap, VecDeque};
 
 /// All peers of which something is wanted.
 pub struct LeaseQueue<T> {
-    peers: HashMap<String, Lender<T>>,
+    peers: HashMap<String, Peer<T>>,
 }
 
-struct Lender<T> {
+struct Peer<T> {
     open: usize,
     closed: u64,
     waiting: VecDeque<T>,
@@ -24,7 +24,7 @@ pub enum NotNow<T> {
     Wait,
     /// Something was closed since they asked: they ask again.
     Again(Vec<T>),
-    /// Nothing that the peer lends to this node would end: another peer is to be asked.
+    /// Nothing that the peer leases to this node would end: another peer is to be asked.
     OtherPeer(Vec<T>),
 }
 
@@ -37,31 +37,31 @@ impl<T> Default for LeaseQueue<T> {
 impl<T> LeaseQueue<T> {
     /// A peer is asked. Gives how many questions were closed before.
     pub fn open(&mut self, peer: &str) -> u64 {
-        let new = || Lender { open: 0, closed: 0, waiting: VecDeque::new() };
-        let lender = self.peers.entry(peer.to_owned()).or_insert_with(new);
-        lender.open += 1;
-        lender.closed
+        let new = || Peer { open: 0, closed: 0, waiting: VecDeque::new() };
+        let of_peer = self.peers.entry(peer.to_owned()).or_insert_with(new);
+        of_peer.open += 1;
+        of_peer.closed
     }
 
     /// A question is closed. Gives who may ask now: one, since as much is free as that one had;
     /// all, if nothing would wake them.
     pub fn close(&mut self, peer: &str) -> Vec<T> {
-        let Some(lender) = self.peers.get_mut(peer) else { return Vec::new() };
-        lender.open = lender.open.saturating_sub(1);
-        lender.closed += 1;
-        match lender.open {
+        let Some(of_peer) = self.peers.get_mut(peer) else { return Vec::new() };
+        of_peer.open = of_peer.open.saturating_sub(1);
+        of_peer.closed += 1;
+        match of_peer.open {
             0 => self.forget(peer),
-            _ => lender.waiting.pop_front().into_iter().collect(),
+            _ => of_peer.waiting.pop_front().into_iter().collect(),
         }
     }
 
-    /// The peer lends no more now to one that asked when `closed` questions were closed.
+    /// The peer leases no more now to one that asked when `closed` questions were closed.
     pub fn not_now(&mut self, peer: &str, closed: u64, asker: T) -> NotNow<T> {
-        let Some(lender) = self.peers.get_mut(peer) else { return NotNow::OtherPeer(vec![asker]) };
-        lender.open = lender.open.saturating_sub(1);
-        lender.waiting.push_back(asker);
-        match lender.open {
-            0 if lender.closed != closed => NotNow::Again(self.forget(peer)),
+        let Some(of_peer) = self.peers.get_mut(peer) else { return NotNow::OtherPeer(vec![asker]) };
+        of_peer.open = of_peer.open.saturating_sub(1);
+        of_peer.waiting.push_back(asker);
+        match of_peer.open {
+            0 if of_peer.closed != closed => NotNow::Again(self.forget(peer)),
             0 => NotNow::OtherPeer(self.forget(peer)),
             _ => NotNow::Wait,
         }
@@ -69,13 +69,13 @@ impl<T> LeaseQueue<T> {
 
     /// Has something ask when an open question is closed; there has to be one.
     pub fn wait(&mut self, peer: &str, asker: T) {
-        if let Some(lender) = self.peers.get_mut(peer) {
-            lender.waiting.push_back(asker);
+        if let Some(of_peer) = self.peers.get_mut(peer) {
+            of_peer.waiting.push_back(asker);
         }
     }
 
     fn forget(&mut self, peer: &str) -> Vec<T> {
-        self.peers.remove(peer).map(|lender| lender.waiting.into()).unwrap_or_default()
+        self.peers.remove(peer).map(|peer| peer.waiting.into()).unwrap_or_default()
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_asks_for_each_loan_that_ends_and_all_when_the_last_one_does() {
+    fn one_asks_for_each_lease_that_ends_and_all_when_the_last_one_does() {
         let mut queue = LeaseQueue::default();
         for asker in 0..5 {
             let closed = queue.open("left");
@@ -103,10 +103,10 @@ mod tests {
         let (first, second) = (queue.open("left"), queue.open("left"));
         assert_eq!(queue.not_now("left", first, 1), NotNow::Wait, "the second question is open");
         assert_eq!(queue.not_now("left", second, 2), NotNow::OtherPeer(vec![1, 2]));
-        let (loan, asker) = (queue.open("left"), queue.open("left"));
-        assert_eq!(loan, asker);
+        let (lease, asker) = (queue.open("left"), queue.open("left"));
+        assert_eq!(lease, asker);
         assert!(queue.close("left").is_empty());
-        assert_eq!(queue.not_now("left", asker, 3), NotNow::Again(vec![3]), "the loan ended meanwhile");
+        assert_eq!(queue.not_now("left", asker, 3), NotNow::Again(vec![3]), "the lease ended meanwhile");
         assert!(queue.peers.is_empty());
     }
 }

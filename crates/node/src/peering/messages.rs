@@ -1,20 +1,22 @@
-//! What nodes ask each other beside memory: who has which chunks, and to be lent them. Pure: this
+//! What nodes ask each other beside memory: who has which chunks, and leases of them. Pure: this
 //! file knows the words and their bytes, from peers that may be lying.
 //!
-//! A loan is for a few chunks at a time, and is renewed only while they come.
+//! A lease is of a few chunks at a time, and is renewed only while they come.
 
+use forebay_client::protocol::answer::ChunkPlace;
 use forebay_client::protocol::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, TenantId};
+use forebay_store::TenantId;
 use forebay_transfer::Class;
+use std::sync::Arc;
 
 /// The version that this program speaks, and no other.
 const VERSION: u8 = 2;
 /// Chunks that a peer is asked for at a time.
 pub const LOOKUP_IDS_MAX: usize = 16_384;
-/// Chunks that are lent at a time.
+/// Chunks of a lease at most.
 pub const LEASE_IDS_MAX: usize = 64;
-/// Longest time that a loan is for.
+/// Longest time that a lease is for.
 pub const LEASE_US_MAX: u64 = 60_000_000;
 
 /// Whose chunks are meant: a number that both nodes give the same tenant, and a key that only those
@@ -30,37 +32,26 @@ pub struct TenantKey {
 pub enum Question {
     /// How many of these chunks, from the first on, are there?
     Lookup(TenantKey, Vec<ChunkId>),
-    /// Lend the longest prefix of these chunks for so long. The class is how urgent it is where
+    /// Lease the longest prefix of these chunks for so long. The class is how urgent it is where
     /// they have to be read first.
     Lease(TenantKey, u64, Class, Vec<ChunkId>),
-    /// A loan is of no more use.
+    /// A lease is of no more use.
     Return(u64),
-    /// Let a loan live for so long from now.
+    /// Let a lease live for so long from now.
     Renew(u64, u64),
-    /// This chunk came with other bytes than were lent: are they wrong where they lie?
+    /// This chunk came with other bytes than were leased: are they wrong where they lie?
     Wrong(TenantKey, ChunkId),
 }
 
-/// A chunk that a peer lends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeasedChunk {
-    /// Where it starts in the peer's region.
-    pub offset_bytes: u64,
-    /// The lengths of its layers.
-    pub shape: ChunkShape,
-    /// The CRC-32C of each.
-    pub sums: Vec<u32>,
-}
-
-/// What a peer lends.
+/// What a peer leases to this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteLease {
     /// The lease under which it can be read.
     pub lease: u64,
     /// The region: key, generation and length.
     pub region: (u64, u64, u64),
-    /// The chunks, of those asked for the first ones.
-    pub chunks: Vec<LeasedChunk>,
+    /// Where the chunks start in it, of those asked for the first ones.
+    pub chunks: Vec<ChunkPlace>,
 }
 
 /// What a peer answers.
@@ -70,7 +61,7 @@ pub enum Answer {
     Leased(RemoteLease),
     /// It is done, and there is nothing to say.
     Heard,
-    /// As much is lent to the one that asks as may be: not before it has given something back.
+    /// As much is leased to the one that asks as may be: not before it has given something back.
     NotNow,
 }
 
@@ -125,10 +116,10 @@ impl Answer {
         let start = Writer::default().u8(VERSION);
         let Writer(bytes) = match self {
             Answer::Found(chunks) => start.u8(1).u32(*chunks),
-            Answer::Leased(loans) => {
-                let (key, generation, len) = loans.region;
-                let head = start.u8(2).u64(loans.lease).u64(key).u64(generation).u64(len);
-                head.list(&loans.chunks, |writer, chunk| {
+            Answer::Leased(leased) => {
+                let (key, generation, len) = leased.region;
+                let head = start.u8(2).u64(leased.lease).u64(key).u64(generation).u64(len);
+                head.list(&leased.chunks, |writer, chunk| {
                     let shaped = writer.u64(chunk.offset_bytes).shape(&chunk.shape);
                     shaped.sums(&chunk.sums)
                 })
@@ -159,8 +150,8 @@ impl Answer {
     }
 }
 
-fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LeasedChunk, BadBytes> {
-    let (offset_bytes, shape) = (body.u64("an offset")?, body.shape()?);
+fn chunk(body: &mut Reader, region_bytes: u64) -> Result<ChunkPlace, BadBytes> {
+    let (offset_bytes, shape) = (body.u64("an offset")?, Arc::new(body.shape()?));
     let sums = body.sums()?;
     let end = offset_bytes.checked_add(shape.bytes());
     if end.is_none_or(|end| end > region_bytes) {
@@ -174,7 +165,7 @@ fn chunk(body: &mut Reader, region_bytes: u64) -> Result<LeasedChunk, BadBytes> 
         let (what, value) = ("the number of checksums", sums.len() as u64);
         return Err(BadBytes::Value { what, value, allowed: "one for each layer" });
     }
-    Ok(LeasedChunk { offset_bytes, shape, sums })
+    Ok(ChunkPlace { offset_bytes, shape, sums })
 }
 
 fn versioned(bytes: &[u8]) -> Result<Reader<'_>, BadBytes> {
@@ -206,10 +197,12 @@ fn ids(body: &mut Reader, most: usize, allowed: &'static str) -> Result<Vec<Chun
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_store::ChunkShape;
     use proptest::prelude::*;
 
-    fn lent(offset_bytes: u64) -> LeasedChunk {
-        LeasedChunk { offset_bytes, shape: ChunkShape::new([10, 20]).unwrap(), sums: vec![1, 2] }
+    fn place(offset_bytes: u64) -> ChunkPlace {
+        let shape = Arc::new(ChunkShape::new([10, 20]).unwrap());
+        ChunkPlace { offset_bytes, shape, sums: vec![1, 2] }
     }
 
     #[test]
@@ -217,7 +210,7 @@ mod tests {
         let id = ChunkId::from_bytes([4; 32]);
         let key = TenantKey::of(b"token", TenantId(3));
         let told =
-            Answer::Leased(RemoteLease { lease: 3, region: (1, 2, 100), chunks: vec![lent(0), lent(70)] });
+            Answer::Leased(RemoteLease { lease: 3, region: (1, 2, 100), chunks: vec![place(0), place(70)] });
         let small = [Question::Return(9), Question::Renew(9, 5), Question::Wrong(key, id)];
         let asks: Vec<Question> =
             [Question::Lookup(key, vec![id; 3]), Question::Lease(key, 5, Class::Prefetch, vec![id])]
@@ -253,7 +246,7 @@ mod tests {
             let told = Answer::Leased(RemoteLease {
                 lease: 3,
                 region: (1, 2, 100),
-                chunks: vec![lent(offset_bytes)],
+                chunks: vec![place(offset_bytes)],
             });
             assert!(matches!(Answer::decode(&told.encode()), Err(BadBytes::Value { .. })));
         }

@@ -99,13 +99,13 @@ pub struct PeeringStat {
     pub pulled: u64,
     /// Chunks that were to come, and did not.
     pub not_pulled: u64,
-    /// RemoteLease that a peer denied although it was said to have the chunk.
+    /// Leases that a peer denied although it was said to have the chunk.
     pub denied: u64,
-    /// Chunks that came with other bytes than were lent.
+    /// Chunks that came with other bytes than were leased.
     pub corrupt: u64,
-    /// Chunks that one peer lent and another one was asked for, since they did not come.
+    /// Chunks that one peer leased and another one was asked for, since they did not come.
     pub retried: u64,
-    /// Chunks that were lent to peers.
+    /// Chunks that were leased to peers.
     pub lent: u64,
     /// Questions of peers that were refused.
     pub refused: u64,
@@ -146,7 +146,7 @@ struct PendingLookup {
 }
 
 impl Peering {
-    /// Listens for peers and lends them what is here. The store's mover must be `mover`, its arena
+    /// Listens for peers and leases to them what is here. The store's mover must be `mover`, its arena
     /// at `here`.
     pub fn start(
         config: &PeersConfig,
@@ -303,7 +303,7 @@ impl Peering {
     }
 
     /// How many of these chunks, from the first on, every peer has that has the first one:
-    /// whichever of them is asked, it can lend them all.
+    /// whichever of them is asked, it can lease them all.
     fn together(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let holders = self.holders(tenant, &ids[..ids.len().min(BATCH)]);
         let Some(first) = holders.first() else { return 0 };
@@ -402,8 +402,8 @@ impl RemoteNodes for Peering {
     fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
         let PullRequest { tenant, ids, parent, class, deadline_us } = wanted;
         let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
-        if let Some(loan) = self.puller.store.read_guard_by_id(tenant, first) {
-            return on_end(Ok(loan));
+        if let Some(guard) = self.puller.store.read_guard_by_id(tenant, first) {
+            return on_end(Ok(guard));
         }
         // The first one is asked for in any case.
         let together = self.together(tenant, &ids).max(1);
@@ -433,7 +433,7 @@ impl RemoteNodes for Peering {
 }
 
 impl Puller {
-    /// A peer was asked and lends nothing, or has its loan back: who waited for that asks.
+    /// A peer was asked and leases nothing, or has its lease back: who waited for that asks.
     pub fn close(&self, peer: &str) {
         let next = self.lease_queue.lock().close(peer);
         next.into_iter().for_each(Pull::start);
@@ -499,7 +499,7 @@ impl Puller {
         jobs.into_iter().for_each(|job| self.later(job));
     }
 
-    /// What a peer lent did not come, and is asked for at another peer.
+    /// What a peer leased did not come, and is asked for at another peer.
     pub fn displaced(&self, tenant: TenantId, id: &ChunkId, peer: &str, why: &str) {
         self.counts.retried.fetch_add(1, Ordering::Relaxed);
         self.arrivals.lock().displace(tenant, id);
@@ -513,7 +513,7 @@ impl Puller {
         }
     }
 
-    /// A chunk is here, or will not be: everybody who waits is told, each with a loan of their own.
+    /// A chunk is here, or will not be: everybody who waits is told, each with a guard of their own.
     pub fn ended(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
         let counter = if outcome.is_ok() { &self.counts.pulled } else { &self.counts.failed };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -529,14 +529,14 @@ impl Puller {
         let waiting = self.arrivals.lock().end(tenant, id);
         waiting.jobs.into_iter().for_each(|job| self.later(job));
         for on_end in waiting.on_ends {
-            let lent = || {
+            let guard = || {
                 self.store.read_guard_by_id(tenant, id).ok_or("evicted as soon as it was there".to_owned())
             };
-            on_end(outcome.clone().and_then(|()| lent()));
+            on_end(outcome.clone().and_then(|()| guard()));
         }
     }
 
-    /// A peer does not lend what it was said to have.
+    /// A peer does not lease what it was said to have.
     pub fn denied(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
         self.counts.denied.fetch_add(1, Ordering::Relaxed);
         let mut known = self.known.lock();
@@ -548,7 +548,7 @@ impl Puller {
         self.negative_cache.lock().note(tenant, *id);
     }
 
-    /// A peer lent one thing and gave another: it is not believed to have the chunk, and told, so
+    /// A peer leased one thing and gave another: it is not believed to have the chunk, and told, so
     /// that it looks for itself.
     pub fn is_wrong(&self, tenant: TenantId, id: &ChunkId, peer: &str) {
         self.counts.corrupt.fetch_add(1, Ordering::Relaxed);
@@ -557,7 +557,7 @@ impl Puller {
         }
         self.known.lock().deny(tenant, id, peer);
         let wrong = Question::Wrong(TenantKey::of(&self.token, tenant), *id).encode();
-        // One that does not hear it goes on lending what nobody takes.
+        // One that does not hear it goes on leasing what nobody takes.
         let _ = self.agent().map(|agent| agent.call(peer, wrong, TELL_LIMIT_US, |_| {}));
     }
 }

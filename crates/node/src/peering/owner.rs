@@ -1,10 +1,11 @@
 //! What this node has for its peers: it answers who has what, and leases chunks of the arena to
 //! them. It does not trust that whoever asks means well.
 //!
-//! A chunk on disk comes into memory before it is lent. As long as a lease lives its chunks lie
+//! A chunk on disk comes into memory before it is leased. As long as a lease lives its chunks lie
 //! still; after it has ended no read of it ends well, whatever it has got by then.
 
-use super::messages::{Answer, LeasedChunk, Question, RemoteLease, TenantKey};
+use super::messages::{Answer, Question, RemoteLease, TenantKey};
+use forebay_client::protocol::answer::ChunkPlace;
 use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
 use forebay_store::{Lease, NotFetched, ReadGuard, Store, TenantId};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// How long a chunk may wait for the disk to be lent: others may be served first.
+/// How long a chunk may wait for the disk to be leased: others may be served first.
 const READ_LIMIT_US: u64 = 20_000_000;
 /// Chunks that are examined at a time because peers found them wrong. Others are not.
 const EXAMINING_MAX: usize = 4;
@@ -27,17 +28,17 @@ pub struct Owner {
     store: Store,
     mover: MoverHandle,
     token: Vec<u8>,
-    /// Bytes that a peer may be lent at a time.
-    lent_bytes_max: u64,
+    /// Bytes that may be leased to a peer at a time.
+    leased_bytes_max: u64,
     /// What the agent that is asked has: known when it is there.
     ground: OnceLock<(LeaseTable, PeerRegion)>,
-    lent: Arc<LeasedBytes>,
+    leased: Arc<LeasedBytes>,
     stopped: AtomicBool,
     examining: AtomicUsize,
     counts: Counts,
 }
 
-/// Bytes that each peer has been lent, by its instance.
+/// Bytes that are leased to each peer, by its instance.
 #[derive(Default)]
 struct LeasedBytes {
     peers: Mutex<HashMap<[u8; 16], u64>>,
@@ -64,58 +65,58 @@ pub struct OwnerStat {
     pub wrong: u64,
 }
 
-/// Chunks that come together to be lent.
+/// Chunks that come together to be leased.
 struct LeaseRequest {
     owner: Arc<Owner>,
     from: Identity,
     ttl_us: u64,
-    /// Keeps the chunks where they are until they are lent.
+    /// Keeps the chunks where they are until they are leased to the peer.
     _lease: Lease,
     state: Mutex<LeaseRequestState>,
 }
 
 struct LeaseRequestState {
-    loans: Vec<Option<ReadGuard>>,
+    guards: Vec<Option<ReadGuard>>,
     missing: usize,
     reply: Option<Reply>,
 }
 
-/// Whose chunks are to be lent, for how long, how urgently, and which.
+/// Whose chunks are to be leased, for how long, how urgently, and which.
 type Wish = (TenantKey, u64, Class, Vec<ChunkId>);
 
 impl Owner {
-    /// An owner that lends nothing before [`open`](Owner::open).
-    pub fn new(store: Store, mover: MoverHandle, token: Vec<u8>, lent_bytes_max: u64) -> Owner {
+    /// An owner that leases nothing before [`open`](Owner::open).
+    pub fn new(store: Store, mover: MoverHandle, token: Vec<u8>, leased_bytes_max: u64) -> Owner {
         Owner {
             store,
             mover,
             token,
-            lent_bytes_max,
+            leased_bytes_max,
             ground: OnceLock::new(),
-            lent: Arc::default(),
+            leased: Arc::default(),
             stopped: AtomicBool::new(false),
             examining: AtomicUsize::new(0),
             counts: Counts::default(),
         }
     }
 
-    /// Lends out of this region from now on.
+    /// Leases chunks of this region from now on.
     pub fn open(&self, leases: LeaseTable, region: PeerRegion) {
         // Set once: there is one agent.
         let _ = self.ground.set((leases, region));
     }
 
-    /// Lends nothing more. What is lent stays so.
+    /// Leases nothing more. What is leased stays so.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Waits until nothing is lent, and says how many leases live when the time is over.
+    /// Waits until nothing is leased, and says how many leases live when the time is over.
     pub fn wait_until_back(&self, until: Instant) -> usize {
-        let mut lent = self.lent.peers.lock();
-        self.lent.all_back.wait_while_until(&mut lent, |lent| !lent.is_empty(), until);
-        let all_back = lent.is_empty();
-        drop(lent);
+        let mut leased = self.leased.peers.lock();
+        self.leased.all_back.wait_while_until(&mut leased, |leased| !leased.is_empty(), until);
+        let all_back = leased.is_empty();
+        drop(leased);
         match self.ground.get() {
             Some((leases, _)) if !all_back => leases.len(),
             _ => 0,
@@ -158,21 +159,21 @@ impl Owner {
         if chunks == 0 {
             return owner.refuse(reply, "none of these chunks is here".into());
         }
-        let loans = (0..chunks).map(|_| None).collect();
+        let guards = (0..chunks).map(|_| None).collect();
         // One more is missing until all were asked for, so that the end is told once.
-        let state = LeaseRequestState { loans, missing: chunks + 1, reply: Some(reply) };
+        let state = LeaseRequestState { guards, missing: chunks + 1, reply: Some(reply) };
         let deadline_us = Some(owner.mover.now_us() + READ_LIMIT_US);
         let store = owner.store.clone();
         let request = Arc::new(LeaseRequest { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
         let gathered = Arc::clone(&request);
-        let on_end = move |chunk, loan: Result<_, NotFetched>| gathered.arrived(Some(chunk), loan.ok());
+        let on_end = move |chunk, guard: Result<_, NotFetched>| gathered.arrived(Some(chunk), guard.ok());
         store.fetch_many(&request._lease, 0..chunks, class, deadline_us, on_end);
         request.arrived(None, None);
     }
 }
 
 impl Owner {
-    /// Has a loan of this peer live on.
+    /// Has a lease of this peer live on.
     fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
         let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
         match leases.renew(from.instance, lease, ttl_us) {
@@ -197,7 +198,7 @@ impl Owner {
         let examining = Examining(Arc::clone(owner));
         let examine = move || {
             let owner = &examining.0;
-            if owner.store.read_guard_by_id(tenant, &id).is_some_and(|loan| !loan.check()) {
+            if owner.store.read_guard_by_id(tenant, &id).is_some_and(|guard| !guard.check()) {
                 owner.counts.wrong.fetch_add(1, Ordering::Relaxed);
                 let node = hex::encode(from.node);
                 tracing::error!(node, "corrupt chunk in memory, found by a peer");
@@ -219,25 +220,25 @@ impl Drop for Examining {
 }
 
 impl LeaseRequest {
-    fn arrived(&self, chunk: Option<usize>, loan: Option<ReadGuard>) {
+    fn arrived(&self, chunk: Option<usize>, guard: Option<ReadGuard>) {
         let mut state = self.state.lock();
-        if let Some(place) = chunk.and_then(|chunk| state.loans.get_mut(chunk)) {
-            *place = loan;
+        if let Some(place) = chunk.and_then(|chunk| state.guards.get_mut(chunk)) {
+            *place = guard;
         }
         state.missing -= 1;
         let reply = if state.missing == 0 { state.reply.take() } else { None };
         let Some(reply) = reply else { return };
-        let loans: Vec<ReadGuard> =
-            std::mem::take(&mut state.loans).into_iter().map_while(|loan| loan).collect();
+        let guards: Vec<ReadGuard> =
+            std::mem::take(&mut state.guards).into_iter().map_while(|guard| guard).collect();
         drop(state);
-        match self.grant(loans) {
+        match self.grant(guards) {
             Ok(told) => {
                 let heard = reply.try_send(told.encode());
-                if let (false, Answer::Leased(loans), Some((leases, _))) =
+                if let (false, Answer::Leased(leased), Some((leases, _))) =
                     (heard, told, self.owner.ground.get())
                 {
                     // Nobody knows of it who could give it back.
-                    leases.revoke(loans.lease);
+                    leases.revoke(leased.lease);
                 }
             }
             Err(why) => self.owner.refuse(reply, why),
@@ -245,24 +246,24 @@ impl LeaseRequest {
     }
 
     /// Grants a lease of as many chunks as the peer may have.
-    fn grant(&self, mut loans: Vec<ReadGuard>) -> Result<Answer, String> {
+    fn grant(&self, mut guards: Vec<ReadGuard>) -> Result<Answer, String> {
         let owner = &self.owner;
         let (leases, region) = owner.ground.get().ok_or("not open yet")?;
         let instance = self.from.instance;
-        let any = !loans.is_empty();
+        let any = !guards.is_empty();
         let (bytes, others) = {
-            let mut lent = owner.lent.peers.lock();
-            let has = lent.entry(instance).or_default();
-            let fitting = fitting(&loans, owner.lent_bytes_max.saturating_sub(*has));
-            loans.truncate(fitting.0);
+            let mut leased = owner.leased.peers.lock();
+            let has = leased.entry(instance).or_default();
+            let fitting = fitting(&guards, owner.leased_bytes_max.saturating_sub(*has));
+            guards.truncate(fitting.0);
             *has += fitting.1;
             (fitting.1, *has > fitting.1)
         };
-        let told: Vec<LeasedChunk> = loans.iter().map(told).collect();
-        let spans = loans.iter().map(|loan| span(*region, loan)).collect();
-        let count = loans.len();
+        let chunks: Vec<ChunkPlace> = guards.iter().map(ChunkPlace::from).collect();
+        let spans = guards.iter().map(|guard| span(*region, guard)).collect();
+        let count = guards.len();
         // Dropped also where there is no lease.
-        let kept = Pinned { loans, bytes, instance, lent: Arc::clone(&owner.lent) };
+        let kept = Pinned { guards, bytes, instance, leased: Arc::clone(&owner.leased) };
         match count {
             0 if any && others => return Ok(Answer::NotNow),
             0 => return Err("no chunk could be lent: not readable, or larger than what may be lent".into()),
@@ -272,40 +273,40 @@ impl LeaseRequest {
         let lease = granted.map_err(|error| error.to_string())?;
         owner.counts.lends.fetch_add(count as u64, Ordering::Relaxed);
         let region = (region.key, region.generation, region.len);
-        Ok(Answer::Leased(RemoteLease { lease, region, chunks: told }))
+        Ok(Answer::Leased(RemoteLease { lease, region, chunks }))
     }
 }
 
 /// What a lease keeps.
 struct Pinned {
-    loans: Vec<ReadGuard>,
+    guards: Vec<ReadGuard>,
     bytes: u64,
     instance: [u8; 16],
-    lent: Arc<LeasedBytes>,
+    leased: Arc<LeasedBytes>,
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.loans.clear();
-        let mut peers = self.lent.peers.lock();
-        if let Some(lent) = peers.get_mut(&self.instance) {
-            *lent = lent.saturating_sub(self.bytes);
-            if *lent == 0 {
+        self.guards.clear();
+        let mut peers = self.leased.peers.lock();
+        if let Some(leased) = peers.get_mut(&self.instance) {
+            *leased = leased.saturating_sub(self.bytes);
+            if *leased == 0 {
                 peers.remove(&self.instance);
             }
         }
         if peers.is_empty() {
-            self.lent.all_back.notify_all();
+            self.leased.all_back.notify_all();
         }
     }
 }
 
-/// How many of the loans, from the first on, fit into an answer and a number of bytes, and how many
+/// How many of the chunks, from the first on, fit into an answer and a number of bytes, and how many
 /// bytes they are.
-fn fitting(loans: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
+fn fitting(guards: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
     let (mut count, mut bytes, mut answer) = (0, 0, 0);
-    for loan in loans {
-        let shape = loan.shape();
+    for guard in guards {
+        let shape = guard.shape();
         // A run of its own for each layer, at worst.
         answer += 32 + 16 * shape.layers();
         if bytes + shape.bytes() > bytes_max || answer > ANSWER_BYTES_MAX {
@@ -316,13 +317,8 @@ fn fitting(loans: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
     (count, bytes)
 }
 
-fn told(loan: &ReadGuard) -> LeasedChunk {
-    let (shape, sums) = (loan.shape().clone(), loan.checksums().to_vec());
-    LeasedChunk { offset_bytes: loan.offset_bytes(), shape, sums }
-}
-
-fn span(region: PeerRegion, loan: &ReadGuard) -> LeasedSpan {
-    LeasedSpan { region, offset: loan.offset_bytes(), len: loan.shape().bytes() }
+fn span(region: PeerRegion, guard: &ReadGuard) -> LeasedSpan {
+    LeasedSpan { region, offset: guard.offset_bytes(), len: guard.shape().bytes() }
 }
 
 /// The owner as its agent's service.
@@ -352,7 +348,7 @@ impl Service for PeerService {
         }
     }
 
-    /// The agent ends the peer's leases, and with them its loans.
+    /// The agent ends the peer's leases.
     fn gone(&self, _from: Identity) {}
 }
 
@@ -415,7 +411,7 @@ mod tests {
 
         fn leased(&self, ttl_us: u64) -> u64 {
             match self.ask(&Question::Lease(key(), ttl_us, Class::Demand, vec![RIGHT])) {
-                Ok(Answer::Leased(loans)) => loans.lease,
+                Ok(Answer::Leased(leased)) => leased.lease,
                 other => panic!("{other:?}"),
             }
         }
@@ -426,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loan_lives_as_long_as_it_is_renewed_and_not_for_others() {
+    fn a_lease_lives_as_long_as_it_is_renewed_and_not_for_others() {
         let rig = Rig::new();
         let ttl_us = 3_000_000;
         let (left, kept) = (rig.leased(ttl_us), rig.leased(ttl_us));
@@ -442,23 +438,27 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_ends_lends_nothing_new_and_waits_until_what_it_has_lent_is_back() {
+    fn a_node_that_ends_leases_nothing_new_and_waits_until_what_it_has_leased_is_back() {
         let rig = Rig::new();
-        let loan = rig.leased(60_000_000);
+        let lease = rig.leased(60_000_000);
         let Rig { asker, node, _folder } = rig;
         let since = Instant::now();
         let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
         let ask = |ask| Rig::ask_by(&asker, &ask);
-        while let Ok(Answer::Leased(loans)) =
+        while let Ok(Answer::Leased(leased)) =
             ask(Question::Lease(key(), 60_000_000, Class::Demand, vec![RIGHT]))
         {
-            assert_eq!(ask(Question::Return(loans.lease)), Ok(Answer::Heard));
-            assert!(since.elapsed() < LIMIT, "it still lends");
+            assert_eq!(ask(Question::Return(leased.lease)), Ok(Answer::Heard));
+            assert!(since.elapsed() < LIMIT, "it still leases");
         }
-        assert_eq!(ask(Question::Renew(loan, 60_000_000)), Ok(Answer::Heard), "what is lent may be read on");
+        assert_eq!(
+            ask(Question::Renew(lease, 60_000_000)),
+            Ok(Answer::Heard),
+            "what is leased may be read on"
+        );
         assert!(!drained.is_finished());
         // The node may have ended before it answers.
-        let _ = ask(Question::Return(loan));
+        let _ = ask(Question::Return(lease));
         assert_eq!(drained.join().unwrap().cut_off, 0);
         assert!(since.elapsed() < 5 * LIMIT);
     }

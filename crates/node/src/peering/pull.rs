@@ -1,6 +1,6 @@
-//! Pulling chunks from a peer into this node's memory: to be lent them, to read them under that
+//! Pulling chunks from a peer into this node's memory: to lease them, to read them under that
 //! lease into slots of the arena, to compare every byte's checksum, to make them visible, and to
-//! give the loan back. This file knows these steps.
+//! give the lease back. This file knows these steps.
 
 use super::lease_queue::NotNow;
 use super::messages::{Answer, LEASE_IDS_MAX, Question, RemoteLease, TenantKey};
@@ -16,8 +16,8 @@ use std::sync::{Arc, Weak};
 
 /// How long chunks are leased for.
 const LEASE_US: u64 = 20_000_000;
-/// How long a peer may take to lend them. One that is frozen is found by its silence; one whose
-/// disk is busy is not. What it lends later is given back at once.
+/// How long a peer may take to lease them. One that is frozen is found by its silence; one whose
+/// disk is busy is not. What it leases later is given back at once.
 const LEASE_LIMIT_US: u64 = 30_000_000;
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
@@ -33,13 +33,13 @@ pub struct Pull {
     pub peers: Vec<String>,
     /// It was asked of the same peer before, since its slot went with that of the chunk before it.
     pub is_repeated: bool,
-    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has lent it; `queued`,
+    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has leased it; `queued`,
     /// when the mover has it; `posted`, when all its bytes are in place and acknowledged;
     /// `verified`, when it is visible.
     pub trace: Option<Trace>,
 }
 
-/// What a peer has lent. When the last part of it has ended, it is given back.
+/// What a peer has leased. When the last part of it has ended, it is given back.
 struct ReadLease {
     puller: Arc<Puller>,
     peer: String,
@@ -85,9 +85,9 @@ struct Retry {
 }
 
 impl Pull {
-    /// Asks the best peer for a loan as soon as the chunk before has a slot; on any thread. Who
-    /// waits for that slot must hold no loan: the peer may lend the chunk before only when that is
-    /// given back.
+    /// Asks the best peer for a lease as soon as the chunk before has a slot; on any thread. Who
+    /// waits for that slot must hold no lease: the peer may lease the chunk before only when that
+    /// is given back.
     pub fn start(self) {
         let (puller, tenant) = (Arc::clone(&self.puller), self.tenant);
         match self.parent {
@@ -106,8 +106,8 @@ impl Pull {
         let ask = Question::Lease(key, LEASE_US, self.class, self.ids.clone()).encode();
         let Some(agent) = self.puller.agent() else { return self.fail("the node is shutting down") };
         let closed = self.puller.lease_queue.lock().open(&peer);
-        let (puller, lender) = (Arc::clone(&self.puller), peer.clone());
-        let on_late = move |bytes: Vec<u8>| leased_too_late(&puller, lender, &bytes);
+        let (puller, owner) = (Arc::clone(&self.puller), peer.clone());
+        let on_late = move |bytes: Vec<u8>| leased_too_late(&puller, owner, &bytes);
         let waiting = Arc::new(Mutex::new(Some((self, peer.clone()))));
         let answered = Arc::clone(&waiting);
         let take = |waiting: &Mutex<Option<(Pull, String)>>| waiting.lock().take();
@@ -118,7 +118,7 @@ impl Pull {
             let puller = Arc::clone(&pull.puller);
             // Regions are made by a thread that may wait for the mover.
             puller.later(move || match told {
-                Ok(Answer::Leased(loans)) if !loans.chunks.is_empty() => pull.leased(peer, loans),
+                Ok(Answer::Leased(leased)) if !leased.chunks.is_empty() => pull.leased(peer, leased),
                 Ok(Answer::NotNow) => pull.not_now(peer, closed),
                 _ => pull.denied(&peer),
             });
@@ -131,14 +131,14 @@ impl Pull {
         }
     }
 
-    /// The peer lends nothing: it, or the directory, was wrong. The next one is asked.
+    /// The peer leases nothing: it, or the directory, was wrong. The next one is asked.
     fn denied(self, peer: &str) {
         self.puller.denied(self.tenant, &self.ids, peer);
         self.puller.close(peer);
         self.start();
     }
 
-    /// The peer has lent as much as it may, which is no reason to think that it has not got them.
+    /// The peer has leased as much as it may, which is no reason to think that it has not got them.
     fn not_now(mut self, peer: String, closed: u64) {
         self.peers.insert(0, peer.clone());
         let puller = Arc::clone(&self.puller);
@@ -153,10 +153,10 @@ impl Pull {
         }
     }
 
-    /// Those chunks that were not lent along with the others are asked for when these are given
+    /// Those chunks that were not leased along with the others are asked for when these are given
     /// back.
-    fn put_off(&mut self, peer: &str, lent: usize) {
-        let ids = self.ids.split_off(lent.min(self.ids.len()));
+    fn put_off(&mut self, peer: &str, leased: usize) {
+        let ids = self.ids.split_off(leased.min(self.ids.len()));
         if ids.is_empty() {
             return;
         }
@@ -175,29 +175,29 @@ impl Pull {
         }
     }
 
-    /// The peer lends chunks: each goes into a slot of its own.
-    fn leased(mut self, peer: String, loans: RemoteLease) {
+    /// The peer leases chunks: each goes into a slot of its own.
+    fn leased(mut self, peer: String, leased: RemoteLease) {
         let puller = Arc::clone(&self.puller);
         let mut trace = self.trace.take();
         if let Some(trace) = &mut trace {
             trace.note("peer", &peer);
             trace.passed("lent");
         }
-        self.put_off(&peer, loans.chunks.len());
-        let (key, generation, len) = loans.region;
+        self.put_off(&peer, leased.chunks.len());
+        let (key, generation, len) = leased.region;
         let of_peer = PeerRegion { key, generation, len };
-        let region = puller.agent().map(|agent| agent.region(&peer, of_peer, loans.lease));
+        let region = puller.agent().map(|agent| agent.region(&peer, of_peer, leased.lease));
         let (region, why) = match region {
             Some(Ok(region)) => (Some(region), String::new()),
             Some(Err(error)) => (None, error.to_string()),
             None => (None, "the node is shutting down".to_owned()),
         };
-        let lease = loans.lease;
+        let lease = leased.lease;
         let renew_at_us = AtomicU64::new(puller.store_mover().now_us() + LEASE_US / 2);
         let lease = ReadLease { puller: Arc::clone(&puller), peer, lease, region, renew_at_us };
         let lease = Arc::new(lease);
         let mut parent = self.parent;
-        let mut chunks = loans.chunks.into_iter();
+        let mut chunks = leased.chunks.into_iter();
         for id in &self.ids {
             let (before, mut trace) = (parent.replace(*id), trace.take());
             let Some((chunk, region)) = chunks.next().zip(region) else {
@@ -276,7 +276,7 @@ impl Read {
                 if let Some(slot) = self.slot.take() {
                     slot.abandon(&failed);
                 }
-                // Giving a loan back may wait for the mover.
+                // Giving a lease back may wait for the mover.
                 puller.later(move || drop(self));
             }
         }
@@ -349,7 +349,7 @@ impl Drop for Read {
 }
 
 impl ReadLease {
-    /// A chunk has come: has the loan live on if half of its time is over and others are still on
+    /// A chunk has come: has the lease live on if half of its time is over and others are still on
     /// their way. A pull of which no chunk comes for so long is of no use.
     fn keep(self: &Arc<Self>) {
         let now_us = self.puller.store_mover().now_us();
@@ -368,7 +368,7 @@ impl ReadLease {
     }
 }
 
-/// Whether a loan is to be renewed: its time has come, and `others` still read under it.
+/// Whether a lease is to be renewed: its time has come, and `others` still read under it.
 fn is_due(now_us: u64, due_us: u64, others: usize) -> bool {
     now_us >= due_us && others > 0
 }
@@ -391,13 +391,13 @@ fn fail(trace: &mut Option<Trace>, why: &str) {
     }
 }
 
-/// The peer has answered when nobody waited any more: what it has lent goes back.
+/// The peer has answered when nobody waited any more: what it has leased goes back.
 fn leased_too_late(puller: &Puller, peer: String, answer: &[u8]) {
     let Ok(Answer::Leased(RemoteLease { lease, .. })) = Answer::decode(answer) else { return };
     let agent = Weak::clone(&puller.agent);
     puller.later(move || {
         if let Some(agent) = agent.upgrade() {
-            // One that does not hear it ends the loan in its time.
+            // One that does not hear it ends the lease in its time.
             let _ = agent.call(&peer, Question::Return(lease).encode(), TELL_LIMIT_US, |_| {});
         }
     });
@@ -409,7 +409,7 @@ fn give_back(puller: &Arc<Puller>, agent: &Agent, peer: &str, lease: u64, region
         let _ = agent.forget_region(region);
     }
     let (closer, of_peer) = (Arc::clone(puller), peer.to_owned());
-    // A loan of which the peer does not hear that it is over ends by itself.
+    // A lease of which the peer does not hear that it is over ends by itself.
     let told =
         agent.call(peer, Question::Return(lease).encode(), TELL_LIMIT_US, move |_| closer.close(&of_peer));
     if told.is_err() {
@@ -422,7 +422,7 @@ mod tests {
     use super::is_due;
 
     #[test]
-    fn a_loan_is_renewed_when_its_time_has_come_and_something_still_reads_under_it() {
+    fn a_lease_is_renewed_when_its_time_has_come_and_something_still_reads_under_it() {
         for (now_us, due_us, others, due) in [(9, 10, 3, false), (10, 10, 3, true), (10, 10, 0, false)] {
             assert_eq!(is_due(now_us, due_us, others), due, "{now_us} {due_us} {others}");
         }

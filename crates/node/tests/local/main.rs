@@ -170,8 +170,8 @@ fn nothing_reads_what_a_chunk_is_stored_from_once_its_mover_has_ended_and_the_cl
     assert!(source.write(BYTES as usize - 1, &[1]));
     assert_eq!(ended(&stored), StoreEnd::Stored { bytes: BYTES });
     let lease = reader.lease();
-    let lent = reader.client.lent(&lease, 0).unwrap();
-    lent.verify(0, &[lent.layer(0).unwrap()]).expect("the sum is of what was stored");
+    let chunk = reader.client.leased_chunk(&lease, 0).unwrap();
+    chunk.verify(0, &[chunk.layer(0).unwrap()]).expect("the sum is of what was stored");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::pages::{ChunkAt, pieces};
 use crate::shared::Shared;
 use crate::stats::add;
 use crate::thread_pool::Urgency;
-use forebay_client::{LentChunk, NodeArena};
+use forebay_client::{LeasedChunk, NodeArena};
 use forebay_store::{NotVerified, Unreadable};
 use forebay_transfer::{RegionId, Span};
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A chunk in the arena, and where it was when the load began.
 #[derive(Clone)]
 pub struct InArena {
-    pub lent: Arc<LentChunk>,
+    pub lent: Arc<LeasedChunk>,
     pub tier: Tier,
 }
 
@@ -36,7 +36,7 @@ pub struct LayerCopy {
     first_chunk: usize,
     pieces: Vec<Piece>,
     /// Spans whose bytes, one after another, are a chunk's layer.
-    checks: Vec<(usize, Arc<LentChunk>, Vec<Span>)>,
+    checks: Vec<(usize, Arc<LeasedChunk>, Vec<Span>)>,
     bytes: TierBytes,
 }
 
@@ -173,7 +173,7 @@ fn spans(
     shared: &Shared,
     request: &LoadRequest,
     part: Part,
-    lent: &LentChunk,
+    lent: &LeasedChunk,
     layer: u32,
     batch: &mut Vec<Piece>,
 ) -> Result<Vec<Span>, String> {

@@ -12,7 +12,7 @@ use crate::limiter::Permit;
 use crate::shared::Shared;
 use crate::stats::{add, take};
 use crate::thread_pool::Urgency;
-use forebay_client::{Lease, LentChunk};
+use forebay_client::{Lease, LeasedChunk};
 use forebay_transfer::Class;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -165,7 +165,7 @@ impl InFlight {
         add(&counters.chunks_memory, lease.in_memory() as u64);
         add(&counters.chunks_disk, lease.on_disk() as u64);
         add(&counters.chunks_peer, lease.on_peers() as u64);
-        let here: Vec<_> = (0..lease.len()).map(|chunk| client.lent(&lease, chunk)).collect();
+        let here: Vec<_> = (0..lease.len()).map(|chunk| client.leased_chunk(&lease, chunk)).collect();
         let mut state = self.state.lock();
         state.unasked -= 1;
         state.timeout.progressed(Instant::now());
@@ -224,7 +224,7 @@ impl InFlight {
         });
     }
 
-    fn fetched(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LentChunk, String>) {
+    fn fetched(self: &Arc<Self>, part: Part, tier: Tier, brought: Result<LeasedChunk, String>) {
         self.shared.jobs.end_fetch(tier);
         let mut state = self.state.lock();
         state.fetching -= 1;
@@ -404,7 +404,7 @@ impl State {
         self.fetching += 1;
     }
 
-    fn here(&mut self, part: Part, lent: LentChunk, tier: Tier) {
+    fn here(&mut self, part: Part, lent: LeasedChunk, tier: Tier) {
         if !self.ending {
             self.lent.insert(part, InArena { lent: Arc::new(lent), tier });
             self.plan.here(part);

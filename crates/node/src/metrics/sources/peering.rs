@@ -1,4 +1,4 @@
-//! What a node has to show of chunks that it lends to other nodes and borrows from them. The ways
+//! What a node has to show of chunks that it leases to other nodes and pulls from them. The ways
 //! to them are the
 //! [`agent`](super::agent)'s.
 

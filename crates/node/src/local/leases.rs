@@ -1,5 +1,5 @@
-//! What one client holds: leases with the chunks lent under them, and slots that it writes. Time is
-//! an argument. This file knows limits and when something ends.
+//! What one client holds: leases with the chunks that lie still under them, and slots that it
+//! writes. Time is an argument. This file knows limits and when something ends.
 //!
 //! When the client's connection ends, its leases end at once: whoever still reads finds that they
 //! are dead. Its slots do not: its copies may still write them until the process has exited, or has
@@ -45,13 +45,14 @@ pub struct HeldLease {
     pub lease: Arc<Lease>,
     /// The chunks, those on peers included.
     pub ids: Arc<[ChunkId]>,
-    loans: HashMap<usize, ReadGuard>,
+    /// Of those chunks that lie in the arena.
+    guards: HashMap<usize, ReadGuard>,
     expires_us: u64,
 }
 
 /// What a client holds.
 #[derive(Debug)]
-pub struct Holdings {
+pub struct ClientLeases {
     limits: LimitsConfig,
     leases: HashMap<u64, HeldLease>,
     slots: HashMap<u64, Reservation>,
@@ -60,14 +61,21 @@ pub struct Holdings {
     gone: bool,
 }
 
-impl Holdings {
+impl ClientLeases {
     /// Holds nothing.
-    pub fn new(limits: &LimitsConfig) -> Holdings {
-        Holdings { limits: *limits, leases: HashMap::new(), slots: HashMap::new(), next: 1, loads: 0, gone: false }
+    pub fn new(limits: &LimitsConfig) -> ClientLeases {
+        ClientLeases {
+            limits: *limits,
+            leases: HashMap::new(),
+            slots: HashMap::new(),
+            next: 1,
+            loads: 0,
+            gone: false,
+        }
     }
 
     /// Leases and slots.
-    pub fn holds(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.leases.len() + self.slots.len()
     }
     pub fn leases(&self) -> usize {
@@ -89,11 +97,11 @@ impl Holdings {
         if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
     }
 
-    /// A lease, with the chunks lent from its first one on. Names it.
-    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], loans: Vec<ReadGuard>, expires_us: u64) -> u64 {
+    /// A lease, with the guards of its first chunks. Names it.
+    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], guards: Vec<ReadGuard>, expires_us: u64) -> u64 {
         let name = self.name();
-        let (lease, loans) = (Arc::new(lease), loans.into_iter().enumerate().collect());
-        self.leases.insert(name, HeldLease { lease, ids: ids.into(), loans, expires_us });
+        let (lease, guards) = (Arc::new(lease), guards.into_iter().enumerate().collect());
+        self.leases.insert(name, HeldLease { lease, ids: ids.into(), guards, expires_us });
         name
     }
 
@@ -147,10 +155,10 @@ impl Holdings {
         self.loads = self.loads.saturating_sub(1);
     }
 
-    /// A chunk is lent under a lease.
-    pub fn lend(&mut self, name: u64, chunk: usize, loan: ReadGuard) -> Result<&ReadGuard, NotHeld> {
+    /// A chunk of a lease lies still in the arena from now on.
+    pub fn keep(&mut self, name: u64, chunk: usize, guard: ReadGuard) -> Result<&ReadGuard, NotHeld> {
         let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
-        Ok(held.loans.entry(chunk).or_insert(loan))
+        Ok(held.guards.entry(chunk).or_insert(guard))
     }
 
     /// A slot that the client will write. Names it.
@@ -187,8 +195,8 @@ impl Holdings {
 }
 
 impl HeldLease {
-    /// A chunk that is lent under it.
-    pub fn loan(&self, chunk: usize) -> Option<&ReadGuard> {
-        self.loans.get(&chunk)
+    /// Of a chunk, if it lies in the arena.
+    pub fn guard(&self, chunk: usize) -> Option<&ReadGuard> {
+        self.guards.get(&chunk)
     }
 }

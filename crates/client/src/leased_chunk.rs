@@ -4,7 +4,7 @@
 use super::arena::{NodeArena, span_bytes};
 use super::lease::{Held, Lease};
 use super::{Client, Shared};
-use crate::protocol::answer::{Answer, Brought, Lent, Refusal};
+use crate::protocol::answer::{Answer, Brought, ChunkPlace, Refusal};
 use crate::protocol::request::{Request, TOGETHER_MAX};
 use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
 use forebay_transfer::{Class, Span};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 /// A chunk of a lease, in the arena. It keeps the lease, so that the chunk stays where it is:
 /// whoever reads it holds this until nothing reads any more.
 #[derive(Debug, Clone)]
-pub struct LentChunk {
+pub struct LeasedChunk {
     held: Arc<Held>,
     chunk: usize,
-    lent: Lent,
+    place: ChunkPlace,
 }
 
 impl Client {
@@ -65,8 +65,8 @@ impl Client {
     }
 
     /// A chunk of the lease, if the node has said already where it lies.
-    pub fn lent(&self, lease: &Lease, chunk: usize) -> Option<LentChunk> {
-        LentChunk::of(lease.alive().ok()?, chunk)
+    pub fn leased_chunk(&self, lease: &Lease, chunk: usize) -> Option<LeasedChunk> {
+        LeasedChunk::of(lease.alive().ok()?, chunk)
     }
 
     /// Has chunks of the lease lie in the arena, from the node's disk or a peer if need be,
@@ -79,7 +79,7 @@ impl Client {
         chunks: &[usize],
         class: Class,
         deadline_us: Option<u64>,
-        on_end: impl Fn(usize, Result<LentChunk, String>) + Send + Sync + 'static,
+        on_end: impl Fn(usize, Result<LeasedChunk, String>) + Send + Sync + 'static,
     ) {
         let held = match lease.alive() {
             Ok(held) => held,
@@ -87,8 +87,8 @@ impl Client {
         };
         let mut missing = Vec::with_capacity(chunks.len());
         for chunk in chunks.iter().copied() {
-            match LentChunk::of(held, chunk) {
-                Some(lent) => on_end(chunk, Ok(lent)),
+            match LeasedChunk::of(held, chunk) {
+                Some(leased) => on_end(chunk, Ok(leased)),
                 None if chunk < lease.len() => missing.push(chunk),
                 None => on_end(chunk, Err(Unreadable::Outside { chunk, layer: 0 }.to_string())),
             }
@@ -98,9 +98,9 @@ impl Client {
 }
 
 /// Is told what became of each chunk, by its place in the lease.
-pub(super) type OnBrought = Arc<dyn Fn(usize, Result<LentChunk, String>) + Send + Sync>;
+pub(super) type OnBrought = Arc<dyn Fn(usize, Result<LeasedChunk, String>) + Send + Sync>;
 
-/// Asks the node for chunks that it has not lent yet. It answers as they come.
+/// Asks the node for chunks that it has not said yet where they lie. It answers as they come.
 pub(super) fn bring(
     held: &Arc<Held>,
     chunks: &[usize],
@@ -141,23 +141,23 @@ impl Held {
     fn take(
         self: &Arc<Held>,
         chunk: usize,
-        end: Result<Lent, (Refusal, String)>,
-    ) -> Result<LentChunk, String> {
-        let lent = end.map_err(|(_, why)| why)?;
-        self.note(chunk, lent);
-        LentChunk::of(self, chunk).ok_or_else(|| "the chunk lies outside of the arena".into())
+        end: Result<ChunkPlace, (Refusal, String)>,
+    ) -> Result<LeasedChunk, String> {
+        let place = end.map_err(|(_, why)| why)?;
+        self.note(chunk, place);
+        LeasedChunk::of(self, chunk).ok_or_else(|| "the chunk lies outside of the arena".into())
     }
 }
 
-impl LentChunk {
-    fn of(held: &Arc<Held>, chunk: usize) -> Option<LentChunk> {
-        let lent = held.place(chunk)?;
-        Some(LentChunk { held: Arc::clone(held), chunk, lent })
+impl LeasedChunk {
+    fn of(held: &Arc<Held>, chunk: usize) -> Option<LeasedChunk> {
+        let place = held.place(chunk)?;
+        Some(LeasedChunk { held: Arc::clone(held), chunk, place })
     }
 
     /// The lengths of its layers.
     pub fn shape(&self) -> &ChunkShape {
-        &self.lent.shape
+        &self.place.shape
     }
 
     /// The memory that it lies in.
@@ -167,8 +167,8 @@ impl LentChunk {
 
     /// Where a layer lies. It was compared with the arena's length when the chunk came.
     pub fn layer(&self, layer: usize) -> Option<Span> {
-        let extent = self.lent.shape.layer(layer)?;
-        Some(self.held.span(self.lent.offset_bytes + extent.start, extent.end - extent.start))
+        let extent = self.place.shape.layer(layer)?;
+        Some(self.held.span(self.place.offset_bytes + extent.start, extent.end - extent.start))
     }
 
     /// Whether what is read now is still the chunk.
