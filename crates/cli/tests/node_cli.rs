@@ -469,8 +469,8 @@ fn a_log_in_json_is_an_object_a_line_and_has_the_configuration_in_effect() {
     });
     let lines = BufReader::new(node.child.stderr.take().unwrap()).lines();
     let mut lines = lines.map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
-    let line = lines.find(|line| line["message"] == "configuration in effect").unwrap();
-    assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &"forebay::cmd::node".into()));
+    let line = lines.find(|line| line["message"] == "node started").unwrap();
+    assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &"forebay_node::node".into()));
     let config: serde_json::Value = serde_json::from_str(line["config"].as_str().unwrap()).unwrap();
     assert_eq!(config["socket"], site.socket().to_str().unwrap());
     assert_eq!(config["memory"]["size"], "8MiB");

@@ -68,6 +68,8 @@ impl Node {
     /// Starts a node: opens its logs, makes its arena and lets clients in.
     pub fn start(config: &NodeConfig) -> Result<Node, NodeError> {
         let system = |doing| move |error| NodeError::System { doing, error };
+        // Before a log is made: one that is there keeps its segments.
+        let effective = config.effective();
         Node::check(config)?;
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
         let admission = Admission::new(config.token.clone(), config.allow_uids.clone());
@@ -106,27 +108,20 @@ impl Node {
             _mover: mover,
         };
         let node = node.join(config, metrics)?;
-        node.log_start(config);
+        node.log_start(&effective);
         Ok(node)
     }
 
-    /// Says that the node is there, and which limits it keeps.
+    /// Says that the node is there, and what it was told.
     fn log_start(&self, config: &NodeConfig) {
-        let limits = &config.limits;
         let shown = |address: Option<SocketAddr>| address.map(|address| address.to_string());
         tracing::info!(
             name = config.name,
             socket = %config.socket.display(),
-            memory_bytes = self.stat().capacity_bytes,
-            ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum::<u64>(),
-            largest_chunk_bytes = crate::config::largest_chunk(config),
-            clients = limits.clients,
-            leases_per_client = limits.leases_per_client,
-            slots_per_client = limits.slots_per_client,
-            loads_per_client = limits.loads_per_client,
-            lease_us = limits.lease_us(),
             peers = shown(self.peer_address()),
             metrics = shown(self.metrics_address()),
+            // A structure of tables, numbers and text always has a JSON form.
+            config = serde_json::to_string(config).unwrap_or_default(),
             "node started"
         );
     }

@@ -25,10 +25,9 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     let config = NodeConfig::read(&args.config)?;
-    let effective = config.effective();
     if args.check_config {
         Node::check(&config)?;
-        print!("{}", effective.to_toml());
+        print!("{}", config.effective().to_toml());
         return Ok(());
     }
     let node = Node::start(&config)?;
@@ -37,7 +36,6 @@ pub fn run(args: Args) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signals = runtime.block_on(async { Signals::listen() })?;
     say(format_args!("{} bytes behind {}{peers}{relays}", config.memory.size, config.socket.display()));
-    tracing::info!(config = serde_json::to_string(&effective)?, "configuration in effect");
     notify_systemd("READY=1");
     runtime.block_on(serve(node, signals, Duration::from_secs(config.limits.drain_s)))
 }
