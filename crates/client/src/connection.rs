@@ -386,9 +386,10 @@ mod tests {
         Answer::Found(Found { in_memory: 1, ..Found::default() }).encode(asked)
     }
 
-    /// What a client finds of a chunk, and whether it stays connected.
+    /// What a client finds of a chunk, and whether it stays connected: that it does not is a line,
+    /// and why is one.
     fn look(answer: impl Fn(&Frame) -> Vec<Frame> + Send + 'static) -> (usize, bool) {
-        let folder = tempfile::tempdir().unwrap();
+        let (log, folder) = (testkit::Log::alone(), tempfile::tempdir().unwrap());
         let socket = folder.path().join("socket");
         let node = node(&socket, answer);
         let mover = MoverThread::spawn(Limits::default()).unwrap();
@@ -400,6 +401,9 @@ mod tests {
         client.close();
         drop(client);
         node.join().unwrap();
+        let fault = ["wrong answer from the node; the connection ends", "its digest is wrong"];
+        let faults: &[&[&str]] = &[&fault, &["node gone"]];
+        log.expect_faults(if is_connected { &[] } else { faults });
         (found, is_connected)
     }
 

@@ -6,7 +6,7 @@ mod log;
 pub mod metrics;
 mod wait;
 
-pub use log::logged;
+pub use log::{Log, logged};
 pub use wait::{ended, eventually, eventually_async};
 
 use std::fmt::Display;

@@ -257,6 +257,11 @@ impl Clients {
         }
     }
 
+    /// A connection that has not said who it is gave way to another.
+    pub fn count_evicted(&self) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Slots whose client went without a word.
     pub fn count_orphans(&self, client: &str, slots: usize) {
         self.counts.orphans.fetch_add(slots as u64, Ordering::Relaxed);

@@ -69,7 +69,11 @@ fn admit(clients: &Arc<Clients>, stream: Arc<OwnedFd>) {
         let why = format!("{places} connections have not said who they are; the oldest gave way to the next");
         match evicting.is_stopped() {
             true => refuse(&evicting, &evicted, Refusal::Draining, "the node is shutting down".into()),
-            false => refuse(&evicting, &evicted, Refusal::Limit, why),
+            // The room has told of it.
+            false => {
+                evicting.count_evicted();
+                tell_refused(&evicted, Refusal::Limit, why);
+            }
         }
         socket::disconnect(&evicted);
     };
@@ -100,9 +104,13 @@ fn admit(clients: &Arc<Clients>, stream: Arc<OwnedFd>) {
     }
 }
 
-/// Tells a client why it is not let in.
+/// Does not let a client in, and tells it and the log why.
 fn refuse(clients: &Clients, stream: &OwnedFd, refusal: Refusal, why: String) {
     clients.count_refused(refusal, &why);
+    tell_refused(stream, refusal, why);
+}
+
+fn tell_refused(stream: &OwnedFd, refusal: Refusal, why: String) {
     let frame = Answer::Refused(refusal, why).encode(UNASKED);
     // Whoever does not read it sees the end.
     let _ = socket::send_some(stream, &frame.encode());

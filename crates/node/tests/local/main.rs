@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod hostile;
-mod logs;
 mod rig;
 mod tenants;
 mod together;

@@ -4,23 +4,20 @@
 mod etcd;
 #[path = "../metrics/http.rs"]
 mod http;
+mod neighbours;
 #[path = "../local/rig.rs"]
 mod rig;
 mod telemetry;
 mod ways;
 
 use forebay_client::{NewChunk, Reserved, fetch};
-use forebay_node::{
-    DirectoryConfig, MetricsConfig, Node, NodeConfig, PeersConfig, SsdConfig, WriteBackPolicy,
-};
+use forebay_node::{DirectoryConfig, MetricsConfig, Node};
 use forebay_store::{ChunkShape, StoreEnd, TenantId};
 use forebay_transfer::{Class, End, Span};
+use neighbours::*;
 use rig::*;
 use rustix::process::Signal;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use testkit::{ended, eventually};
 
@@ -31,64 +28,6 @@ fn a_child_is_what_it_is_told_to_be() {
     let _node = Node::start(&config(&socket)).unwrap();
     println!("ready");
     std::thread::sleep(Duration::from_secs(120));
-}
-
-static SITES: AtomicU8 = AtomicU8::new(1);
-
-/// Sites whose nodes know of each other.
-fn neighbours<const COUNT: usize>(names: [&str; COUNT]) -> [Site; COUNT] {
-    // No two tests, and no two runs of them side by side, have the same address.
-    let [low, high, ..] = std::process::id().to_le_bytes();
-    let first = SITES.fetch_add(COUNT as u8, Ordering::Relaxed);
-    let address = |nth: usize| SocketAddr::from(([127, low, high, first + nth as u8], 7600));
-    let entry = |nth: usize| format!("[[nodes]]\nname = '{}'\naddress = '{}'\n", names[nth], address(nth));
-    let list: String = (0..COUNT).map(entry).collect();
-    std::array::from_fn(|nth| {
-        let site = Site::new();
-        let mut config = site.config();
-        config.name = names[nth].into();
-        config.peers = Some(PeersConfig { progress_limit_ms: 20_000, ..PeersConfig::new(address(nth)) });
-        std::fs::write(site.folder.path().join("nodes.toml"), &list).unwrap();
-        config.directory = Some(DirectoryConfig::of_file(site.folder.path().join("nodes.toml")));
-        write(&site, &config);
-        site
-    })
-}
-
-/// Two sites whose nodes know of each other.
-struct Pair {
-    left: Site,
-    right: Site,
-}
-
-impl Pair {
-    fn new() -> Pair {
-        let [left, right] = neighbours(["left", "right"]);
-        Pair { left, right }
-    }
-}
-
-fn write(site: &Site, config: &NodeConfig) {
-    std::fs::write(site.folder.path().join("node.toml"), config.to_toml()).unwrap();
-}
-
-fn store_all(peer: &Peer) {
-    assert!((0..CHUNKS).all(|number| peer.store(number) == StoreEnd::Stored { bytes: CHUNK_BYTES }));
-}
-
-/// The next node of this site has all chunks on its disk, and none in memory.
-fn store_all_on_disk(site: &Site) {
-    let mut config = site.config();
-    config.ssd = vec![SsdConfig { path: log(site), size: 16 << 20, segment_size: 1 << 20, create: true }];
-    config.write_back = WriteBackPolicy::All;
-    write(site, &config);
-    let first = site.node();
-    store_all(&site.peer());
-    first.drain(Duration::from_secs(60)).unwrap();
-}
-
-fn log(site: &Site) -> PathBuf {
-    site.folder.path().join("log")
 }
 
 #[test]

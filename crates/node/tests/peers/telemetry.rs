@@ -1,8 +1,8 @@
 //! What nodes show of what goes on between them, and that nothing of it depends on whoever looks.
 
 use crate::http::{LIMIT, TAKEN, collector, get};
+use crate::neighbours::{Pair, store_all, store_all_on_disk, write};
 use crate::rig::*;
-use crate::{Pair, store_all, store_all_on_disk, write};
 use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};

@@ -1,8 +1,8 @@
 //! What carries bytes between nodes: UCX's rails, and TLS. Whatever it is, hits are the same, and
 //! who is not trusted has none.
 
+use crate::neighbours::{Pair, store_all, write};
 use crate::rig::*;
-use crate::{Pair, store_all, write};
 use forebay_net::{RailOptions, TCP};
 use forebay_node::{Node, NodeConfig, RailConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
