@@ -8,7 +8,6 @@ mod local;
 pub mod metrics;
 mod node;
 mod peering;
-mod remote;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig,

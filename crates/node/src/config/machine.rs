@@ -19,7 +19,7 @@ impl NodeConfig {
 }
 
 fn wrong(field: &'static str, path: &Path, is: &str, allowed: &str) -> ConfigError {
-    ConfigError::Value { field, value: format!("{path:?}, {is}"), allowed: allowed.into() }
+    ConfigError::value(field, format!("{path:?}, {is}"), allowed)
 }
 
 fn kind(path: &Path) -> Option<FileType> {
@@ -72,6 +72,5 @@ fn fits(ssd: &SsdConfig) -> Result<(), ConfigError> {
         return Ok(());
     }
     let value = format!("{}, for which the disk of {:?} has no room", size::write(ssd.size), ssd.path);
-    let allowed = format!("what is left there, {left} bytes");
-    Err(ConfigError::Value { field: "ssd.size", value, allowed })
+    Err(ConfigError::value("ssd.size", value, format!("what is left there, {left} bytes")))
 }

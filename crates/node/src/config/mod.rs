@@ -38,6 +38,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
+/// Threads that copy, where their number is not said.
+const COPY_THREADS: u16 = 2;
 /// The system's addresses of Unix sockets have so much room.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Segments of a log that nothing was said of have as many bytes at least,
@@ -68,7 +70,7 @@ pub struct NodeConfig {
     #[serde(default)]
     pub allow_uids: Vec<u32>,
     /// Threads that copy what comes from disk into the arena.
-    #[serde(default = "two")]
+    #[serde(default = "or::<usize, COPY_THREADS>")]
     pub copy_threads: usize,
     pub memory: MemoryConfig,
     /// Logs below it.
@@ -204,6 +206,12 @@ pub enum ConfigError {
     Value { field: &'static str, value: String, allowed: String },
 }
 
+impl ConfigError {
+    fn value(field: &'static str, value: impl ToString, allowed: impl ToString) -> ConfigError {
+        ConfigError::Value { field, value: value.to_string(), allowed: allowed.to_string() }
+    }
+}
+
 impl Default for LimitsConfig {
     /// 64 clients, and as many connections that have two seconds to become one, with 64 MiB of
     /// unfinished requests; 4096 leases, 1024 slots and 1024 chunks under way each; leases of a
@@ -267,7 +275,7 @@ impl NodeConfig {
             token_file: None,
             token: Vec::new(),
             allow_uids: Vec::new(),
-            copy_threads: two(),
+            copy_threads: COPY_THREADS.into(),
             memory: MemoryConfig {
                 size: memory_bytes,
                 pages: PagesConfig::default(),
@@ -395,8 +403,8 @@ impl NodeConfig {
             size_in("ssd.size", ssd.size, 5 * least, most * SEGMENTS_MAX)?;
             whole_pages("ssd.size", ssd.size)?;
             if self.ssd[..nth].iter().any(|other| is_same(&other.path, &ssd.path)) {
-                let (field, value) = ("the path of two logs", format!("{:?}", ssd.path));
-                return Err(ConfigError::Value { field, value, allowed: "each log once".into() });
+                let path = format!("{:?}", ssd.path);
+                return Err(ConfigError::value("the path of two logs", path, "each log once"));
             }
         }
         count_in("ssd logs", self.ssd.len() as u64, 0, forebay_store::ssd::VOLUMES_MAX as u64)
@@ -437,47 +445,36 @@ fn read_token(path: &Path, bytes_max: usize) -> Result<Vec<u8>, ConfigError> {
 }
 
 fn size_in(field: &'static str, bytes: u64, least: u64, most: u64) -> Result<(), ConfigError> {
-    let allowed = || format!("{} to {}", size::write(least), size::write(most));
-    let value = || size::write(bytes);
     if (least..=most).contains(&bytes) {
-        Ok(())
-    } else {
-        Err(ConfigError::Value { field, value: value(), allowed: allowed() })
+        return Ok(());
     }
+    let allowed = format!("{} to {}", size::write(least), size::write(most));
+    Err(ConfigError::value(field, size::write(bytes), allowed))
 }
 
 fn whole_pages(field: &'static str, bytes: u64) -> Result<(), ConfigError> {
     let page = PAGE_BYTES as u64;
-    match bytes.is_multiple_of(page) {
-        true => Ok(()),
-        false => Err(ConfigError::Value {
-            field,
-            value: size::write(bytes),
-            allowed: format!("a multiple of {}", size::write(page)),
-        }),
+    if bytes.is_multiple_of(page) {
+        return Ok(());
     }
+    Err(ConfigError::value(field, size::write(bytes), format!("a multiple of {}", size::write(page))))
 }
 
 fn count_in(field: &'static str, count: u64, least: u64, most: u64) -> Result<(), ConfigError> {
-    let allowed = || format!("{least} to {most}");
     if (least..=most).contains(&count) {
-        Ok(())
-    } else {
-        Err(ConfigError::Value { field, value: count.to_string(), allowed: allowed() })
+        return Ok(());
     }
+    Err(ConfigError::value(field, count, format!("{least} to {most}")))
 }
 
 /// What fits into an address of a Unix socket.
 fn socket_path(field: &'static str, path: &Path) -> Result<(), ConfigError> {
     let bytes = path.as_os_str().as_encoded_bytes();
-    match bytes.len() {
-        1..=SOCKET_PATH_BYTES_MAX if !bytes.contains(&0) => Ok(()),
-        _ => Err(ConfigError::Value {
-            field,
-            value: format!("{path:?}"),
-            allowed: format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes"),
-        }),
+    if (1..=SOCKET_PATH_BYTES_MAX).contains(&bytes.len()) && !bytes.contains(&0) {
+        return Ok(());
     }
+    let allowed = format!("a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes");
+    Err(ConfigError::value(field, format!("{path:?}"), allowed))
 }
 
 /// Whether two paths lead to one file, as far as that can be told of files that may not be there.
@@ -490,8 +487,9 @@ fn is_default(tenants: &TenantsConfig) -> bool {
     *tenants == TenantsConfig::default()
 }
 
-fn two() -> usize {
-    2
+/// A number that is meant where none is given.
+fn or<T: From<u16>, const NUMBER: u16>() -> T {
+    NUMBER.into()
 }
 
 fn yes() -> bool {

@@ -36,11 +36,8 @@ pub fn given<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 
 /// Whether a node may be called so.
 pub fn check(name: &str) -> Result<(), ConfigError> {
-    check_name(name).map_err(|_| ConfigError::Value {
-        field: "name",
-        value: format!("{name:?}"),
-        allowed: format!("1 to {NAME_BYTES_MAX} bytes without control characters"),
-    })
+    let allowed = || format!("1 to {NAME_BYTES_MAX} bytes without control characters");
+    check_name(name).map_err(|_| ConfigError::value("name", format!("{name:?}"), allowed()))
 }
 
 #[cfg(test)]

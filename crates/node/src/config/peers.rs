@@ -1,6 +1,6 @@
 //! What a node is told of other nodes and of the ways to them, and which values are allowed.
 
-use super::{ConfigError, address, count_in, read_token, size_in};
+use super::{ConfigError, address, count_in, or, read_token, size_in};
 use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
 use crate::{endpoint, size};
 use forebay_net::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
@@ -10,6 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Connections to a peer; of all other nodes, and of one of them; and how long a peer may move
+/// nothing, where they are not said.
+const FLOWS_MAX: u16 = 4;
+const CONNECTIONS_MAX: u16 = 256;
+const CONNECTIONS_PER_PEER: u16 = 32;
+const PROGRESS_LIMIT_MS: u16 = 2000;
+/// How long a node is believed to live, where it is not said.
+const TTL_S_USUAL: u16 = 10;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,16 +50,16 @@ pub struct PeersConfig {
     #[serde(default)]
     pub plain_beyond_loopback: bool,
     /// Connections to a peer at most.
-    #[serde(default = "four")]
+    #[serde(default = "or::<usize, FLOWS_MAX>")]
     pub flows_max: usize,
     /// Connections of other nodes at a time, of all of them.
-    #[serde(default = "two_hundred_fifty_six")]
+    #[serde(default = "or::<usize, CONNECTIONS_MAX>")]
     pub connections_max: usize,
     /// And of one of them.
-    #[serde(default = "thirty_two")]
+    #[serde(default = "or::<usize, CONNECTIONS_PER_PEER>")]
     pub connections_per_peer: usize,
     /// A peer that moves no byte of what is due for so long counts as frozen.
-    #[serde(default = "two_seconds")]
+    #[serde(default = "or::<u64, PROGRESS_LIMIT_MS>")]
     pub progress_limit_ms: u64,
     /// Bytes that may be leased to a peer at a time.
     #[serde(default = "gibibyte", with = "size")]
@@ -85,7 +94,7 @@ pub struct DirectoryConfig {
     #[serde(default = "prefix")]
     pub prefix: String,
     /// A node that is silent for so long counts as dead.
-    #[serde(default = "ten")]
+    #[serde(default = "or::<u32, TTL_S_USUAL>")]
     pub ttl_s: u32,
 }
 
@@ -102,10 +111,10 @@ impl PeersConfig {
             authorities: None,
             tls: None,
             plain_beyond_loopback: false,
-            flows_max: four(),
-            connections_max: two_hundred_fifty_six(),
-            connections_per_peer: thirty_two(),
-            progress_limit_ms: two_seconds(),
+            flows_max: FLOWS_MAX.into(),
+            connections_max: CONNECTIONS_MAX.into(),
+            connections_per_peer: CONNECTIONS_PER_PEER.into(),
+            progress_limit_ms: PROGRESS_LIMIT_MS.into(),
             lent_per_peer: gibibyte(),
             rails: Vec::new(),
         }
@@ -122,26 +131,20 @@ impl PeersConfig {
         let tls =
             [&self.certificate, &self.key, &self.authorities].iter().filter(|file| file.is_some()).count();
         if ![0, 3].contains(&tls) {
-            return Err(ConfigError::Value {
-                field: "the number of peers.certificate, peers.key and peers.authorities",
-                value: tls.to_string(),
-                allowed: "all three, or none".into(),
-            });
+            let field = "the number of peers.certificate, peers.key and peers.authorities";
+            return Err(ConfigError::value(field, tls, "all three, or none"));
         }
         self.check_address(tls == 3)
     }
 
     fn check_address(&self, has_tls: bool) -> Result<(), ConfigError> {
-        let refuse = |allowed: &str| {
-            let (field, value) = ("peers.listen", self.listen.to_string());
-            Err(ConfigError::Value { field, value, allowed: allowed.into() })
-        };
+        let refuse = |allowed| Err(ConfigError::value("peers.listen", self.listen, allowed));
         if self.listen.ip().is_unspecified() && self.advertise.is_none() {
             return refuse("an address that peers can connect to, or any with peers.advertise");
         }
         if let Some(told) = self.advertise.filter(|told| told.ip().is_unspecified() || told.port() == 0) {
-            let allowed = "an address and a port to which peers can connect".into();
-            return Err(ConfigError::Value { field: "peers.advertise", value: told.to_string(), allowed });
+            let allowed = "an address and a port to which peers can connect";
+            return Err(ConfigError::value("peers.advertise", told, allowed));
         }
         if is_beyond_loopback(self.listen) && !has_tls && !self.plain_beyond_loopback {
             return refuse(
@@ -179,20 +182,18 @@ impl RailConfig {
 
     /// A comma would make one name two.
     fn check(&self) -> Result<(), ConfigError> {
-        self.options().map_err(|none| ConfigError::Value {
-            field: "the fabric of peers.rails",
-            value: format!("{:?}", none.name),
-            allowed: NoSuchTransport::allowed(),
+        self.options().map_err(|none| {
+            let (name, allowed) = (format!("{:?}", none.name), NoSuchTransport::allowed());
+            ConfigError::value("the fabric of peers.rails", name, allowed)
         })?;
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:".contains(&byte);
         let is_device = |name: &&String| !name.is_empty() && name.bytes().all(allowed);
         match self.devices.iter().find(|name| !is_device(name)) {
             None => Ok(()),
-            Some(name) => Err(ConfigError::Value {
-                field: "a device of peers.rails",
-                value: format!("{name:?}"),
-                allowed: "letters, digits and _-.: as the transport names it".into(),
-            }),
+            Some(name) => {
+                let allowed = "letters, digits and _-.: as the transport names it";
+                Err(ConfigError::value("a device of peers.rails", format!("{name:?}"), allowed))
+            }
         }
     }
 }
@@ -200,13 +201,12 @@ impl RailConfig {
 impl DirectoryConfig {
     /// A list of nodes in a file.
     pub fn of_file(path: impl Into<PathBuf>) -> DirectoryConfig {
-        DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s: ten() }
+        let ttl_s = TTL_S_USUAL.into();
+        DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s }
     }
 
     pub(super) fn check(&self, peers: Option<&PeersConfig>) -> Result<(), ConfigError> {
-        let wrong = |field, value: String, allowed: &str| {
-            Err(ConfigError::Value { field, value, allowed: allowed.into() })
-        };
+        let wrong = |field, value: String, allowed: &str| Err(ConfigError::value(field, value, allowed));
         let given = usize::from(self.file.is_some()) + usize::from(!self.etcd.is_empty());
         if given != 1 {
             let field = "the number of directory.file and directory.etcd";
@@ -243,29 +243,15 @@ pub(super) fn check_list(list: &Path, name: &str, peers: &PeersConfig) -> Result
     }
     for record in nodes {
         let is_here = addresses.contains(&record.address);
+        let (list, told, there) = (list.display(), peers.told(), record.address);
         if record.node == node && !is_here {
-            return Err(ConfigError::Value {
-                field: "name",
-                value: format!(
-                    "{name:?}, which {} has for a node at {}, while this one is at {}",
-                    list.display(),
-                    record.address,
-                    peers.told()
-                ),
-                allowed: "a name that no other node has, or peers.advertise with that address".into(),
-            });
+            let is = format!("{name:?}, which {list} has for a node at {there}, while this one is at {told}");
+            let allowed = "a name that no other node has, or peers.advertise with that address";
+            return Err(ConfigError::value("name", is, allowed));
         }
         if record.node != node && is_here {
-            return Err(ConfigError::Value {
-                field: "name",
-                value: format!(
-                    "{name:?}, while {} calls the node at {} {:?}",
-                    list.display(),
-                    record.address,
-                    record.name
-                ),
-                allowed: "the name that the list has for this node".into(),
-            });
+            let is = format!("{name:?}, while {list} calls the node at {there} {:?}", record.name);
+            return Err(ConfigError::value("name", is, "the name that the list has for this node"));
         }
     }
     Ok(())
@@ -277,26 +263,6 @@ fn read(path: &Path) -> Result<Vec<u8>, ConfigError> {
 
 fn prefix() -> String {
     "/forebay".into()
-}
-
-fn four() -> usize {
-    4
-}
-
-fn thirty_two() -> usize {
-    32
-}
-
-fn two_hundred_fifty_six() -> usize {
-    256
-}
-
-fn ten() -> u32 {
-    10
-}
-
-fn two_seconds() -> u64 {
-    2000
 }
 
 fn gibibyte() -> u64 {

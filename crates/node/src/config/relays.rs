@@ -77,8 +77,8 @@ impl RelaysConfig {
     pub(super) fn check(&self, socket: &Path) -> Result<(), ConfigError> {
         socket_path("relays.socket", &self.socket)?;
         if is_same(socket, &self.socket) {
-            let (field, value) = ("relays.socket", format!("{:?}", self.socket));
-            return Err(ConfigError::Value { field, value, allowed: "another path than socket's".into() });
+            let path = format!("{:?}", self.socket);
+            return Err(ConfigError::value("relays.socket", path, "another path than socket's"));
         }
         size_in("relays.memory", self.memory, 2 << 20, 1 << 50)?;
         self.uuids().map(drop)
@@ -86,13 +86,9 @@ impl RelaysConfig {
 
     fn uuids(&self) -> Result<Option<Vec<Uuid>>, ConfigError> {
         let RelayGpus::These(texts) = &self.gpus else { return Ok(None) };
-        let wrong = |value: &str| ConfigError::Value {
-            field: "relays.gpus",
-            value: value.into(),
-            allowed: "'all' or a list of UUIDs, each once, such as \
-                      'GPU-5c2f0d5e-6b0a-4f3c-9d7e-1a2b3c4d5e6f'"
-                .into(),
-        };
+        let allowed =
+            "'all' or a list of UUIDs, each once, such as 'GPU-5c2f0d5e-6b0a-4f3c-9d7e-1a2b3c4d5e6f'";
+        let wrong = |value: &str| ConfigError::value("relays.gpus", value, allowed);
         let mut uuids: Vec<Uuid> = Vec::with_capacity(texts.len());
         for text in texts {
             let digits = text.strip_prefix("GPU-").unwrap_or(text).replace('-', "");

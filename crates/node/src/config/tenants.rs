@@ -61,7 +61,7 @@ impl TenantsConfig {
         let on_ssd: Vec<u64> = self.ssd.into_iter().chain(quotas().filter_map(|quota| quota.ssd)).collect();
         if ssd_bytes == 0 && (self.key_file.is_some() || !on_ssd.is_empty()) {
             let field = "the number of [[ssd]] beside tenants.key_file or a tenant's quota of ssd";
-            return Err(ConfigError::Value { field, value: "0".into(), allowed: "one or more".into() });
+            return Err(ConfigError::value(field, 0, "one or more"));
         }
         for bytes in on_ssd {
             size_in("a tenant's quota of ssd", bytes, SLOT_ALIGN_BYTES, ssd_bytes)?;
@@ -70,11 +70,9 @@ impl TenantsConfig {
         tenants.sort_unstable();
         match tenants.windows(2).find(|pair| pair[0] == pair[1]) {
             None => Ok(()),
-            Some(pair) => Err(ConfigError::Value {
-                field: "the tenant of two tenants.quotas",
-                value: pair[0].to_string(),
-                allowed: "each tenant once".into(),
-            }),
+            Some(pair) => {
+                Err(ConfigError::value("the tenant of two tenants.quotas", pair[0], "each tenant once"))
+            }
         }
     }
 

@@ -25,12 +25,12 @@ pub trait Directory: Send + Sync {
     fn holders(&self, ids: &[ChunkId]) -> Holders;
 
     /// Says which chunks this node has from now on, and which no more. Remembered and sent later:
-    /// never waits.
-    fn announce(&self, added: &[ChunkId], removed: &[ChunkId]);
+    /// never waits. A directory that does not say who has what takes no notice.
+    fn announce(&self, _added: &[ChunkId], _removed: &[ChunkId]) {}
 
     /// Says that this node has these chunks and no others from now on. As
     /// [`announce`](Directory::announce).
-    fn announce_all(&self, here: &[ChunkId]);
+    fn announce_all(&self, _here: &[ChunkId]) {}
 
     /// Another live node with this one's name, in a sentence. Each hides the other from all others.
     fn conflict(&self) -> Option<String> {
@@ -49,6 +49,24 @@ pub enum Holders {
     /// For each id asked for, in order, nodes that are listed in [`Directory::nodes`]; never this
     /// one.
     Said(Vec<Vec<[u8; 16]>>),
+}
+
+/// The directory of a node that was told of none: nobody is known, and nobody is told.
+#[derive(Debug)]
+pub(crate) struct NoDirectory;
+
+impl Directory for NoDirectory {
+    fn nodes(&self) -> Vec<NodeRecord> {
+        Vec::new()
+    }
+
+    fn holders(&self, ids: &[ChunkId]) -> Holders {
+        Holders::Said(vec![Vec::new(); ids.len()])
+    }
+
+    fn stat(&self) -> DirectoryStat {
+        DirectoryStat::default()
+    }
 }
 
 /// A snapshot of a directory.

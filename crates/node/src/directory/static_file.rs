@@ -152,10 +152,6 @@ impl Directory for StaticDirectory {
         Holders::Unknown
     }
 
-    fn announce(&self, _: &[ChunkId], _: &[ChunkId]) {}
-
-    fn announce_all(&self, _: &[ChunkId]) {}
-
     fn stat(&self) -> DirectoryStat {
         let state = self.state();
         let nodes = state.nodes.iter().filter(|record| record.node != self.me).count();

@@ -4,7 +4,7 @@
 use super::client::Client;
 use crate::config::LimitsConfig;
 use crate::metrics::Spans;
-use crate::remote::RemoteNodes;
+use crate::peering::Peering;
 use forebay_client::protocol::answer::{NodeStat, REFUSALS, Refusal};
 use forebay_client::protocol::frame::Unfinished;
 use forebay_kv::ChunkId;
@@ -28,7 +28,7 @@ pub struct Clients {
     pub room: Arc<Room<i32>>,
     pub unfinished: Arc<Unfinished>,
     pub spans: Arc<Spans>,
-    remote: OnceLock<Arc<dyn RemoteNodes>>,
+    remote: OnceLock<Arc<Peering>>,
     registered: Mutex<HashMap<u64, Weak<Client>>>,
     next_number: AtomicU64,
     /// Threads of clients that are let in.
@@ -122,12 +122,12 @@ impl Clients {
     }
 
     /// Other nodes, if there may be any.
-    pub fn remote(&self) -> Option<&Arc<dyn RemoteNodes>> {
+    pub fn remote(&self) -> Option<&Arc<Peering>> {
         self.remote.get()
     }
 
     /// There are other nodes from now on.
-    pub fn set_remote(&self, remote: Arc<dyn RemoteNodes>) {
+    pub fn set_remote(&self, remote: Arc<Peering>) {
         // Set once: nobody else does.
         let _ = self.remote.set(remote);
     }

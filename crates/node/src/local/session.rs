@@ -6,7 +6,7 @@ use super::client::Client;
 use super::clients::Clients;
 use super::leases::ClientLeases;
 use super::traces::Traces;
-use crate::remote::PullRequest;
+use crate::peering::PullRequest;
 use forebay_client::protocol::answer::{Answer, ChunkPlace, Commitment, Found, Leased, Refusal, Reservation};
 use forebay_client::protocol::frame::Asked;
 use forebay_client::protocol::request::{Filled, NewChunk, Request};

@@ -1,8 +1,8 @@
 //! What the node shows of itself: numbers for Prometheus and OpenTelemetry, spans of sampled
 //! transfers.
 //!
-//! Nothing is registered and nothing is counted here: a [`Source`] is asked when somebody looks,
-//! and answers with what its owner counts anyway. A source that panics, a collector that is down
+//! Nothing is registered and nothing is counted here: a source is asked when somebody looks, and
+//! answers with what its owner counts anyway. A source that panics, a collector that is down
 //! and a client that reads slowly harm nobody; they are counted.
 
 mod http;
@@ -77,17 +77,8 @@ impl Metric {
     }
 }
 
-/// Whoever has numbers to show.
-pub trait Source: Send + Sync {
-    /// Adds the numbers of now. Quick: whoever looks waits for it.
-    fn collect(&self, out: &mut Vec<Metric>);
-}
-
-impl<F: Fn(&mut Vec<Metric>) + Send + Sync> Source for F {
-    fn collect(&self, out: &mut Vec<Metric>) {
-        self(out);
-    }
-}
+/// Adds the numbers of one part of the node.
+type Source = dyn Fn(&mut Vec<Metric>) + Send + Sync;
 
 const SOURCE_FAULTS: Family = Family {
     name: "forebay_metrics_source_faults_total",
@@ -104,7 +95,7 @@ pub struct Metrics {
 
 struct Named {
     name: &'static str,
-    source: Box<dyn Source>,
+    source: Box<Source>,
     faults: AtomicU64,
     gate: LogGate,
 }
@@ -114,10 +105,26 @@ impl Metrics {
         Metrics::default()
     }
 
-    /// Asks this source too, from now on. The name is for the count of its faults.
-    pub fn add(&self, name: &'static str, source: impl Source + 'static) {
+    /// Asks this source too, from now on, which adds its numbers of now. It is quick: whoever looks
+    /// waits for it. The name is for the count of its faults.
+    pub fn add(&self, name: &'static str, source: impl Fn(&mut Vec<Metric>) + Send + Sync + 'static) {
         let named = Named { name, source: Box::new(source), faults: AtomicU64::new(0), gate: LogGate::new() };
         self.sources.write().push(Arc::new(named));
+    }
+
+    /// Shows a part of the node as long as it is there.
+    pub(crate) fn add_part<T: Send + Sync + 'static>(
+        &self,
+        name: &'static str,
+        part: &Arc<T>,
+        show: impl Fn(&T, &mut Vec<Metric>) + Send + Sync + 'static,
+    ) {
+        let part = Arc::downgrade(part);
+        self.add(name, move |out| {
+            if let Some(part) = part.upgrade() {
+                show(&part, out);
+            }
+        });
     }
 
     /// Spans that wait to be pushed.
@@ -142,7 +149,7 @@ impl Named {
     fn collect(&self) -> Vec<Metric> {
         let collected = catch_unwind(AssertUnwindSafe(|| {
             let mut metrics = Vec::new();
-            self.source.collect(&mut metrics);
+            (self.source)(&mut metrics);
             metrics.truncate(METRICS_MAX);
             metrics
         }));

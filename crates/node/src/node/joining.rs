@@ -3,14 +3,12 @@
 
 use super::{HOST, Node, NodeError};
 use crate::config::{CollectorConfig, NodeConfig};
-use crate::directory::{Directory, EtcdConfig, EtcdDirectory, NodeRecord, StaticDirectory, node_of_name};
-use crate::metrics::sources::{
-    PortsStat, of_agent, of_clients, of_directory, of_mover, of_peering, of_ports, of_process, of_relays,
-    of_store,
+use crate::directory::{
+    Directory, EtcdConfig, EtcdDirectory, NoDirectory, NodeRecord, StaticDirectory, node_of_name,
 };
+use crate::metrics::sources::{agent, clients, directory, mover, peering, ports, process, relays, store};
 use crate::metrics::{HttpLimits, Metrics, MetricsServer, Push, PushConfig, PushError};
-use crate::peering::{Nobody, Peering};
-use crate::remote::RemoteNodes;
+use crate::peering::Peering;
 use forebay_cuda::driver::Driver;
 use forebay_cuda::remote::Relays;
 use std::net::SocketAddr;
@@ -18,7 +16,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 impl Node {
-    /// Meets other nodes, lends GPUs as relays, and shows its metrics.
+    /// Meets other nodes, has its GPUs relay, and shows its metrics.
     pub(super) fn join(mut self, config: &NodeConfig, metrics: Arc<Metrics>) -> Result<Node, NodeError> {
         self.join_peers(config, &metrics)?;
         self.start_relays(config, &metrics)?;
@@ -30,17 +28,15 @@ impl Node {
         let Some(peers) = &config.peers else { return Ok(()) };
         let clients = &self.clients;
         let directory = open_directory(config, peers.told(), clients.instance)?;
-        metrics.add("directory", of_directory(Arc::clone(&directory)));
+        let shown = Arc::clone(&directory);
+        metrics.add("directory", move |out| directory::collect(&shown.stat(), out));
         let ground = (&clients.store, &clients.mover, HOST);
         let spans = Arc::clone(&clients.spans);
         let peering = Peering::start(peers, &config.name, ground, &config.limits, directory, spans)?;
         let peering = Arc::new(peering);
-        clients.set_remote(Arc::clone(&peering) as Arc<dyn RemoteNodes>);
-        let others = Arc::downgrade(&peering);
-        let peers = move || others.upgrade().map(|others| others.stat().peers).unwrap_or_default();
-        metrics.add("agent", of_agent(peers));
-        let others = Arc::downgrade(&peering);
-        metrics.add("peering", of_peering(move || others.upgrade().map(|others| others.stat())));
+        clients.set_remote(Arc::clone(&peering));
+        metrics.add_part("agent", &peering, |peering, out| agent::collect(&peering.stat().peers, out));
+        metrics.add_part("peering", &peering, |peering, out| peering::collect(&peering.stat(), out));
         self.peering = Some(peering);
         Ok(())
     }
@@ -49,8 +45,7 @@ impl Node {
         let Some(relays) = &config.relays else { return Ok(()) };
         let relays = relays.for_relays(&config.token, &config.allow_uids).map_err(NodeError::Config)?;
         let relays = Arc::new(Relays::start(Driver::load()?, relays)?);
-        let shown = Arc::downgrade(&relays);
-        metrics.add("relays", of_relays(move || shown.upgrade().map(|relays| relays.stat())));
+        metrics.add_part("relays", &relays, |relays, out| relays::collect(&relays.stat(), out));
         self.relays = Some(relays);
         Ok(())
     }
@@ -58,12 +53,11 @@ impl Node {
     fn show_metrics(&mut self, config: &NodeConfig, metrics: Arc<Metrics>) -> Result<(), NodeError> {
         let Some(shown) = &config.metrics else { return Ok(()) };
         let clients = &self.clients;
-        metrics.add("process", of_process());
-        metrics.add("store", of_store(Arc::new(clients.store.clone())));
-        let mover = clients.mover.clone();
-        metrics.add("mover", of_mover(move || mover.telemetry().unwrap_or_default()));
-        let all = Arc::downgrade(clients);
-        metrics.add("clients", of_clients(move || all.upgrade().map(|all| (all.stat(), all.clients()))));
+        metrics.add("process", process::source());
+        let (store, mover) = (clients.store.clone(), clients.mover.clone());
+        metrics.add("store", move |out| store::collect(&store.stat(), store.disk_stat().as_ref(), out));
+        metrics.add("mover", move |out| mover::collect(&mover.telemetry().unwrap_or_default(), out));
+        metrics.add_part("clients", clients, |all, out| clients::collect(&all.stat(), &all.clients(), out));
         let (all, peering) = (Arc::downgrade(clients), self.peering.as_ref().map(Arc::downgrade));
         let ready = move || match all.upgrade() {
             Some(all) if !all.is_draining() => match peering.as_ref().and_then(Weak::upgrade) {
@@ -82,12 +76,12 @@ impl Node {
         self.metrics = shown.listen.map(listen).transpose()?;
         let port = self.metrics.as_ref().map(MetricsServer::pending);
         let (all, peering) = (Arc::downgrade(clients), self.peering.as_ref().map(Arc::downgrade));
-        let ports = move || {
+        metrics.add("ports", move |out| {
             let clients = all.upgrade().map(|all| (all.room.stat(), Arc::clone(&all.unfinished)));
             let peers = peering.as_ref().and_then(Weak::upgrade).and_then(|peering| peering.port());
-            PortsStat { clients, peers, metrics: port.as_ref().map(|port| port.stat()) }
-        };
-        metrics.add("ports", of_ports(ports));
+            let metrics = port.as_ref().map(|port| port.stat());
+            ports::collect(&ports::PortsStat { clients, peers, metrics }, out);
+        });
         self._push = shown.push.as_ref().map(|to| push(to, &config.name, metrics)).transpose()?;
         Ok(())
     }
@@ -99,7 +93,7 @@ fn open_directory(
     instance: [u8; 16],
 ) -> Result<Arc<dyn Directory>, NodeError> {
     let node = node_of_name(&config.name);
-    let Some(directory) = &config.directory else { return Ok(Arc::new(Nobody)) };
+    let Some(directory) = &config.directory else { return Ok(Arc::new(NoDirectory)) };
     if let Some(file) = &directory.file {
         return Ok(Arc::new(StaticDirectory::open(file, node)?));
     }

@@ -2,14 +2,15 @@
 //! follow it may have one, and until it is here or failed. Pure: this file keeps what waits and
 //! gives it back when its time has come; it must never run it.
 
-use crate::remote::OnPulled;
 use forebay_kv::ChunkId;
-use forebay_store::TenantId;
+use forebay_store::{ReadGuard, TenantId};
 use std::collections::HashMap;
 use thiserror::Error;
 
 /// Something to be done by a thread that may wait.
 pub type Job = Box<dyn FnOnce() + Send>;
+/// Is told of a chunk that is in this node's memory now, or why it is not.
+pub type OnPulled = Box<dyn FnOnce(Result<ReadGuard, String>) + Send>;
 
 /// Chunks that are on their way.
 #[derive(Default)]

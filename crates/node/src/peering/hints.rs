@@ -1,9 +1,11 @@
-//! What peers said lately about who has what, where the directory does not know. Sans-IO: time is
+//! What was learned lately of chunks that peers have: who said that it has which, where the
+//! directory does not know, and which of them this node can never take, since no slab holds them.
+//! Whoever is told of such a chunk asks for it and gets nothing, time after time. Sans-IO: time is
 //! an argument. It forgets by age and by number; it must never be asked for more than a hint.
 
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Chunks that are remembered at most, of each half.
 const CHUNKS_MAX: usize = 65_536;
@@ -12,13 +14,15 @@ const AGE_US: u64 = 5_000_000;
 
 type Half = HashMap<(TenantId, ChunkId), Vec<String>>;
 
-/// What was said. Two halves: the younger one takes in, the older one goes when the younger is full
-/// or old.
+/// What was learned. Two halves each: the younger one takes in, the older one goes when the younger
+/// is full or, of what peers said, old.
 #[derive(Debug, Default)]
 pub struct Hints {
     young: Half,
     old: Half,
     since_us: u64,
+    /// Chunks that do not fit.
+    unfit: [HashSet<(TenantId, ChunkId)>; 2],
 }
 
 impl Hints {
@@ -54,6 +58,21 @@ impl Hints {
     /// How many chunks, from the first on, somebody has.
     pub fn prefix(&mut self, now_us: u64, tenant: TenantId, ids: &[ChunkId]) -> usize {
         ids.iter().take_while(|id| !self.peers(now_us, tenant, id).is_empty()).count()
+    }
+
+    /// A chunk does not fit.
+    pub fn note_unfit(&mut self, tenant: TenantId, id: ChunkId) {
+        let [young, old] = &mut self.unfit;
+        if young.len() >= CHUNKS_MAX {
+            *old = std::mem::take(young);
+        }
+        young.insert((tenant, id));
+    }
+
+    /// The chunks before the first one that does not fit.
+    pub fn before_unfit<'a>(&self, tenant: TenantId, ids: &'a [ChunkId]) -> &'a [ChunkId] {
+        let is_unfit = |id: &ChunkId| self.unfit.iter().any(|half| half.contains(&(tenant, *id)));
+        &ids[..ids.iter().position(is_unfit).unwrap_or(ids.len())]
     }
 
     fn age(&mut self, now_us: u64) {
@@ -103,5 +122,23 @@ mod tests {
             known.note(3 * AGE_US, TENANT, &[id(number)], "left");
         }
         assert!(known.young.len() + known.old.len() <= 2 * CHUNKS_MAX);
+    }
+
+    #[test]
+    fn a_sequence_ends_before_the_first_chunk_that_does_not_fit() {
+        let mut known = Hints::default();
+        let ids: Vec<ChunkId> = (0..4).map(id).collect();
+        assert_eq!(known.before_unfit(TENANT, &ids), ids);
+        [3, 2, 2].into_iter().for_each(|number| known.note_unfit(TENANT, id(number)));
+        assert_eq!(known.before_unfit(TENANT, &ids), &ids[..2]);
+        assert_eq!(known.before_unfit(TenantId(1), &ids), ids, "another tenant's are another's");
+    }
+
+    #[test]
+    fn of_the_chunks_that_do_not_fit_the_oldest_are_forgotten() {
+        let mut known = Hints::default();
+        (0..=2 * CHUNKS_MAX as u32).for_each(|number| known.note_unfit(TENANT, id(number)));
+        assert!(known.unfit.iter().map(HashSet::len).sum::<usize>() <= 2 * CHUNKS_MAX);
+        assert_eq!(known.before_unfit(TENANT, &[id(0), id(CHUNKS_MAX as u32)]), [id(0)]);
     }
 }

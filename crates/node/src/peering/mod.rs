@@ -1,8 +1,7 @@
 //! Nodes among each other: finding chunks on other nodes, pulling them, and leasing one's own to
 //! them.
 //!
-//! A pull has four steps. **Lookup** (`hints`, `negative_cache`, `choice`): who has a chunk, and
-//! whom to ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still
+//! A pull has four steps. **Lookup** (`hints`, `choice`): who has a chunk, and whom to ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still
 //! and says where they lie. **Read** (`pull`): the mover reads them into slots of the arena, and
 //! every byte is compared with its checksum. **Arrival** (`arrivals`): everybody who waits is told.
 //! `messages` is what nodes say. What a directory or a peer says is never believed: it costs a
@@ -13,26 +12,22 @@ mod choice;
 mod hints;
 mod lease_queue;
 mod messages;
-mod negative_cache;
 mod owner;
 mod pull;
 
 use crate::config::{LimitsConfig, PeersConfig, RailConfig};
-use crate::directory::{Directory, DirectoryStat, Holders, NodeRecord};
+use crate::directory::{Directory, Holders};
 use crate::metrics::{Spans, Trace};
-use crate::remote::{OnFound, OnPulled, PullRequest, RemoteNodes};
-use arrivals::{Arrivals, Job};
+use arrivals::{Arrivals, Job, OnPulled};
 use choice::Candidate;
 use forebay_kv::ChunkId;
 use forebay_net::{Access, Agent, AgentConfig, AgentError, PeerStat, ServerStats, Service, Unreachable};
 use forebay_store::{Changed, Store, TenantId};
-use forebay_transfer::LogGate;
-use forebay_transfer::{MoverHandle, Place};
+use forebay_transfer::{Class, LogGate, MoverHandle, Place};
 use hints::Hints;
 use lease_queue::LeaseQueue;
 use messages::{Answer, LOOKUP_IDS_MAX, Question, TenantKey};
-use negative_cache::NegativeCache;
-use owner::{Owner, OwnerStat, PeerService};
+use owner::{Owner, PeerService};
 use parking_lot::Mutex;
 use pull::Pull;
 use std::collections::HashMap;
@@ -62,7 +57,6 @@ pub(crate) struct Puller {
     /// `None` ends the thread.
     jobs: Sender<Option<Job>>,
     known: Mutex<Hints>,
-    negative_cache: Mutex<NegativeCache>,
     arrivals: Mutex<Arrivals>,
     lease_queue: Mutex<LeaseQueue<Pull>>,
     counts: Counts,
@@ -91,6 +85,23 @@ pub(crate) struct Peering {
     listed_peers: Arc<Mutex<HashMap<String, SocketAddr>>>,
 }
 
+/// A chunk of which other nodes have a copy.
+#[derive(Debug, Clone)]
+pub(crate) struct PullRequest {
+    pub tenant: TenantId,
+    /// The chunk and those that follow it in its sequence and are likely to be wanted next.
+    pub ids: Vec<ChunkId>,
+    /// The chunk before it.
+    pub parent: Option<ChunkId>,
+    /// How urgent it is.
+    pub class: Class,
+    /// When it is of no use any more, in the mover's clock.
+    pub deadline_us: Option<u64>,
+}
+
+/// Is told how many chunks there are.
+type OnFound = Box<dyn FnOnce(usize) + Send>;
+
 /// What went on between nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeeringStat {
@@ -113,28 +124,6 @@ pub struct PeeringStat {
     pub complaints: u64,
     /// Of those, chunks that were wrong here too, and were dropped.
     pub wrong: u64,
-}
-
-/// The directory of a node that was told of none: nobody is known, and nobody is told.
-#[derive(Debug)]
-pub(crate) struct Nobody;
-
-impl Directory for Nobody {
-    fn nodes(&self) -> Vec<NodeRecord> {
-        Vec::new()
-    }
-
-    fn holders(&self, ids: &[ChunkId]) -> Holders {
-        Holders::Said(vec![Vec::new(); ids.len()])
-    }
-
-    fn announce(&self, _added: &[ChunkId], _removed: &[ChunkId]) {}
-
-    fn announce_all(&self, _here: &[ChunkId]) {}
-
-    fn stat(&self) -> DirectoryStat {
-        DirectoryStat::default()
-    }
 }
 
 /// Answers of peers that a lookup waits for.
@@ -192,7 +181,6 @@ impl Peering {
             mover: mover.clone(),
             jobs,
             known: Mutex::default(),
-            negative_cache: Mutex::default(),
             arrivals: Mutex::new(Arrivals::new(limits.loads())),
             lease_queue: Mutex::default(),
             counts: Counts::default(),
@@ -220,18 +208,19 @@ impl Peering {
     /// What went on.
     pub fn stat(&self) -> PeeringStat {
         let counts = &self.puller.counts;
-        let OwnerStat { lent, refused, complaints, wrong } = self.owner.stat();
+        let of_owner = self.owner.counts();
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         PeeringStat {
             peers: self.agent.stats(),
-            pulled: counts.pulled.load(Ordering::Relaxed),
-            not_pulled: counts.failed.load(Ordering::Relaxed),
-            denied: counts.denied.load(Ordering::Relaxed),
-            corrupt: counts.corrupt.load(Ordering::Relaxed),
-            retried: counts.retried.load(Ordering::Relaxed),
-            lent,
-            refused,
-            complaints,
-            wrong,
+            pulled: load(&counts.pulled),
+            not_pulled: load(&counts.failed),
+            denied: load(&counts.denied),
+            corrupt: load(&counts.corrupt),
+            retried: load(&counts.retried),
+            lent: load(&of_owner.leased),
+            refused: load(&of_owner.refused),
+            complaints: load(&of_owner.complaints),
+            wrong: load(&of_owner.wrong),
         }
     }
 
@@ -381,10 +370,12 @@ impl Drop for PendingLookup {
     }
 }
 
-impl RemoteNodes for Peering {
-    fn lookup(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
+impl Peering {
+    /// How many of `ids`, which follow what this node has, other nodes have. `on_found` is called
+    /// exactly once, soon, on any thread.
+    pub fn lookup(&self, tenant: TenantId, ids: &[ChunkId], on_found: OnFound) {
         self.sync_peers();
-        let ids = self.puller.negative_cache.lock().before(tenant, ids);
+        let ids = self.puller.known.lock().before_unfit(tenant, ids);
         if ids.is_empty() {
             return on_found(0);
         }
@@ -394,12 +385,15 @@ impl RemoteNodes for Peering {
         }
     }
 
-    fn lookup_known(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let ids = self.puller.negative_cache.lock().before(tenant, ids);
+    /// The same as far as it is known without asking.
+    pub fn lookup_known(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let ids = self.puller.known.lock().before_unfit(tenant, ids);
         self.holders(tenant, ids).iter().take_while(|peers| !peers.is_empty()).count()
     }
 
-    fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
+    /// Fetches the first chunk that is wanted into this node's memory, verified. `on_end` is called
+    /// exactly once, on any thread.
+    pub fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
         let PullRequest { tenant, ids, parent, class, deadline_us } = wanted;
         let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
         if let Some(guard) = self.puller.store.read_guard_by_id(tenant, first) {
@@ -418,16 +412,20 @@ impl RemoteNodes for Peering {
             .start();
     }
 
-    fn pulled(&self) -> (u64, u64) {
+    /// Chunks that were fetched, and that were to be.
+    pub fn pulled(&self) -> (u64, u64) {
         let counts = &self.puller.counts;
         (counts.pulled.load(Ordering::Relaxed), counts.failed.load(Ordering::Relaxed))
     }
 
-    fn stop(&self) {
+    /// Leases nothing more to other nodes. What they have from this one stays leased.
+    pub fn stop(&self) {
         self.owner.stop();
     }
 
-    fn wait_until_back(&self, until: Instant) -> usize {
+    /// Waits until other nodes have nothing from this one, and says how many leases they have when
+    /// the time is over.
+    pub fn wait_until_back(&self, until: Instant) -> usize {
         self.owner.wait_until_back(until)
     }
 }
@@ -545,7 +543,7 @@ impl Puller {
 
     /// No slab here holds a chunk: whoever looks for it finds it on no peer.
     pub fn does_not_fit(&self, tenant: TenantId, id: &ChunkId) {
-        self.negative_cache.lock().note(tenant, *id);
+        self.known.lock().note_unfit(tenant, *id);
     }
 
     /// A peer leased one thing and gave another: it is not believed to have the chunk, and told, so

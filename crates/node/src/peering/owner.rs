@@ -35,7 +35,7 @@ pub struct Owner {
     leased: Arc<LeasedBytes>,
     stopped: AtomicBool,
     examining: AtomicUsize,
-    counts: Counts,
+    counts: OwnerCounts,
 }
 
 /// Bytes that are leased to each peer, by its instance.
@@ -47,22 +47,15 @@ struct LeasedBytes {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
-    lends: AtomicU64,
-    refused: AtomicU64,
-    complaints: AtomicU64,
-    wrong: AtomicU64,
-}
-
-pub struct OwnerStat {
-    /// Chunks that were lent.
-    pub lent: u64,
+pub struct OwnerCounts {
+    /// Chunks that were leased.
+    pub leased: AtomicU64,
     /// Questions that were refused.
-    pub refused: u64,
+    pub refused: AtomicU64,
     /// Chunks that peers found wrong.
-    pub complaints: u64,
+    pub complaints: AtomicU64,
     /// Of those, chunks that were wrong here too.
-    pub wrong: u64,
+    pub wrong: AtomicU64,
 }
 
 /// Chunks that come together to be leased.
@@ -96,7 +89,7 @@ impl Owner {
             leased: Arc::default(),
             stopped: AtomicBool::new(false),
             examining: AtomicUsize::new(0),
-            counts: Counts::default(),
+            counts: OwnerCounts::default(),
         }
     }
 
@@ -123,15 +116,8 @@ impl Owner {
         }
     }
 
-    pub fn stat(&self) -> OwnerStat {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Counts { lends, refused, complaints, wrong } = &self.counts;
-        OwnerStat {
-            lent: load(lends),
-            refused: load(refused),
-            complaints: load(complaints),
-            wrong: load(wrong),
-        }
+    pub fn counts(&self) -> &OwnerCounts {
+        &self.counts
     }
 
     fn refuse(&self, reply: Reply, why: String) {
@@ -271,7 +257,7 @@ impl LeaseRequest {
         }
         let granted = leases.grant(instance, spans, self.ttl_us, move |_| drop(kept));
         let lease = granted.map_err(|error| error.to_string())?;
-        owner.counts.lends.fetch_add(count as u64, Ordering::Relaxed);
+        owner.counts.leased.fetch_add(count as u64, Ordering::Relaxed);
         let region = (region.key, region.generation, region.len);
         Ok(Answer::Leased(RemoteLease { lease, region, chunks }))
     }

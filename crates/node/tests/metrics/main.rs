@@ -20,7 +20,7 @@ const LOTS: Family = Family { name: "forebay_test_lots_total", help: "Lots.", ki
 fn metrics() -> Arc<Metrics> {
     let metrics = Arc::new(Metrics::new());
     metrics.add("test", |out: &mut Vec<Metric>| out.push(Metric::new(&LOTS, &[("peer", "a\"b")], 7.0)));
-    metrics.add("process", sources::of_process());
+    metrics.add("process", sources::process::source());
     metrics
 }
 

@@ -2,7 +2,7 @@
 //! and of lots, and what failed.
 
 use super::{counter, gauge};
-use crate::metrics::{Family, Histogram, Kind, Metric, Source, Value};
+use crate::metrics::{Family, Histogram, Kind, Metric, Value};
 use forebay_net::{Counts, PeerStat};
 use std::collections::BTreeMap;
 
@@ -36,12 +36,11 @@ const fn histogram(name: &'static str, help: &'static str) -> Family {
     Family { name, help, kind: Kind::Histogram }
 }
 
-/// Shows an agent, whose peers `stats` takes a snapshot of.
-pub fn of_agent(stats: impl Fn() -> Vec<PeerStat> + Send + Sync) -> impl Source {
-    move |out: &mut Vec<Metric>| stats().iter().for_each(|peer| collect(peer, out))
+pub fn collect(peers: &[PeerStat], out: &mut Vec<Metric>) {
+    peers.iter().for_each(|peer| collect_peer(peer, out));
 }
 
-fn collect(stat: &PeerStat, out: &mut Vec<Metric>) {
+fn collect_peer(stat: &PeerStat, out: &mut Vec<Metric>) {
     let peer = ("peer", stat.name.as_str());
     let states = STATES.map(|state| (state, f64::from(state == stat.state)));
     out.extend(states.map(|(state, is)| Metric::new(&STATE, &[peer, ("state", state)], is)));
@@ -108,7 +107,7 @@ fn timed(family: &'static Family, labels: &[(&'static str, &str)], times: &foreb
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub mod tests {
     use super::*;
     use forebay_net::{
         FlowStat, IdleRail, PathCounts, RailOptions, TCP, Unreachable, UnreachableReason, WhyIdle,
@@ -141,7 +140,7 @@ pub(super) mod tests {
     #[test]
     fn a_peer_is_shown_by_path_stage_and_fault() {
         let mut out = Vec::new();
-        of_agent(|| vec![a_peer()]).collect(&mut out);
+        collect(&[a_peer()], &mut out);
         let text = crate::metrics::render(out);
         for line in [
             "forebay_peer_state{peer=\"two\",state=\"up\"} 1",

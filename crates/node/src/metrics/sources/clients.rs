@@ -2,7 +2,7 @@
 //! found.
 
 use super::{counter, gauge, push_each, push_one};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use crate::node::ClientStat;
 use forebay_client::protocol::answer::NodeStat;
 use std::collections::BTreeMap;
@@ -20,19 +20,7 @@ const ORPHANS: Family =
 const CORRUPT: Family =
     counter("forebay_client_corrupt_chunks_total", "Chunks that a client, and then the node, found wrong.");
 
-/// Shows the clients of a node: `look` gives what the node counts, and who is connected. `None`:
-/// the node has ended.
-pub(crate) fn of_clients(
-    look: impl Fn() -> Option<(NodeStat, Vec<ClientStat>)> + Send + Sync,
-) -> impl Source {
-    move |out: &mut Vec<Metric>| {
-        if let Some((stat, clients)) = look() {
-            collect(&stat, &clients, out);
-        }
-    }
-}
-
-pub(super) fn collect(stat: &NodeStat, clients: &[ClientStat], out: &mut Vec<Metric>) {
+pub fn collect(stat: &NodeStat, clients: &[ClientStat], out: &mut Vec<Metric>) {
     // Several may give the same name.
     let mut named: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for client in clients {

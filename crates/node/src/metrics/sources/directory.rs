@@ -1,9 +1,8 @@
 //! What a directory has to show.
 
 use super::{counter, gauge, push_each, push_one};
-use crate::directory::{Directory, DirectoryStat};
-use crate::metrics::{Family, Metric, Source};
-use std::sync::Arc;
+use crate::directory::DirectoryStat;
+use crate::metrics::{Family, Metric};
 
 const NODES: Family = gauge("forebay_directory_nodes", "Nodes known, without this one.");
 const HOLDINGS: Family = gauge("forebay_directory_holdings", "Pairs of a chunk and a node said to hold it.");
@@ -19,11 +18,7 @@ const LISTS: Family = counter("forebay_directory_lists_total", "Times everything
 const JOINS: Family = counter("forebay_directory_joins_total", "Times this node began anew as a member.");
 const FAULTS: Family = counter("forebay_directory_faults_total", "What went wrong, by kind.");
 
-pub fn of_directory(directory: Arc<dyn Directory>) -> impl Source {
-    move |out: &mut Vec<Metric>| collect(&directory.stat(), out)
-}
-
-pub(super) fn collect(stat: &DirectoryStat, out: &mut Vec<Metric>) {
+pub fn collect(stat: &DirectoryStat, out: &mut Vec<Metric>) {
     push_one(out, &NODES, stat.nodes as f64);
     push_one(out, &HOLDINGS, stat.holdings as f64);
     push_one(out, &ANNOUNCED, stat.announced as f64);

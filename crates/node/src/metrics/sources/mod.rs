@@ -1,26 +1,16 @@
 //! What the parts of the node have to show: each file turns the snapshot of one part into numbers.
 //! These files know what the parts count; they must never count themselves.
 
-mod agent;
-mod clients;
-mod directory;
-mod mover;
-mod peering;
-mod ports;
-mod process;
-mod relays;
+pub(crate) mod agent;
+pub(crate) mod clients;
+pub(crate) mod directory;
+pub(crate) mod mover;
+pub(crate) mod peering;
+pub(crate) mod ports;
+pub mod process;
+pub(crate) mod relays;
 mod ssd;
-mod store;
-
-pub use agent::of_agent;
-pub(crate) use clients::of_clients;
-pub use directory::of_directory;
-pub use mover::of_mover;
-pub(crate) use peering::of_peering;
-pub(crate) use ports::{PortsStat, of_ports};
-pub use process::of_process;
-pub(crate) use relays::of_relays;
-pub use store::of_store;
+pub(crate) mod store;
 
 use super::{Family, Kind, Metric};
 
@@ -49,7 +39,7 @@ fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Metrics, Push, PushConfig, Source, render};
+    use crate::metrics::{Metrics, Push, PushConfig, render};
     use forebay_store::ssd::{SsdStat, VolumeStat};
     use forebay_store::{DiskSideStat, Stat, TenantId, TenantUse};
     use forebay_transfer::{LinkTelemetry, Telemetry};
@@ -60,7 +50,7 @@ mod tests {
     /// What all parts show when they have done nothing.
     fn everything() -> Vec<Metric> {
         let mut out = Vec::new();
-        of_agent(|| vec![agent::tests::a_peer()]).collect(&mut out);
+        agent::collect(&[agent::tests::a_peer()], &mut out);
         directory::collect(&Default::default(), &mut out);
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
@@ -76,11 +66,12 @@ mod tests {
         };
         let unfinished = std::sync::Arc::new(forebay_client::protocol::frame::Unfinished::new(1));
         let clients = Some((room, unfinished));
-        ports::collect(&PortsStat { clients, peers: Some(peers), metrics: Some(room) }, &mut out);
+        let ports = ports::PortsStat { clients, peers: Some(peers), metrics: Some(room) };
+        ports::collect(&ports, &mut out);
         relays::collect(&Default::default(), &mut out);
         let telemetry = Telemetry { links: vec![LinkTelemetry::default()], ..Telemetry::default() };
-        of_mover(move || telemetry.clone()).collect(&mut out);
-        of_process().collect(&mut out);
+        mover::collect(&telemetry, &mut out);
+        process::source()(&mut out);
         let ssd = SsdStat { volumes: vec![VolumeStat::default()], ..SsdStat::default() };
         let mut memory = Stat::default();
         memory.counters.tenants = vec![TenantUse { tenant: TenantId(1), used_bytes: 1, quota_bytes: 2 }];

@@ -1,7 +1,7 @@
 //! What a mover has to show: each link, and what the transfers of each class went through.
 
 use super::{counter, gauge, push_one};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use forebay_transfer::{Class, ClassTelemetry, LinkTelemetry, Telemetry};
 
 const ACTIVE: Family = gauge("forebay_mover_transfers", "Transfers accepted and not ended.");
@@ -20,16 +20,12 @@ const SECONDS: Family = counter(
     "Time of lots, summed, by stage; for means divide by lots.",
 );
 
-/// Shows a mover, which `telemetry` takes a snapshot of.
-pub fn of_mover(telemetry: impl Fn() -> Telemetry + Send + Sync) -> impl Source {
-    move |out: &mut Vec<Metric>| {
-        let telemetry = telemetry();
-        push_one(out, &ACTIVE, telemetry.transfers_active as f64);
-        push_one(out, &WAITING, telemetry.waiting_bytes as f64);
-        telemetry.links.iter().for_each(|link| collect_link(link, out));
-        for (class, of) in Class::ALL.into_iter().zip(&telemetry.classes) {
-            collect_class(name_of(class), of, out);
-        }
+pub fn collect(telemetry: &Telemetry, out: &mut Vec<Metric>) {
+    push_one(out, &ACTIVE, telemetry.transfers_active as f64);
+    push_one(out, &WAITING, telemetry.waiting_bytes as f64);
+    telemetry.links.iter().for_each(|link| collect_link(link, out));
+    for (class, of) in Class::ALL.into_iter().zip(&telemetry.classes) {
+        collect_class(name_of(class), of, out);
     }
 }
 

@@ -3,7 +3,7 @@
 //! [`agent`](super::agent)'s.
 
 use super::{counter, push_each, push_one};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use crate::peering::PeeringStat;
 
 const PULLS: Family = counter("forebay_peering_pulls_total", "Chunks wanted from peers, by how it ended.");
@@ -24,16 +24,7 @@ const COMPLAINTS: Family = counter(
 );
 const REFUSED: Family = counter("forebay_peering_refused_total", "Questions of peers that were refused.");
 
-/// Shows what went on between nodes. `None`: the node has ended.
-pub(crate) fn of_peering(stat: impl Fn() -> Option<PeeringStat> + Send + Sync) -> impl Source {
-    move |out: &mut Vec<Metric>| {
-        if let Some(stat) = stat() {
-            collect(&stat, out);
-        }
-    }
-}
-
-pub(super) fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
+pub fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
     push_each(out, &PULLS, "end", &[("pulled", stat.pulled), ("failed", stat.not_pulled)]);
     push_one(out, &DENIED, stat.denied as f64);
     push_one(out, &CORRUPT, stat.corrupt as f64);

@@ -2,7 +2,7 @@
 //! way to others or were refused, and requests that have come in part.
 
 use super::{counter, gauge};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use forebay_client::protocol::frame::Unfinished;
 use forebay_net::ServerStats;
 use forebay_transfer::listen::RoomStat;
@@ -28,19 +28,13 @@ const REFUSED: Family =
     counter("forebay_peer_connections_refused_total", "Connections to the peers' port refused, by reason.");
 
 /// What the ports of a node count.
-#[derive(Default)]
-pub(crate) struct PortsStat {
+pub struct PortsStat {
     pub clients: Option<(RoomStat, Arc<Unfinished>)>,
     pub peers: Option<ServerStats>,
     pub metrics: Option<RoomStat>,
 }
 
-/// Shows the ports, which `look` takes a snapshot of.
-pub(crate) fn of_ports(look: impl Fn() -> PortsStat + Send + Sync) -> impl Source {
-    move |out: &mut Vec<Metric>| collect(&look(), out)
-}
-
-pub(super) fn collect(stat: &PortsStat, out: &mut Vec<Metric>) {
+pub fn collect(stat: &PortsStat, out: &mut Vec<Metric>) {
     let rooms = [
         ("clients", stat.clients.as_ref().map(|(room, _)| *room)),
         ("peers", stat.peers.as_ref().map(|peers| peers.pending)),

@@ -2,7 +2,7 @@
 //! node's CPU time stands still.
 
 use super::{counter, gauge, push_one};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,8 +11,9 @@ const CPU: Family =
 const RESIDENT: Family = gauge("forebay_process_resident_bytes", "Memory of the process that is in RAM.");
 const FILES: Family = gauge("forebay_process_open_files", "Open file descriptors.");
 const START: Family = gauge("forebay_process_start_time_seconds", "When it started, since 1970.");
+
 /// Shows this process, which starts now.
-pub fn of_process() -> impl Source {
+pub fn source() -> impl Fn(&mut Vec<Metric>) + Send + Sync {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     move |out: &mut Vec<Metric>| {
         push_one(out, &START, started.as_secs_f64());
@@ -55,7 +56,7 @@ mod tests {
     #[test]
     fn the_process_shows_its_times_and_its_memory() {
         let mut out = Vec::new();
-        of_process().collect(&mut out);
+        source()(&mut out);
         let names: Vec<&str> = out.iter().map(|metric| metric.family.name).collect();
         for family in [&CPU, &RESIDENT, &FILES, &START] {
             assert!(names.contains(&family.name), "{} is missing", family.name);

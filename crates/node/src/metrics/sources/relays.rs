@@ -1,7 +1,7 @@
 //! What a node's GPUs that relay for engines have to show.
 
 use super::{counter, gauge, push_one};
-use crate::metrics::{Family, Metric, Source};
+use crate::metrics::{Family, Metric};
 use forebay_cuda::remote::RelaysStat;
 
 const GPUS: Family = gauge("forebay_relays_gpus", "GPUs that relay for engines.");
@@ -13,16 +13,7 @@ const REFUSED: Family = counter("forebay_relays_refused_total", "Engines that we
 const VIOLATIONS: Family =
     counter("forebay_relays_violations_total", "Engines that asked for nonsense and were parted from.");
 
-/// Shows what relays do. `None`: the node has ended.
-pub(crate) fn of_relays(stat: impl Fn() -> Option<RelaysStat> + Send + Sync) -> impl Source {
-    move |out: &mut Vec<Metric>| {
-        if let Some(stat) = stat() {
-            collect(&stat, out);
-        }
-    }
-}
-
-pub(super) fn collect(stat: &RelaysStat, out: &mut Vec<Metric>) {
+pub fn collect(stat: &RelaysStat, out: &mut Vec<Metric>) {
     push_one(out, &GPUS, stat.gpus as f64);
     push_one(out, &ENGINES, stat.engines as f64);
     push_one(out, &STAGING, stat.staging_bytes as f64);

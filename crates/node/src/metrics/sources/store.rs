@@ -3,9 +3,8 @@
 //! [`ssd`](super::ssd).
 
 use super::{counter, gauge, push_each, push_one, ssd};
-use crate::metrics::{Family, Metric, Source};
-use forebay_store::{Counters, DiskSideStat, Stat, Store};
-use std::sync::Arc;
+use crate::metrics::{Family, Metric};
+use forebay_store::{Counters, DiskSideStat, Stat};
 
 const CAPACITY: Family = gauge("forebay_memory_capacity_bytes", "Length of the arena.");
 const ARENA: Family = gauge("forebay_memory_bytes", "Where every byte of the arena is.");
@@ -28,12 +27,7 @@ const PROMOTED: Family = counter("forebay_promotions_total", "Chunks from disk t
 const BAD_COPIES: Family =
     counter("forebay_bad_copies_total", "Layers that were right in staging and wrong at their target.");
 
-/// Shows a store, with its disk if it has one.
-pub fn of_store(store: Arc<Store>) -> impl Source {
-    move |out: &mut Vec<Metric>| collect(&store.stat(), store.disk_stat().as_ref(), out)
-}
-
-pub(super) fn collect(memory: &Stat, disk: Option<&DiskSideStat>, out: &mut Vec<Metric>) {
+pub fn collect(memory: &Stat, disk: Option<&DiskSideStat>, out: &mut Vec<Metric>) {
     collect_memory(memory, out);
     if let Some(disk) = disk {
         collect_disk_side(disk, out);
