@@ -5,7 +5,7 @@ use forebay_transfer::Arena;
 use forebay_transfer::{Backing, RegionId, Span};
 use parking_lot::Mutex;
 use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Called when an arena is gone, on whichever thread held it last. It is short, and does not wait
 /// for anything.
@@ -14,29 +14,6 @@ pub type OnGone = Box<dyn FnOnce() + Send>;
 /// Called with each arena that comes, on one of the client's threads. It is short, and does not
 /// wait for anything.
 pub type OnArena = Box<dyn Fn(&Arc<NodeArena>) + Send + Sync>;
-
-/// Who wants to know of arenas.
-#[derive(Default)]
-pub(super) struct ArenaNotifier(OnceLock<OnArena>);
-
-impl ArenaNotifier {
-    /// From now on it is this one, if nobody was it before.
-    pub fn set(&self, on_arena: OnArena) {
-        let _ = self.0.set(on_arena);
-    }
-
-    pub fn notify(&self, arena: &Arc<NodeArena>) {
-        if let Some(on_arena) = self.0.get() {
-            on_arena(arena);
-        }
-    }
-}
-
-impl Debug for ArenaNotifier {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ArenaNotifier").field(&self.0.get().is_some()).finish()
-    }
-}
 
 /// The memory of one life of a node. It stays mapped as long as somebody holds it, also when the
 /// node is gone.

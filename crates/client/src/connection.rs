@@ -42,7 +42,6 @@ pub struct Connection {
     sending: Mutex<Vec<u8>>,
     pending: Mutex<Pending>,
     next_number: AtomicU64,
-    /// Frames that went out and came in.
     messages: AtomicU64,
     /// The arena that came with it, of this life of the node.
     pub arena: Arc<NodeArena>,

@@ -12,12 +12,10 @@ mod lease;
 mod leased_chunk;
 mod load;
 pub mod log;
-mod promise;
 pub mod protocol;
 mod save;
 mod slot;
 mod supervisor;
-mod watch;
 
 pub use crate::protocol::answer::{Found, NodeStat};
 pub use crate::protocol::request::NewChunk;
@@ -28,11 +26,9 @@ pub use leased_chunk::LeasedChunk;
 pub use load::NotLoaded;
 pub use save::NotStored;
 pub use slot::{Reserved, Slot};
-pub use watch::Gone;
 
 use crate::protocol::answer::Answer;
 use crate::protocol::request::Request;
-use arena::ArenaNotifier;
 use connection::Connection;
 use forebay_kv::ChunkId;
 use forebay_store::{NotVerified, TenantId};
@@ -40,21 +36,18 @@ use forebay_transfer::ArenaError;
 use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
 use lease::Held;
 use parking_lot::Mutex;
-use promise::{Promised, promise};
 use save::{Sealing, Unquiet};
 use std::path::PathBuf;
-use std::sync::mpsc::{Sender, channel, sync_channel};
-use std::sync::{Arc, Weak};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use supervisor::Supervisor;
 use thiserror::Error;
-use watch::Watcher;
 
 /// How to reach a node, and as whom.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// The node's socket.
     pub socket: PathBuf,
     /// What the node has to be shown.
     pub token: Vec<u8>,
@@ -82,28 +75,34 @@ impl ClientOptions {
 /// Why there is no connection.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// The socket is not there, or nobody answers on it.
     #[error("{}: {error}", path.display())]
     Socket { path: PathBuf, error: std::io::Error },
     /// The node lets nobody in now: it shuts down, or has as many clients as it may have.
     #[error("the node refuses for now: {0}")]
     Busy(String),
-    /// The node does not let this client in.
     #[error("the node refuses: {0}")]
     Refused(String),
     /// Whoever answers is no node that this program understands.
     #[error("not a node of this version: {0}")]
     Protocol(String),
-    /// The arena cannot be mapped.
     #[error(transparent)]
     Arena(#[from] ArenaError),
-    /// The mover has ended.
     #[error(transparent)]
     Mover(#[from] Closed),
-    /// No thread could be started.
     #[error("the client's threads: {0}")]
     Thread(std::io::Error),
 }
+
+/// Watched chunks that the node has no more, neither in memory nor on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gone {
+    /// These. They are not watched any more.
+    These(Vec<ChunkId>),
+    /// The node is gone, and nothing is watched any more: what is known of its chunks is void.
+    All,
+}
+
+type OnGone = Arc<dyn Fn(Gone) + Send + Sync>;
 
 /// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the
 /// connection ends.
@@ -129,7 +128,6 @@ struct Owner {
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
-#[derive(Debug)]
 struct Shared {
     process: Process,
     mover: MoverHandle,
@@ -138,8 +136,8 @@ struct Shared {
     supervisor: Supervisor,
     sealer: Sender<Sealing>,
     unquiet: Mutex<Unquiet>,
-    watcher: Watcher,
-    arena_notifier: ArenaNotifier,
+    on_gone: Mutex<Option<OnGone>>,
+    on_arena: OnceLock<OnArena>,
 }
 
 impl Client {
@@ -184,8 +182,8 @@ impl Client {
             supervisor: Supervisor::new(connection.clone()),
             sealer,
             unquiet: Mutex::default(),
-            watcher: Watcher::default(),
-            arena_notifier: ArenaNotifier::default(),
+            on_gone: Mutex::default(),
+            on_arena: OnceLock::new(),
         });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -249,9 +247,10 @@ impl Client {
     /// that comes, as soon as it does: whoever copies by himself can make it ready. With the same
     /// one twice at most. A client has one such.
     pub fn on_arena(&self, on_arena: OnArena) {
-        self.shared.arena_notifier.set(on_arena);
+        // The first one stays.
+        let _ = self.shared.on_arena.set(on_arena);
         if let Some(arena) = self.arena() {
-            self.shared.arena_notifier.notify(&arena);
+            self.shared.tell_arena(&arena);
         }
     }
 
@@ -280,13 +279,9 @@ impl Client {
     /// dropped, as long as the node hears of it every `ttl_us`. It is empty if nothing is there, or
     /// too much is leased already.
     pub fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Lease {
-        let (kept, promised) = promise();
-        self.lease_then(ids, ttl_us, move |lease| {
-            if let Ok(lease) = lease {
-                kept.keep(lease);
-            }
-        });
-        self.wait(promised).unwrap_or_else(Lease::none)
+        let (sender, leased) = sync_channel(1);
+        self.lease_then(ids, ttl_us, move |lease| drop(lease.map(|lease| sender.send(lease))));
+        self.wait(leased).unwrap_or_else(Lease::none)
     }
 
     /// Checks that `pieces`, one after another, are the bytes that layer `layer` of chunk `chunk`
@@ -323,6 +318,29 @@ impl Client {
         let _ = waits.recv();
     }
 
+    /// Has `listener`, and no other any more, told of [watched](Client::watch_then) chunks that go.
+    /// It runs on the client's threads: keep it short.
+    pub fn on_gone(&self, listener: impl Fn(Gone) + Send + Sync + 'static) {
+        if self.here().is_err() {
+            return;
+        }
+        *self.shared.on_gone.lock() = Some(Arc::new(listener));
+    }
+
+    /// Watches chunks from now on, those that are watched already too, without waiting. `on_answer`
+    /// is called exactly once, as the listener is or, if there is no node, on this thread, with
+    /// those of them that the node does not have or does not watch, since it watches too many: all,
+    /// if it falls silent. Both are told in order: what goes after this was answered is told after
+    /// it.
+    pub fn watch_then(&self, ids: &[ChunkId], on_answer: impl FnOnce(Vec<ChunkId>) + Send + 'static) {
+        let all = ids.to_vec();
+        let Some(connection) = self.shared.connection() else { return on_answer(all) };
+        self.shared.ask_patiently(&connection, &Request::Watch(ids.to_vec()), move |answer| match answer {
+            Some(Answer::Watched(absent)) => on_answer(absent),
+            _ => on_answer(all),
+        });
+    }
+
     /// What the node counts. `None` if it is not there.
     pub fn stat(&self) -> Option<NodeStat> {
         self.wait(self.shared.ask(&Request::Stat, |answer| match answer {
@@ -337,8 +355,8 @@ impl Client {
     }
 
     /// Waits for an answer. A node that gives none in time is as good as dead.
-    fn wait<T>(&self, promised: Promised<T>) -> Option<T> {
-        let value = promised.wait(self.shared.answer_limit());
+    fn wait<T>(&self, answered: Receiver<T>) -> Option<T> {
+        let value = answered.recv_timeout(self.shared.answer_limit()).ok();
         if value.is_none()
             && let Some(connection) = self.shared.connection()
             && connection.silent_for().is_some_and(|silent_for| silent_for >= self.shared.answer_limit())
@@ -388,6 +406,20 @@ impl Shared {
         let _ = self.sealer.send(sealing);
     }
 
+    /// Called by the thread of a connection, in the order in which the node said it.
+    fn tell_gone(&self, gone: Gone) {
+        let listener = self.on_gone.lock().clone();
+        if let Some(listener) = listener {
+            listener(gone);
+        }
+    }
+
+    fn tell_arena(&self, arena: &Arc<NodeArena>) {
+        if let Some(on_arena) = self.on_arena.get() {
+            on_arena(arena);
+        }
+    }
+
     /// Starts the thread of a connection. Says whether there is one.
     fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
         let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
@@ -396,12 +428,12 @@ impl Shared {
         let receive = move || {
             connection.receive(|answer| {
                 if let (Answer::Gone(ids), Some(shared)) = (answer, shared.upgrade()) {
-                    shared.watcher.tell(Gone::These(ids));
+                    shared.tell_gone(Gone::These(ids));
                 }
             });
             if let Some(shared) = shared.upgrade() {
                 // Before there can be another connection, over which chunks are watched.
-                shared.watcher.tell(Gone::All);
+                shared.tell_gone(Gone::All);
                 if shared.supervisor.broken(&connection) {
                     tracing::warn!(socket, "node gone");
                 }
@@ -432,20 +464,25 @@ impl Shared {
         self.supervisor.listen(self.answer_limit());
     }
 
-    /// Asks, and promises what `read` makes of the answer; nothing if it makes nothing of it.
+    /// Asks. What `read` makes of the answer comes out of the receiver; nothing if it makes nothing
+    /// of it.
     fn ask<T: Send + 'static>(
         &self,
         request: &Request,
         read: impl FnOnce(Answer) -> Option<T> + Send + 'static,
-    ) -> Promised<T> {
-        let (kept, promised) = promise();
+    ) -> Receiver<T> {
+        let (sender, answered) = sync_channel(1);
         if let Some(connection) = self.connection() {
-            connection.ask(request, move |answer| {
-                if let Some(value) = answer.and_then(read) {
-                    kept.keep(value);
-                }
-            });
+            // Whoever asked may not wait any more.
+            connection
+                .ask(request, move |answer| drop(answer.and_then(read).map(|value| sender.send(value))));
         }
-        promised
+        answered
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("options", &self.options).finish_non_exhaustive()
     }
 }

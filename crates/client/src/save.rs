@@ -19,13 +19,10 @@ use thiserror::Error;
 /// Why a chunk is not being stored. `on_end` was not and will not be called.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotStored {
-    /// The layers do not make a chunk.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The client is another process's.
     #[error(transparent)]
     Forked(#[from] Forked),
-    /// There is no node to store it.
     #[error("the node is gone")]
     Disconnected,
 }
@@ -153,11 +150,5 @@ impl Unquiet {
             *lost_bytes = lost_bytes.saturating_sub(quiet);
         }
         self.0.retain(|(_, lost_bytes)| *lost_bytes > 0);
-    }
-}
-
-impl std::fmt::Debug for Unquiet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Unquiet").field("slots", &self.0.len()).finish()
     }
 }

@@ -24,7 +24,6 @@ const COMMITTED_AT: usize = 128;
 pub enum Reserved {
     /// It is there, and only its holder writes it.
     Slot(Slot),
-    /// The chunk is with the node already.
     Here,
     /// There is none, and why.
     Refused(String),
@@ -57,7 +56,6 @@ struct GroupState {
     ready: Vec<Ready>,
 }
 
-/// A filled slot.
 struct Ready {
     filled: Filled,
     on_end: Box<dyn FnOnce(StoreEnd) + Send>,

@@ -258,7 +258,7 @@ fn connect(shared: &Arc<Shared>) {
         connection.end();
     }
     if let Some(connection) = shared.connection() {
-        shared.arena_notifier.notify(&connection.arena);
+        shared.tell_arena(&connection.arena);
     }
 }
 

@@ -68,9 +68,9 @@ impl Node {
     /// Starts a node: opens its logs, makes its arena and lets clients in.
     pub fn start(config: &NodeConfig) -> Result<Node, NodeError> {
         let system = |doing| move |error| NodeError::System { doing, error };
+        Node::check(config)?;
         // Before a log is made: one that is there keeps its segments.
         let effective = config.effective();
-        Node::check(config)?;
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
         let admission = Admission::new(config.token.clone(), config.allow_uids.clone());
         let listener = Listener::bind(&config.socket, &admission).map_err(failed)?;

@@ -2,7 +2,7 @@
 //! keeps registered buffers until nothing touches them; how bytes move is the agent's.
 
 use crate::descriptors::Descriptors;
-use crate::errors::{InvalidError, PeerLostError, of_agent, of_run, of_trouble};
+use crate::errors::{PeerLostError, invalid, of_agent, of_run, of_trouble};
 use crate::memory::borrow;
 use crate::process::Own;
 use crate::rail::Rail;
@@ -21,21 +21,14 @@ use std::sync::{Arc, mpsc};
 
 /// Memory that an agent offers.
 #[pyclass(frozen, module = "forebay")]
-pub struct Registration(forebay_net::Registration);
-
-#[pymethods]
-impl Registration {
+pub struct Registration {
     /// The first address.
-    #[getter]
-    fn address(&self) -> u64 {
-        self.0.base()
-    }
-
+    #[pyo3(get)]
+    address: u64,
     /// Its length.
-    #[getter]
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
+    #[pyo3(get)]
+    bytes: u64,
+    of_agent: forebay_net::Registration,
 }
 
 /// One end of transfers: offers memory of this process, reads and writes memory of others. For any
@@ -155,14 +148,15 @@ impl Agent {
         if let Some(buffer) = borrowed.buffer {
             self.buffers()?.insert(registration.offered().key, buffer);
         }
-        Ok(Registration(registration))
+        let (address, bytes) = (registration.base(), registration.bytes());
+        Ok(Registration { address, bytes, of_agent: registration })
     }
 
     /// Takes memory back. Returns when nothing touches it any more.
     fn deregister_memory(&self, py: Python<'_>, registration: &Registration) -> PyResult<()> {
-        self.with(py, |agent| agent.deregister(registration.0))?;
+        self.with(py, |agent| agent.deregister(registration.of_agent))?;
         // Bound first: the buffer is released after the lock.
-        let buffer = self.buffers()?.remove(&registration.0.offered().key);
+        let buffer = self.buffers()?.remove(&registration.of_agent.offered().key);
         drop(buffer);
         Ok(())
     }
@@ -231,11 +225,7 @@ impl Agent {
         let op = match operation {
             "read" => Op::Read,
             "write" => Op::Write,
-            other => {
-                return Err(InvalidError::new_err(format!(
-                    "operation {other:?}: allowed are \"read\" and \"write\""
-                )));
-            }
+            other => return Err(invalid(format!("operation {other:?}: allowed are \"read\" and \"write\""))),
         };
         let (here, there) = (select(local_indices)?, select(remote_indices)?);
         let (local, remote) = (local.0.get()?, remote.0.get()?);
@@ -304,9 +294,7 @@ impl Agent {
 }
 
 fn address(field: &str, text: &str) -> PyResult<SocketAddr> {
-    let bad = |_| {
-        InvalidError::new_err(format!("{field} is {text:?}: an IP address and a port, as in 127.0.0.1:0"))
-    };
+    let bad = |_| invalid(format!("{field} is {text:?}: an IP address and a port, as in 127.0.0.1:0"));
     text.parse().map_err(bad)
 }
 
@@ -314,7 +302,7 @@ fn address(field: &str, text: &str) -> PyResult<SocketAddr> {
 /// peers are let in.
 fn certificates((own, key, authorities): &(Vec<u8>, Vec<u8>, Vec<u8>)) -> PyResult<Arc<TlsConfig>> {
     let config = TlsConfig::from_pem(own, key, authorities);
-    config.map(Arc::new).map_err(|error| InvalidError::new_err(format!("tls: {error}")))
+    config.map(Arc::new).map_err(|error| invalid(format!("tls: {error}")))
 }
 
 /// The runs that a list consists of.

@@ -6,11 +6,11 @@ use crate::places::Piece;
 use crate::process::Own;
 use forebay_client::{Client, Lease};
 use forebay_store::StoreEnd;
-use forebay_transfer::End;
-use forebay_transfer::mapped;
+use forebay_transfer::{End, mapped};
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Something that ends once, on any thread.
 pub struct Ending<T> {
@@ -35,13 +35,26 @@ impl<T: Clone> Ending<T> {
     }
 
     fn wait(&self) -> T {
-        let mut end = self.end.lock();
         loop {
-            if let Some(end) = end.as_ref() {
-                return end.clone();
+            if let Some(end) = self.wait_for(Duration::MAX) {
+                return end;
             }
-            self.ended.wait(&mut end);
         }
+    }
+
+    /// `None`: it has not come in time.
+    pub fn wait_for(&self, limit: Duration) -> Option<T> {
+        let until = Instant::now().checked_add(limit);
+        let mut end = self.end.lock();
+        while end.is_none() {
+            match until {
+                // What is too long for a clock is as good as for ever.
+                None => self.ended.wait(&mut end),
+                Some(until) if self.ended.wait_until(&mut end, until).timed_out() => break,
+                Some(_) => {}
+            }
+        }
+        end.clone()
     }
 }
 

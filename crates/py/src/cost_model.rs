@@ -1,7 +1,7 @@
 //! `forebay.Slack`: the cost model of [`forebay_paged::cost_model`], as Python sees it. This file
 //! only converts arguments.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use forebay_paged::cost_model::{self, Question, Tier};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -15,10 +15,8 @@ impl CostModel {
     #[new]
     #[pyo3(signature = (layers, profile = None))]
     fn new(layers: u32, profile: Option<&str>) -> PyResult<CostModel> {
-        let model = cost_model::CostModel::new(layers, profile);
-        model
-            .map(|model| CostModel(Mutex::new(model)))
-            .map_err(|error| InvalidError::new_err(error.to_string()))
+        let model = cost_model::CostModel::new(layers, profile).map_err(invalid)?;
+        Ok(CostModel(Mutex::new(model)))
     }
 
     /// A step computed so many tokens behind a prefix.
@@ -32,10 +30,7 @@ impl CostModel {
             "memory" => Tier::Memory,
             "disk" => Tier::Disk,
             "peer" => Tier::Peer,
-            other => {
-                let why = format!("tier is {other:?}; allowed: 'memory', 'disk', 'peer'");
-                return Err(InvalidError::new_err(why));
-            }
+            other => return Err(invalid(format!("tier is {other:?}; allowed: 'memory', 'disk', 'peer'"))),
         };
         self.0.lock().note_load(tier, bytes, seconds);
         Ok(())

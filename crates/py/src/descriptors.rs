@@ -1,7 +1,7 @@
 //! A list of descriptors that can be looked at and changed, kept as numbers: a million of them are
 //! 24 MB, not a million tuples. This file knows rows.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use crate::rows::{Row, read_plain, read_row};
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::PyIndexError;
@@ -36,10 +36,7 @@ impl Descriptors {
     #[staticmethod]
     fn from_bytes(bytes: &[u8]) -> PyResult<Descriptors> {
         if !bytes.len().is_multiple_of(ROW_BYTES) {
-            return Err(InvalidError::new_err(format!(
-                "{} bytes of descriptors: a multiple of {ROW_BYTES}",
-                bytes.len()
-            )));
+            return Err(invalid(format!("{} bytes of descriptors: a multiple of {ROW_BYTES}", bytes.len())));
         }
         let (numbers, _) = bytes.as_chunks::<8>();
         let (rows, _) = numbers.as_chunks::<3>();

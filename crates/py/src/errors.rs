@@ -16,6 +16,21 @@ pyo3::import_exception!(forebay.errors, NotFoundError);
 pyo3::import_exception!(forebay.errors, PeerLostError);
 pyo3::import_exception!(forebay.errors, TransferError);
 
+/// What the program has said cannot be.
+pub fn invalid(why: impl ToString) -> PyErr {
+    InvalidError::new_err(why.to_string())
+}
+
+/// Nothing that a program can do anything about.
+pub fn failed(why: impl ToString) -> PyErr {
+    ForebayError::new_err(why.to_string())
+}
+
+/// Bytes were not moved.
+pub fn not_moved(why: impl ToString) -> PyErr {
+    TransferError::new_err(why.to_string())
+}
+
 /// Why an agent did not do what it was told.
 pub fn of_agent(error: AgentError) -> PyErr {
     let why = error.to_string();

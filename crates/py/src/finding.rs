@@ -2,65 +2,47 @@
 //! For a thread that has other things to do than to wait for a node, an engine's scheduler for one.
 //! This file knows answers that come later.
 
+use crate::chunk::Ending;
 use crate::process::Own;
 use forebay_client::{Client, Found, Lease, fetch};
 use forebay_kv::ChunkId;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a node has of a sequence, which it may still have to say.
 #[pyclass(frozen, module = "forebay")]
 pub struct Finding(Own<Arc<Answers>>);
 
+#[derive(Default)]
 struct Answers {
-    state: Mutex<State>,
-    complete: Condvar,
-}
-
-struct State {
-    unanswered: usize,
-    found: Option<Found>,
-}
-
-impl Answers {
-    fn note(&self, found: Found) {
-        let mut state = self.state.lock();
-        state.unanswered -= 1;
-        state.found = Some(state.found.map_or(found, |before| before.and(found)));
-        if state.unanswered == 0 {
-            self.complete.notify_all();
-        }
-    }
-
-    fn wait(&self, limit: Duration) -> Option<Found> {
-        let until = Instant::now().checked_add(limit);
-        let mut state = self.state.lock();
-        while state.unanswered > 0 {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return None;
-            }
-            let left = left.unwrap_or(Duration::MAX);
-            self.complete.wait_for(&mut state, left);
-        }
-        Some(state.found.unwrap_or_default())
-    }
+    /// What was found of each part that has been answered.
+    parts: Mutex<Vec<Found>>,
+    whole: Ending<Found>,
 }
 
 impl Finding {
     /// Asks for the ids of each part of a sequence; all parts of a chunk are needed.
     pub fn ask(client: &Client, parts: Vec<Vec<ChunkId>>) -> Finding {
-        let state = State { unanswered: parts.len(), found: None };
-        let answers = Arc::new(Answers { state: Mutex::new(state), complete: Condvar::new() });
+        let (answers, all) = (Arc::new(Answers::default()), parts.len());
+        let note = move |answers: &Answers, found: Found| {
+            let mut parts = answers.parts.lock();
+            parts.push(found);
+            if parts.len() >= all {
+                answers.whole.set(parts.iter().copied().reduce(Found::and).unwrap_or_default());
+            }
+        };
         for ids in parts {
             let told = Arc::clone(&answers);
             if ids.is_empty() {
-                told.note(Found::default());
-                continue;
+                note(&told, Found::default());
+            } else {
+                client.find_then(&ids, move |found| note(&told, found));
             }
-            client.find_then(&ids, move |found| told.note(found));
+        }
+        if all == 0 {
+            answers.whole.set(Found::default());
         }
         Finding(Own::new(answers))
     }
@@ -74,7 +56,7 @@ impl Finding {
     fn wait(&self, py: Python<'_>, limit_s: f64) -> PyResult<Option<(u32, u32, u32)>> {
         let limit = Duration::try_from_secs_f64(limit_s.max(0.0)).unwrap_or(Duration::MAX);
         let answers = self.0.get()?;
-        let found = py.detach(|| answers.wait(limit));
+        let found = py.detach(|| answers.whole.wait_for(limit));
         Ok(found.map(|found| (found.in_memory, found.on_disk, found.on_peers)))
     }
 }

@@ -1,7 +1,7 @@
 //! Names of chunks as Python has them: ids, and the namespaces that they follow from. This file
 //! turns Python's objects into `forebay-kv`'s.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use forebay_kv::{ChunkId, Digest, Namespace, NamespaceKey, Rank};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -108,8 +108,4 @@ fn named<T: std::str::FromStr<Err: Display>>(name: &str, value: &str) -> PyResul
 
 fn rank(name: &str, (rank, size): (u32, u32)) -> PyResult<Rank> {
     Rank::new(rank, size).map_err(|error| invalid(format!("namespace: {name}: {error}")))
-}
-
-fn invalid(why: impl ToString) -> PyErr {
-    InvalidError::new_err(why.to_string())
 }

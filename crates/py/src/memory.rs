@@ -1,7 +1,7 @@
 //! Python's memory as a region: any writable buffer, or an address and a length. Driver: it vouches
 //! for pointers.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use forebay_transfer::Backing;
 use forebay_transfer::mapped;
 use pyo3::buffer::PyUntypedBuffer;
@@ -52,21 +52,18 @@ pub struct Borrowed {
 /// bytes).
 pub fn borrow(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Borrowed> {
     if let Ok(tuple) = memory.cast::<PyTuple>() {
-        let (start, len): (usize, usize) = tuple.extract().map_err(|_| {
-            InvalidError::new_err(format!("memory is a buffer or a tuple (address, bytes), not {tuple}"))
-        })?;
+        let other = || invalid(format!("memory is a buffer or a tuple (address, bytes), not {tuple}"));
+        let (start, len): (usize, usize) = tuple.extract().map_err(|_| other())?;
         return Ok(Borrowed { backing: Arc::new(Address { start: start as *mut u8, len }), buffer: None });
     }
     let buffer = PyUntypedBuffer::get(memory)?;
     if writable && buffer.readonly() {
-        return Err(InvalidError::new_err(
+        return Err(invalid(
             "the buffer is read-only; allowed: one that can be written. Only an Agent takes others, with writable=False",
         ));
     }
     if !buffer.is_c_contiguous() {
-        return Err(InvalidError::new_err(
-            "the buffer is not contiguous: its bytes do not lie one after another",
-        ));
+        return Err(invalid("the buffer is not contiguous: its bytes do not lie one after another"));
     }
     let backing = Arc::new(Address { start: buffer.buf_ptr().cast(), len: buffer.len_bytes() });
     Ok(Borrowed { backing, buffer: Some(buffer) })

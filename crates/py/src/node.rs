@@ -2,7 +2,7 @@
 //! Python's objects into the client's and back; where the node keeps chunks is the node's.
 
 use crate::chunk::{Ending, Loading, Storing};
-use crate::errors::{ForebayError, InvalidError, NotFoundError, PeerLostError, TransferError, of_absent};
+use crate::errors::{NotFoundError, PeerLostError, failed, invalid, not_moved, of_absent};
 use crate::finding::{Finding, Hold};
 use crate::ids;
 use crate::memory::borrow;
@@ -20,7 +20,6 @@ use forebay_transfer::{HostLink, mapped};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,21 +34,14 @@ const OP_TIMEOUT_US: u64 = 24 * 3_600 * 1_000_000;
 
 /// Memory that chunks are loaded into and stored from.
 #[pyclass(frozen, module = "forebay")]
-pub struct NodeMemory(Arc<Place>);
-
-#[pymethods]
-impl NodeMemory {
+pub struct NodeMemory {
     /// The first address.
-    #[getter]
-    fn address(&self) -> u64 {
-        self.0.start
-    }
-
+    #[pyo3(get)]
+    address: u64,
     /// Its length.
-    #[getter]
-    fn bytes(&self) -> u64 {
-        self.0.len
-    }
+    #[pyo3(get)]
+    bytes: u64,
+    place: Arc<Place>,
 }
 
 /// The right to load the first chunks of a sequence. It is kept alive until it is released.
@@ -155,14 +147,14 @@ impl<'py> FromPyObject<'_, 'py> for Tenant {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Tenant> {
-        let wrong = |_| InvalidError::new_err(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX));
+        let wrong = |_| invalid(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX));
         value.extract().map(|number| Tenant(TenantId(number))).map_err(wrong)
     }
 }
 
 impl Inner {
     fn start(options: ClientOptions, copy_threads: usize, wait: bool) -> PyResult<Inner> {
-        let mover = MoverThread::spawn(Limits::default()).map_err(other)?;
+        let mover = MoverThread::spawn(Limits::default()).map_err(failed)?;
         let handle = mover.handle();
         let connect = if wait { Client::connect_or_wait } else { Client::connect };
         let client = connect(&handle, HOST, options);
@@ -178,11 +170,11 @@ impl Inner {
             return Ok(());
         }
         let handle = self.mover.handle();
-        let link = HostLink::new(self.copy_threads).map_err(other)?;
+        let link = HostLink::new(self.copy_threads).map_err(failed)?;
         let spec =
             LinkSpec { op_timeout_us: OP_TIMEOUT_US, ..LinkSpec::new("host", WINDOW_LOTS, WINDOW_BYTES) };
-        let copies = handle.add_link(spec, Box::new(link)).map_err(other)?;
-        handle.add_path(PathSpec::direct(HOST, HOST, copies)).map_err(other)?.map_err(other)?;
+        let copies = handle.add_link(spec, Box::new(link)).map_err(failed)?;
+        handle.add_path(PathSpec::direct(HOST, HOST, copies)).map_err(failed)?.map_err(failed)?;
         *started = true;
         Ok(())
     }
@@ -275,7 +267,7 @@ impl Node {
         let backing = borrowed.backing;
         let region = self.with_inner(py, |inner| {
             inner.start_copies()?;
-            inner.mover.handle().register(HOST, backing).map_err(other)
+            inner.mover.handle().register(HOST, backing).map_err(failed)
         })??;
         let place = Arc::new(Place::new(start, len, region, borrowed.buffer));
         let overlapping = {
@@ -288,24 +280,22 @@ impl Node {
         };
         if let Some((at, bytes)) = overlapping {
             self.unregister(py, &place)?;
-            return Err(InvalidError::new_err(format!(
+            return Err(invalid(format!(
                 "memory at {start:#x} of {len} bytes overlaps what is registered at {at:#x}, {bytes} bytes"
             )));
         }
-        Ok(NodeMemory(place))
+        Ok(NodeMemory { address: start, bytes: len, place })
     }
 
     /// Takes memory back. Refused while a chunk is loaded into it or stored from it.
     fn deregister_memory(&self, py: Python<'_>, memory: &NodeMemory) -> PyResult<()> {
-        let known = self
-            .places()?
-            .overlapping(memory.0.start, memory.0.len)
-            .is_some_and(|at| Arc::ptr_eq(at, &memory.0));
-        if !known {
-            return Err(NotFoundError::new_err(format!("memory at {:#x} is not registered", memory.0.start)));
+        let NodeMemory { address, bytes, place } = memory;
+        let is_place = |at: &Arc<Place>| Arc::ptr_eq(at, place);
+        if !self.places()?.overlapping(*address, *bytes).is_some_and(is_place) {
+            return Err(NotFoundError::new_err(format!("memory at {address:#x} is not registered")));
         }
-        self.unregister(py, &memory.0)?;
-        self.places()?.remove(&memory.0);
+        self.unregister(py, place)?;
+        self.places()?.remove(place);
         Ok(())
     }
 
@@ -379,7 +369,7 @@ impl Node {
             let on_end = move |end| told.set(end);
             (client.clone(), client.load_chunk(&held, chunk, &targets, Class::Demand, deadline_us, on_end))
         })?;
-        started.map_err(|error| TransferError::new_err(error.to_string()))?;
+        started.map_err(not_moved)?;
         Ok(Loading::new(client, held, chunk, layers, ending))
     }
 
@@ -399,7 +389,7 @@ impl Node {
         let started = self.with(py, |client, _| {
             client.store_chunk(id, parent, &sources, Class::WriteBack, move |end| told.set(end))
         })?;
-        started.map_err(|error| TransferError::new_err(error.to_string()))?;
+        started.map_err(not_moved)?;
         Ok(Storing::new(layers, ending))
     }
 
@@ -447,15 +437,11 @@ impl Node {
             client.settle();
             Ok::<_, Closed>(refused)
         };
-        let refused = self.with(py, unregister)?.map_err(other)?;
-        refused.map_err(|error| TransferError::new_err(format!("the memory is in use: {error}")))
+        let refused = self.with(py, unregister)?.map_err(failed)?;
+        refused.map_err(|error| not_moved(format!("the memory is in use: {error}")))
     }
 }
 
 fn spans(layers: &[Vec<Piece>]) -> Vec<Vec<Span>> {
     layers.iter().map(|layer| layer.iter().map(Piece::span).collect()).collect()
-}
-
-fn other(error: impl Display) -> PyErr {
-    ForebayError::new_err(error.to_string())
 }

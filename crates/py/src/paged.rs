@@ -1,7 +1,7 @@
 //! `forebay.PagedCache`: an engine's paged cache, as Python sees it. This file only converts
 //! arguments and answers.
 
-use crate::errors::{ForebayError, InvalidError, PeerLostError, TransferError, of_absent, of_forked};
+use crate::errors::{PeerLostError, failed, invalid, not_moved, of_absent, of_forked};
 use crate::ids::{id, ids};
 use crate::process::Own;
 use forebay_client::ClientOptions;
@@ -217,11 +217,8 @@ fn shape(
     chunk_tokens: u32,
 ) -> PyResult<CacheShape> {
     if page_tokens.len() != heads.len() {
-        return Err(InvalidError::new_err(format!(
-            "page_tokens has {} groups, heads {}: as many are",
-            page_tokens.len(),
-            heads.len()
-        )));
+        let (groups, heads) = (page_tokens.len(), heads.len());
+        return Err(invalid(format!("page_tokens has {groups} groups, heads {heads}: as many are")));
     }
     let layer = |(address, pages, stride_bytes, page_bytes, group)| Layer {
         address,
@@ -247,34 +244,28 @@ fn table(pages: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     }
     match PyBuffer::<i64>::get(pages) {
         Ok(array) => array.to_vec(py),
-        Err(_) => Err(InvalidError::new_err("the pages of a group are an array of int32 or int64")),
+        Err(_) => Err(invalid("the pages of a group are an array of int32 or int64")),
     }
 }
 
 fn limit(limit_s: Option<f64>) -> PyResult<Option<Duration>> {
     let limit = limit_s.map(Duration::try_from_secs_f64).transpose();
-    limit.map_err(|error| InvalidError::new_err(format!("limit_s: {error}")))
-}
-
-fn invalid(error: impl ToString) -> PyErr {
-    InvalidError::new_err(error.to_string())
+    limit.map_err(|error| invalid(format!("limit_s: {error}")))
 }
 
 fn not_opened(error: NotOpened) -> PyErr {
-    let why = error.to_string();
     match error {
-        NotOpened::Client(_) => PeerLostError::new_err(why),
-        NotOpened::Threads { .. } => InvalidError::new_err(why),
-        NotOpened::Copies(_) | NotOpened::System(_) => ForebayError::new_err(why),
+        NotOpened::Client(_) => PeerLostError::new_err(error.to_string()),
+        NotOpened::Threads { .. } => invalid(error),
+        NotOpened::Copies(_) | NotOpened::System(_) => failed(error),
     }
 }
 
 fn not_begun(error: NotBegun) -> PyErr {
-    let why = error.to_string();
     match error {
-        NotBegun::Pages(_) | NotBegun::Value { .. } => InvalidError::new_err(why),
-        NotBegun::Copies(_) => TransferError::new_err(why),
-        NotBegun::Closed => PeerLostError::new_err(why),
+        NotBegun::Pages(_) | NotBegun::Value { .. } => invalid(error),
+        NotBegun::Copies(_) => not_moved(error),
+        NotBegun::Closed => PeerLostError::new_err(error.to_string()),
         NotBegun::Forked(forked) => of_forked(forked),
     }
 }

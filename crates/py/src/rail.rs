@@ -1,6 +1,6 @@
 //! What may carry bytes beside TCP, as Python says it. It is opened when an agent needs it.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use forebay_net::RailOptions;
 use pyo3::prelude::*;
 
@@ -14,8 +14,7 @@ impl Rail {
     #[new]
     #[pyo3(signature = (fabric, *, devices = Vec::new()))]
     fn new(fabric: &str, devices: Vec<String>) -> PyResult<Rail> {
-        let options = RailOptions::named(fabric, devices);
-        options.map(Rail).map_err(|error| InvalidError::new_err(error.to_string()))
+        RailOptions::named(fabric, devices).map(Rail).map_err(invalid)
     }
 
     /// What it uses.

@@ -2,7 +2,7 @@
 //! read through the buffer protocol in one go, without an object for each element. This file knows
 //! shapes and numbers.
 
-use crate::errors::InvalidError;
+use crate::errors::invalid;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -25,7 +25,7 @@ pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Rows> {
     match columns_of(value)? {
         Some(3) => read_array(value).map(Rows::Plain),
         Some(5) => read_array(value).map(Rows::Strided),
-        Some(columns) => Err(InvalidError::new_err(format!(
+        Some(columns) => Err(invalid(format!(
             "descriptors have 3 columns (address, bytes, device) or 5 (address, bytes, device, stride, count), not {columns}"
         ))),
         None if value.cast::<PyList>().is_ok_and(|list| first_len(list) == Some(5)) => {
@@ -37,24 +37,20 @@ pub fn read(value: &Bound<'_, PyAny>) -> PyResult<Rows> {
 
 /// Reads an N x 3 array of 64-bit integers or a list of 3-tuples.
 pub fn read_plain(value: &Bound<'_, PyAny>) -> PyResult<Vec<Row>> {
-    match columns_of(value)? {
-        None => read_tuples(value),
-        Some(3) => read_array(value),
-        Some(columns) => Err(InvalidError::new_err(format!(
-            "descriptors have 3 columns (address, bytes, device) here, not {columns}"
-        ))),
-    }
+    read_threes(value, "descriptors have 3 columns (address, bytes, device) here")
 }
 
 /// Reads copies, from, to and bytes of each: an N x 3 array of 64-bit integers or a list of
 /// 3-tuples.
 pub fn read_copies(value: &Bound<'_, PyAny>) -> PyResult<Vec<[u64; 3]>> {
+    read_threes(value, "copies have 3 columns (from, to, bytes)")
+}
+
+fn read_threes(value: &Bound<'_, PyAny>, allowed: &str) -> PyResult<Vec<[u64; 3]>> {
     match columns_of(value)? {
         None => read_tuples(value),
         Some(3) => read_array(value),
-        Some(columns) => {
-            Err(InvalidError::new_err(format!("copies have 3 columns (from, to, bytes), not {columns}")))
-        }
+        Some(columns) => Err(invalid(format!("{allowed}, not {columns}"))),
     }
 }
 
@@ -74,9 +70,8 @@ pub fn read_indices(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 }
 
 fn checked_index(index: i64) -> PyResult<u32> {
-    u32::try_from(index).map_err(|_| {
-        InvalidError::new_err(format!("an index of descriptors is {index}: 0 to {} are", u32::MAX))
-    })
+    u32::try_from(index)
+        .map_err(|_| invalid(format!("an index of descriptors is {index}: 0 to {} are", u32::MAX)))
 }
 
 /// How many columns an array has; `None` for what is no two-dimensional buffer.
@@ -84,10 +79,7 @@ fn columns_of(value: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     let Ok(array) = pyo3::buffer::PyUntypedBuffer::get(value) else { return Ok(None) };
     match array.shape() {
         [_, columns] => Ok(Some(*columns)),
-        shape => Err(InvalidError::new_err(format!(
-            "an array of descriptors has 2 dimensions, not {}",
-            shape.len()
-        ))),
+        shape => Err(invalid(format!("an array of descriptors has 2 dimensions, not {}", shape.len()))),
     }
 }
 
@@ -99,7 +91,7 @@ fn read_array<const N: usize>(value: &Bound<'_, PyAny>) -> PyResult<Vec<[u64; N]
     let unsigned = match typed::<u64>(value) {
         Some(array) => array?,
         None => typed::<i64>(value)
-            .ok_or_else(|| InvalidError::new_err("an array of descriptors is of uint64 or int64"))??
+            .ok_or_else(|| invalid("an array of descriptors is of uint64 or int64"))??
             .into_iter()
             .map(checked)
             .collect::<PyResult<_>>()?,
@@ -135,10 +127,9 @@ pub fn read_row<const N: usize>(row: &Bound<'_, PyAny>) -> PyResult<[u64; N]> {
 }
 
 fn not_a_row<const N: usize>(row: &Bound<'_, PyAny>) -> PyErr {
-    InvalidError::new_err(format!("a descriptor is a tuple of {N} integers of 0 or more, not {row}"))
+    invalid(format!("a descriptor is a tuple of {N} integers of 0 or more, not {row}"))
 }
 
 fn checked(number: i64) -> PyResult<u64> {
-    u64::try_from(number)
-        .map_err(|_| InvalidError::new_err(format!("a descriptor holds {number}: at least 0")))
+    u64::try_from(number).map_err(|_| invalid(format!("a descriptor holds {number}: at least 0")))
 }

@@ -54,11 +54,8 @@ pub struct NodeStat {
     pub used_bytes: u64,
     /// Chunks in memory.
     pub chunks: u64,
-    /// Chunks found corrupt.
     pub corrupt: u64,
-    /// Clients that are connected.
     pub clients: u64,
-    /// Leases that clients hold.
     pub leases: u64,
     /// Slots that clients write.
     pub slots: u64,
@@ -81,7 +78,6 @@ pub enum Refusal {
     Limit,
     /// There is no such lease, slot or chunk.
     Gone,
-    /// The node is shutting down.
     Draining,
     /// The store does not take it in.
     NotTaken,
@@ -113,7 +109,6 @@ pub enum Reservation {
         slot: u64,
         offset_bytes: u64,
     },
-    /// The chunk is there already.
     Here,
     Refused(Refusal, String),
 }
@@ -130,7 +125,6 @@ pub enum Commitment {
 /// What becomes of a chunk that was to be brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Brought {
-    /// Its place in the lease.
     pub chunk: u32,
     pub end: Result<ChunkPlace, (Refusal, String)>,
 }
@@ -142,7 +136,6 @@ pub enum Answer {
     Welcome {
         /// The node, drawn at its start.
         instance: [u8; 16],
-        /// Length of the arena.
         arena_bytes: u64,
     },
     /// How many chunks, from the first on, are there.
@@ -206,7 +199,6 @@ impl Answer {
         Frame::answering(asked, kind, body)
     }
 
-    /// What a frame says.
     pub fn decode(frame: &Frame) -> Result<Answer, BadBytes> {
         let mut body = Reader(&frame.body);
         let answer = match frame.kind {

@@ -9,25 +9,12 @@ use thiserror::Error;
 /// Why bytes are not what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadBytes {
-    /// They end too early.
     #[error("{what} needs {needed} bytes, {left} are left")]
-    Short {
-        /// What was being read.
-        what: &'static str,
-        needed: usize,
-        left: usize,
-    },
-    /// They go on behind the end.
+    Short { what: &'static str, needed: usize, left: usize },
     #[error("{left} bytes are left behind the end")]
     Long { left: usize },
-    /// A number that is not allowed.
     #[error("{what} is {value}; allowed is {allowed}")]
-    Value {
-        what: &'static str,
-        value: u64,
-        /// What it may say.
-        allowed: &'static str,
-    },
+    Value { what: &'static str, value: u64, allowed: &'static str },
 }
 
 /// Reads from the front of a slice.
@@ -97,12 +84,10 @@ impl<'a> Reader<'a> {
         self.bytes(what, len).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     }
 
-    /// The name of a chunk.
     pub fn id(&mut self) -> Result<ChunkId, BadBytes> {
         self.array("a chunk id").map(ChunkId::from_bytes)
     }
 
-    /// The names of chunks.
     pub fn ids(&mut self) -> Result<Vec<ChunkId>, BadBytes> {
         self.list("chunk ids", 32, Reader::id)
     }
@@ -174,7 +159,6 @@ impl Writer {
         self.u32(u32::try_from(text.len()).unwrap_or(u32::MAX)).bytes(text.as_bytes())
     }
 
-    /// The names of chunks.
     pub fn ids(self, ids: &[ChunkId]) -> Writer {
         self.list(ids, |writer, id| writer.bytes(id.as_bytes()))
     }

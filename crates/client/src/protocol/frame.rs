@@ -21,9 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
-/// Length of a header.
 pub const HEADER_BYTES: usize = 16;
-/// Longest body.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
 /// Each connection has room for an unfinished frame of so many bytes, whatever others have. A hello
 /// is shorter.
@@ -32,7 +30,6 @@ pub const SMALL_BYTES: usize = 64 << 10;
 /// Length of the digest behind a body.
 pub const DIGEST_BYTES: usize = 8;
 
-/// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// What the body is.
@@ -48,7 +45,6 @@ pub struct Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Asked {
     pub number: u64,
-    /// The digest of its frame.
     pub digest: u64,
 }
 
@@ -58,32 +54,18 @@ pub const UNASKED: Asked = Asked { number: 0, digest: 0 };
 /// Why bytes are not frames. The connection has to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadFrame {
-    /// A longer body than there may be.
     #[error("a frame of {bytes} bytes; at most {allowed} may be")]
-    TooLong {
-        bytes: usize,
-        /// What is allowed to whoever sends it.
-        allowed: usize,
-    },
-    /// Others have not finished theirs.
+    TooLong { bytes: usize, allowed: usize },
     #[error(
         "a frame of {bytes} bytes, while clients have not finished frames of {taken}; limits.unfinished is {limit}"
     )]
     NoRoom { bytes: usize, taken: u64, limit: u64 },
-    /// A shorter one than a digest.
     #[error("a frame of {bytes} bytes; at least the {DIGEST_BYTES} of its digest must be")]
     TooShort { bytes: u32 },
-    /// The frame is not whole, or answers something else than was asked.
     #[error(
         "the frame of kind {kind} and number {number} is cut, or belongs to something else: its digest is wrong"
     )]
-    Digest {
-        /// What it says that it is.
-        kind: u16,
-        /// The number of its request.
-        number: u64,
-    },
-    /// Bytes that must be zero are not.
+    Digest { kind: u16, number: u64 },
     #[error("the header's reserved bytes are {value:#06x}, not 0")]
     Reserved { value: u16 },
 }
@@ -162,7 +144,6 @@ impl Unfinished {
         Unfinished { bytes_max, bytes: AtomicU64::new(0), refused: AtomicU64::new(0) }
     }
 
-    /// Bytes that are taken now.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

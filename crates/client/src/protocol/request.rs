@@ -10,9 +10,7 @@ use forebay_transfer::Class;
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
 pub const VERSION: u16 = 5;
-/// Longest token.
 pub const TOKEN_BYTES_MAX: usize = 4096;
-/// Longest name of a client.
 pub const NAME_BYTES_MAX: usize = 256;
 /// Chunks that can be named at a time.
 pub const IDS_MAX: usize = 65_536;
@@ -34,7 +32,6 @@ pub struct Hello {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewChunk {
     pub id: ChunkId,
-    /// The chunk before it.
     pub parent: Option<ChunkId>,
 }
 
@@ -79,7 +76,6 @@ pub enum Request {
     },
     /// End leases. Not answered.
     Release(Vec<u64>),
-    /// Reserve a slot for each of these chunks.
     Reserve {
         /// The lengths of the layers of each.
         shape: ChunkShape,
@@ -142,7 +138,6 @@ impl Request {
         }
     }
 
-    /// The frame that says it.
     pub fn encode(&self, number: u64) -> Frame {
         let start = Writer::default();
         let (kind, Writer(body)) = match self {
@@ -190,7 +185,6 @@ impl Request {
         }
     }
 
-    /// What a frame says.
     pub fn decode(frame: &Frame) -> Result<Request, BadBytes> {
         let mut body = Reader(&frame.body);
         let request = match frame.kind {

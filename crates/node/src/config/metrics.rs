@@ -35,7 +35,6 @@ pub struct CollectorConfig {
     pub endpoint: String,
     #[serde(default = "or::<u32, EVERY_S>")]
     pub every_s: u32,
-    /// How long it may take to answer.
     #[serde(default = "or::<u64, LIMIT_MS>")]
     pub limit_ms: u64,
     /// Of so many pulls and requests of clients one is traced; 0: none.

@@ -57,7 +57,6 @@ pub struct NodeConfig {
     /// socket behind it.
     #[serde(default, deserialize_with = "name::given")]
     pub name: String,
-    /// Where clients connect.
     pub socket: PathBuf,
     /// A file with what clients have to show; its last line break does not count. Without one they
     /// show nothing.
@@ -103,7 +102,6 @@ pub struct MemoryConfig {
     /// Its length.
     #[serde(with = "size")]
     pub size: u64,
-    /// The pages to ask for.
     #[serde(default)]
     pub pages: PagesConfig,
     /// The largest chunk there may be; 0 for the largest power of two up to a 64th of the arena and
@@ -172,7 +170,6 @@ pub struct LimitsConfig {
     /// Bytes of requests that have come in part, of all clients together.
     #[serde(with = "size")]
     pub unfinished: u64,
-    /// Leases of a client at a time.
     pub leases_per_client: usize,
     /// Slots that a client writes at a time.
     pub slots_per_client: usize,
@@ -189,19 +186,15 @@ pub struct LimitsConfig {
 /// Why there is no configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// A file cannot be read.
     #[error("{}: {error}", path.display())]
     Read { path: PathBuf, error: std::io::Error },
     /// The text is not TOML with these fields; says where, and what is allowed there.
     #[error("{0}")]
     Toml(String),
-    /// The list of nodes is none.
     #[error("directory.file: {0}")]
     List(#[from] StaticError),
-    /// Tenants' keys cannot be had.
     #[error("tenants: {0}")]
     Keys(#[from] KeysNotRead),
-    /// A value is not allowed.
     #[error("{field} is {value}; allowed is {allowed}")]
     Value { field: &'static str, value: String, allowed: String },
 }

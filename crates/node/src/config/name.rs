@@ -34,7 +34,6 @@ pub fn given<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(name)
 }
 
-/// Whether a node may be called so.
 pub fn check(name: &str) -> Result<(), ConfigError> {
     let allowed = || format!("1 to {NAME_BYTES_MAX} bytes without control characters");
     check_name(name).map_err(|_| ConfigError::value("name", format!("{name:?}"), allowed()))

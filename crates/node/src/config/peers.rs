@@ -156,7 +156,7 @@ impl PeersConfig {
     }
 
     /// Where other nodes are told to connect.
-    pub fn told(&self) -> SocketAddr {
+    pub fn advertised(&self) -> SocketAddr {
         self.advertise.unwrap_or(self.listen)
     }
 
@@ -199,7 +199,6 @@ impl RailConfig {
 }
 
 impl DirectoryConfig {
-    /// A list of nodes in a file.
     pub fn of_file(path: impl Into<PathBuf>) -> DirectoryConfig {
         let ttl_s = TTL_S_USUAL.into();
         DirectoryConfig { file: Some(path.into()), etcd: Vec::new(), prefix: prefix(), ttl_s }
@@ -216,7 +215,7 @@ impl DirectoryConfig {
             let allowed = "peers.listen beside it, where the nodes that it lists connect";
             return wrong("[directory] without [peers]", "given".into(), allowed);
         };
-        if peers.told().port() == 0 && !self.etcd.is_empty() {
+        if peers.advertised().port() == 0 && !self.etcd.is_empty() {
             let allowed = "a port other than 0 where etcd tells it to others, or any with peers.advertise";
             return wrong("peers.listen", peers.listen.to_string(), allowed);
         }
@@ -235,15 +234,15 @@ impl DirectoryConfig {
 /// Whether a list of nodes can be read, and has this node's name for its address and for no other
 /// one.
 pub(super) fn check_list(list: &Path, name: &str, peers: &PeersConfig) -> Result<(), ConfigError> {
-    let (node, addresses) = (directory::node_of_name(name), [peers.told(), peers.listen]);
+    let (node, addresses) = (directory::node_of_name(name), [peers.advertised(), peers.listen]);
     let nodes = StaticDirectory::read(list)?;
     // Where the system chooses the port, whoever writes the list does so after the start.
-    if peers.told().port() == 0 {
+    if peers.advertised().port() == 0 {
         return Ok(());
     }
     for record in nodes {
         let is_here = addresses.contains(&record.address);
-        let (list, told, there) = (list.display(), peers.told(), record.address);
+        let (list, told, there) = (list.display(), peers.advertised(), record.address);
         if record.node == node && !is_here {
             let is = format!("{name:?}, which {list} has for a node at {there}, while this one is at {told}");
             let allowed = "a name that no other node has, or peers.advertise with that address";

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelaysConfig {
-    /// Where engines attach.
     pub socket: PathBuf,
     #[serde(default)]
     pub gpus: RelayGpus,

@@ -89,7 +89,6 @@ pub struct DirectoryStat {
     /// How often this node had to begin anew as a member: at the start, and after it was given up
     /// for dead.
     pub joins: u64,
-    /// What went wrong.
     pub faults: DirectoryFaults,
 }
 

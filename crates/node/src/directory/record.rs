@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use thiserror::Error;
 
-/// Bytes of a node's name at most.
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// A node that others can reach.
@@ -24,10 +23,8 @@ pub struct NodeRecord {
 /// Why a record is not one.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RecordError {
-    /// It is not JSON with the fields of a record.
     #[error("not a record: {0}")]
     Json(String),
-    /// An id is not an id.
     #[error("{field} is {value:?}; allowed: 32 hexadecimal digits")]
     Id { field: &'static str, value: String },
     /// The name is empty or too long, or would garble a log.

@@ -25,7 +25,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Bytes of the file at most.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The file is looked at no more often than this.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -37,19 +36,12 @@ pub enum StaticError {
     Io { path: PathBuf, error: io::Error },
     #[error("{path} has {bytes} bytes; allowed: {FILE_BYTES_MAX}")]
     TooLong { path: PathBuf, bytes: u64 },
-    /// It is not TOML with the fields of a list.
     #[error("{path}: {message}")]
     Toml { path: PathBuf, message: String },
-    /// An entry's field is wrong.
     #[error("{path}: node {name:?}: {error}")]
     Record { path: PathBuf, name: String, error: RecordError },
-    /// Two entries are the same node.
     #[error("{path}: node {name:?} has the id or the address of another entry")]
-    Twice {
-        path: PathBuf,
-        /// The second of them.
-        name: String,
-    },
+    Twice { path: PathBuf, name: String },
 }
 
 /// A list of nodes in a file.

@@ -22,7 +22,6 @@ pub struct AnswerQueue {
 }
 
 impl AnswerQueue {
-    /// Nothing waits.
     pub fn new(socket: OwnedFd) -> io::Result<AnswerQueue> {
         Ok(AnswerQueue { waiting: Mutex::default(), socket, wake_up: WakeUp::new()? })
     }

@@ -12,7 +12,6 @@ const CHUNK_BYTES: u64 = 16 << 20;
 /// Bytes of places and checksums that wait at most: far below a frame's.
 const TOLD_BYTES: usize = 1 << 20;
 
-/// What became of a chunk.
 pub type BroughtEnd = Result<ChunkPlace, (Refusal, String)>;
 
 pub struct BringRequest {

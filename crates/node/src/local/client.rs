@@ -3,7 +3,7 @@
 
 use super::answer_queue::AnswerQueue;
 use super::leases::ClientLeases;
-use super::watched::Watched;
+use super::watch_list::WatchList;
 use crate::config::LimitsConfig;
 use forebay_client::protocol::answer::Answer;
 use forebay_client::protocol::frame::UNASKED;
@@ -22,11 +22,10 @@ pub struct Client {
     pub answers: AnswerQueue,
     leases: Mutex<ClientLeases>,
     watches: AtomicBool,
-    watched: Mutex<Watched>,
+    watched: Mutex<WatchList>,
 }
 
 impl Client {
-    /// A client that holds nothing.
     pub fn new(socket: OwnedFd, tenant: TenantId, name: String, limits: &LimitsConfig) -> io::Result<Client> {
         Ok(Client {
             name,
@@ -43,7 +42,6 @@ impl Client {
         self.leases.lock()
     }
 
-    /// Whether the client watches anything.
     pub fn watches(&self) -> bool {
         self.watches.load(Ordering::Acquire)
     }
@@ -74,7 +72,6 @@ impl Client {
         }
     }
 
-    /// The client watches nothing any more.
     pub fn unwatch(&self) {
         self.watches.store(false, Ordering::Release);
         self.watched.lock().clear();

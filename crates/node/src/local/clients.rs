@@ -64,7 +64,6 @@ struct Counts {
 pub struct ClientStat {
     /// What it calls itself.
     pub name: String,
-    /// Leases that it holds.
     pub leases: usize,
     /// Slots that it writes.
     pub slots: usize,
@@ -148,7 +147,6 @@ impl Clients {
         self.registered.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Whether the store has a chunk.
     pub fn has(&self, id: &ChunkId) -> bool {
         self.store.lookup(std::slice::from_ref(id)) > 0
     }
@@ -166,7 +164,6 @@ impl Clients {
         ThreadPermit { clients: Arc::clone(self), count: |clients| &clients.greeting }
     }
 
-    /// A client is let in.
     pub fn register(self: &Arc<Self>, client: &Arc<Client>) -> Registration {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         self.registered.lock().insert(number, Arc::downgrade(client));

@@ -15,25 +15,14 @@ use thiserror::Error;
 /// Why a client does not get what it wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NotHeld {
-    /// It has as many as it may.
     #[error("the client has {limit} {what}; no more may be")]
     Limit { what: &'static str, limit: usize },
-    /// There is no such lease.
     #[error("lease {lease} is dead")]
     DeadLease { lease: u64 },
-    /// The lease has fewer chunks.
     #[error("chunk {chunk} is outside of lease {lease}, which has {chunks}")]
-    Outside {
-        lease: u64,
-        /// The chunk's place.
-        chunk: usize,
-        /// Chunks of the lease.
-        chunks: usize,
-    },
-    /// There is no such slot.
+    Outside { lease: u64, chunk: usize, chunks: usize },
     #[error("slot {slot} is not reserved")]
     NoSlot { slot: u64 },
-    /// The client is gone.
     #[error("the client is gone")]
     Gone,
 }
@@ -62,7 +51,6 @@ pub struct ClientLeases {
 }
 
 impl ClientLeases {
-    /// Holds nothing.
     pub fn new(limits: &LimitsConfig) -> ClientLeases {
         ClientLeases {
             limits: *limits,
@@ -85,13 +73,11 @@ impl ClientLeases {
         self.slots.len()
     }
 
-    /// Whether there may be another lease.
     pub fn room_for_lease(&self) -> Result<(), NotHeld> {
         let limit = self.limits.leases_per_client;
         if self.leases.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "leases", limit }) }
     }
 
-    /// Whether there may be another slot.
     pub fn room_for_slot(&self) -> Result<(), NotHeld> {
         let limit = self.limits.slots_per_client;
         if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
@@ -125,7 +111,6 @@ impl ClientLeases {
         alive
     }
 
-    /// Ends a lease.
     pub fn release(&mut self, name: u64) {
         self.leases.remove(&name);
     }
@@ -135,7 +120,6 @@ impl ClientLeases {
         self.leases.retain(|_, held| held.expires_us > now_us);
     }
 
-    /// When the next lease ends.
     pub fn next_expiry_us(&self) -> Option<u64> {
         self.leases.values().map(|held| held.expires_us).min()
     }

@@ -2,7 +2,7 @@
 //!
 //! `listener` lets clients in, `connection` is the thread of one, `session` answers its requests,
 //! `bring` is a request with several answers, and `answer_queue` sends answers from any thread.
-//! `client` is what a client holds and watches, of which `leases` and `watched` are pure.
+//! `client` is what a client holds and watches, of which `leases` and `watch_list` are pure.
 //! `clients` is all of them together.
 
 mod answer_queue;
@@ -14,4 +14,4 @@ mod leases;
 pub mod listener;
 pub mod session;
 mod traces;
-mod watched;
+mod watch_list;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 /// Requests of a client that are traced at a time at most; those after are not.
 const TRACES_MAX: usize = 64;
 
-/// What is traced of one client.
 #[derive(Debug)]
 pub struct Traces {
     spans: Arc<Spans>,
@@ -18,7 +17,6 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Nothing yet.
     pub fn new(spans: Arc<Spans>, client: &str) -> Traces {
         Traces { spans, client: client.to_owned(), open: Mutex::default() }
     }

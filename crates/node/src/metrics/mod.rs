@@ -132,7 +132,6 @@ impl Metrics {
         &self.spans
     }
 
-    /// The numbers of all sources now.
     pub fn gather(&self) -> Vec<Metric> {
         let sources = self.sources.read().clone();
         let mut metrics: Vec<Metric> = sources.iter().flat_map(|named| named.collect()).collect();

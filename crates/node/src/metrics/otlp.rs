@@ -14,7 +14,6 @@ pub(super) struct Resource<'a> {
     pub start_unix_ns: u64,
 }
 
-/// The body for `/v1/metrics`.
 pub(super) fn metrics_body(resource: Resource<'_>, metrics: &[Metric], now_unix_ns: u64) -> String {
     let mut families: BTreeMap<&str, Vec<&Metric>> = BTreeMap::new();
     for metric in metrics {
@@ -25,7 +24,6 @@ pub(super) fn metrics_body(resource: Resource<'_>, metrics: &[Metric], now_unix_
     json!({"resourceMetrics": [{"resource": attributes_of(resource), "scopeMetrics": [scope]}]}).to_string()
 }
 
-/// The body for `/v1/traces`.
 pub(super) fn spans_body(resource: Resource<'_>, spans: &[Span]) -> String {
     let spans: Vec<Json> = spans.iter().map(span).collect();
     let scope = json!({"scope": scope(), "spans": spans});

@@ -37,13 +37,10 @@ pub struct PushConfig {
 /// Why nothing can be pushed. That the collector is down is no reason.
 #[derive(Debug, Error)]
 pub enum PushError {
-    /// The endpoint is not one.
     #[error("endpoint is {value:?}; allowed: http://host:port")]
     Endpoint { value: String },
-    /// The time between pushes is too short or too long.
     #[error("every_s is {value}; allowed: {} to {}", EVERY_S.start(), EVERY_S.end())]
     Every { value: u32 },
-    /// The system gives no thread, or nothing to wait with.
     #[error("the pushing thread: {0}")]
     Thread(std::io::Error),
 }

@@ -21,7 +21,6 @@ pub struct Span {
     pub end_unix_ns: u64,
     /// What tells it from others.
     pub attributes: Vec<(&'static str, String)>,
-    /// Why it failed, if it did.
     pub error: Option<String>,
 }
 

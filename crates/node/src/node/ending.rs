@@ -17,19 +17,13 @@ pub struct Drained {
 /// Why a node did not end in order.
 #[derive(Debug, Error)]
 pub enum DrainError {
-    /// A log was not closed.
     #[error(transparent)]
     Ssd(#[from] SsdError),
-    /// It takes too long.
     #[error(
         "the node has not ended within {} s: what was not yet on SSD is lost, and the next start recovers \
          the logs; a disk does not answer, or is slower than limits.close_s allows for", limit.as_secs()
     )]
-    Late {
-        /// How long it was waited for.
-        limit: Duration,
-    },
-    /// The thread that ends nodes has gone.
+    Late { limit: Duration },
     #[error("the thread that ends the node has gone")]
     Gone,
 }

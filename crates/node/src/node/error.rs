@@ -16,13 +16,10 @@ use thiserror::Error;
 /// Why there is no node.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// The socket cannot be had.
     #[error("socket {}: {error}", path.display())]
     Socket { path: PathBuf, error: std::io::Error },
-    /// There is not enough memory left.
     #[error(transparent)]
     Memory(#[from] NoMemory),
-    /// There is no log, and none is to be made.
     #[error(
         "ssd.path: {}: there is no log, and ssd.create is false: mount its disk (that directory is on the \
          file system that is mounted at {}), or make a log with `forebay store init`",
@@ -32,37 +29,27 @@ pub enum NodeError {
     /// Memory, threads or the mover.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// A log cannot be had.
     #[error("ssd: {0}")]
     Ssd(#[from] SsdError),
-    /// The mover has ended.
     #[error(transparent)]
     Mover(#[from] Closed),
-    /// The mover refused a route.
     #[error(transparent)]
     Route(#[from] PathError),
-    /// The way to peers.
     #[error("peers: {0}")]
     Peers(#[from] AgentError),
-    /// The list of nodes.
     #[error("directory: {0}")]
     File(#[from] StaticError),
-    /// etcd.
     #[error("directory: {0}")]
     Etcd(#[from] EtcdError),
     /// Tenants' keys, or GPUs that relay.
     #[error(transparent)]
     Config(ConfigError),
-    /// There is no driver for relays.
     #[error("relays: {0}")]
     Driver(#[from] LoadError),
-    /// Relays do not start.
     #[error("relays: {0}")]
     Relays(#[from] RelayError),
-    /// The way to the collector.
     #[error("metrics.push: {0}")]
     Push(#[from] PushError),
-    /// The system gives no thread or descriptor.
     #[error("{doing}: {error}")]
     System { doing: &'static str, error: std::io::Error },
 }

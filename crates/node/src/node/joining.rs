@@ -27,7 +27,7 @@ impl Node {
     fn join_peers(&mut self, config: &NodeConfig, metrics: &Metrics) -> Result<(), NodeError> {
         let Some(peers) = &config.peers else { return Ok(()) };
         let clients = &self.clients;
-        let directory = open_directory(config, peers.told(), clients.instance)?;
+        let directory = open_directory(config, peers.advertised(), clients.instance)?;
         let shown = Arc::clone(&directory);
         metrics.add("directory", move |out| directory::collect(&shown.stat(), out));
         let ground = (&clients.store, &clients.mover, HOST);

@@ -52,7 +52,6 @@ impl Arrivals {
         Ok(self.asked_max.saturating_sub(arrivals + 1))
     }
 
-    /// Whether a chunk is among them.
     pub fn has(&self, tenant: TenantId, id: &ChunkId) -> bool {
         self.chunks.contains_key(&(tenant, *id))
     }

@@ -21,7 +21,6 @@ pub struct Hints {
     young: Half,
     old: Half,
     since_us: u64,
-    /// Chunks that do not fit.
     unfit: [HashSet<(TenantId, ChunkId)>; 2],
 }
 

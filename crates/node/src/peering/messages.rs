@@ -14,7 +14,6 @@ use std::sync::Arc;
 const VERSION: u8 = 2;
 /// Chunks that a peer is asked for at a time.
 pub const LOOKUP_IDS_MAX: usize = 16_384;
-/// Chunks of a lease at most.
 pub const LEASE_IDS_MAX: usize = 64;
 /// Longest time that a lease is for.
 pub const LEASE_US_MAX: u64 = 60_000_000;

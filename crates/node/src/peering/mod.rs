@@ -91,9 +91,7 @@ pub(crate) struct PullRequest {
     pub tenant: TenantId,
     /// The chunk and those that follow it in its sequence and are likely to be wanted next.
     pub ids: Vec<ChunkId>,
-    /// The chunk before it.
     pub parent: Option<ChunkId>,
-    /// How urgent it is.
     pub class: Class,
     /// When it is of no use any more, in the mover's clock.
     pub deadline_us: Option<u64>,
@@ -200,12 +198,10 @@ impl Peering {
         Ok(peering)
     }
 
-    /// Where peers connect.
     pub fn address(&self) -> Option<SocketAddr> {
         self.agent.address()
     }
 
-    /// What went on.
     pub fn stat(&self) -> PeeringStat {
         let counts = &self.puller.counts;
         let of_owner = self.owner.counts();
@@ -247,13 +243,14 @@ impl Peering {
     fn sync_peers(&self) {
         let listed: HashMap<String, SocketAddr> =
             self.directory.nodes().into_iter().map(|node| (node.name, node.address)).collect();
-        let before = self.listed_peers.lock().clone();
-        if before == listed {
+        if *self.listed_peers.lock() == listed {
             return;
         }
         let (listed_peers, puller) = (Arc::clone(&self.listed_peers), Arc::clone(&self.puller));
         self.puller.later(move || {
             let Some(agent) = puller.agent() else { return };
+            // Only now: another lookup may have had the same done meanwhile.
+            let before = listed_peers.lock().clone();
             for name in before.keys().filter(|name| !listed.contains_key(*name)) {
                 tracing::info!(peer = name, "peer left the directory");
                 // One that is gone already is gone.

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How long chunks are leased for.
 const LEASE_US: u64 = 20_000_000;
 /// How long a peer may take to lease them. One that is frozen is found by its silence; one whose
 /// disk is busy is not. What it leases later is given back at once.
@@ -60,8 +59,8 @@ struct Read {
     trace: Option<Trace>,
     why: String,
     next: Next,
-    /// How it is asked for again.
-    retry: Retry,
+    /// What asks for it again, once.
+    retry: Option<Pull>,
 }
 
 /// What becomes of a chunk that has failed.
@@ -73,15 +72,6 @@ enum Next {
     Other,
     /// The same one is, once: what was wrong was not this chunk.
     Same,
-}
-
-/// What a pull of a chunk alone needs beside the chunk.
-struct Retry {
-    parent: Option<ChunkId>,
-    class: Class,
-    deadline_us: Option<u64>,
-    peers: Vec<String>,
-    is_repeated: bool,
 }
 
 impl Pull {
@@ -160,12 +150,16 @@ impl Pull {
         if ids.is_empty() {
             return;
         }
-        let (puller, parent) = (Arc::clone(&self.puller), self.ids.last().copied());
-        let peers = std::iter::once(peer.to_owned()).chain(self.peers.clone()).collect();
-        let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
-        let trace = None;
-        let rest = Pull { puller, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace };
+        let mut rest = self.of(ids, self.ids.last().copied());
+        rest.peers.insert(0, peer.to_owned());
         self.puller.lease_queue.lock().wait(peer, rest);
+    }
+
+    /// The same of other chunks, without its trace.
+    fn of(&self, ids: Vec<ChunkId>, parent: Option<ChunkId>) -> Pull {
+        let (puller, peers) = (Arc::clone(&self.puller), self.peers.clone());
+        let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
+        Pull { puller, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace: None }
     }
 
     fn fail(mut self, why: &str) {
@@ -210,7 +204,7 @@ impl Pull {
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
                     let (lease, tenant, sums) = (Arc::clone(&lease), self.tenant, chunk.sums);
-                    let (next, retry) = (Next::Fail, self.retry(before));
+                    let (next, retry) = (Next::Fail, Some(self.of(vec![*id], before)));
                     let read = Read { lease, tenant, id: *id, slot: None, sums, trace, why, next, retry };
                     self.read(read, slot, region, chunk.offset_bytes);
                     puller.placed(self.tenant, id);
@@ -225,11 +219,6 @@ impl Pull {
                 }
             }
         }
-    }
-
-    fn retry(&self, parent: Option<ChunkId>) -> Retry {
-        let (class, deadline_us, peers) = (self.class, self.deadline_us, self.peers.clone());
-        Retry { parent, class, deadline_us, peers, is_repeated: self.is_repeated }
     }
 
     /// Reads a chunk that starts at `from` in the peer's region.
@@ -304,30 +293,18 @@ impl Read {
             }
         }
     }
-}
 
-impl Read {
     /// The pull of this chunk from another peer, if it may be asked of one.
     fn again(&mut self) -> Option<Pull> {
-        let ReadLease { puller, peer, .. } = &*self.lease;
-        let Retry { parent, class, deadline_us, peers, is_repeated } = &mut self.retry;
-        let mut peers = std::mem::take(peers);
+        let mut pull = self.retry.take()?;
         match self.next {
-            Next::Same if !*is_repeated => peers.insert(0, peer.clone()),
-            Next::Other if !peers.is_empty() => {}
+            Next::Same if !pull.is_repeated => pull.peers.insert(0, self.lease.peer.clone()),
+            Next::Other if !pull.peers.is_empty() => {}
             _ => return None,
         }
-        Some(Pull {
-            puller: Arc::clone(puller),
-            tenant: self.tenant,
-            ids: vec![self.id],
-            parent: *parent,
-            class: *class,
-            deadline_us: *deadline_us,
-            peers,
-            is_repeated: self.next == Next::Same,
-            trace: self.trace.take(),
-        })
+        pull.is_repeated = self.next == Next::Same;
+        pull.trace = self.trace.take();
+        Some(pull)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Copies between pinned host memory and GPUs for Python. This file knows lists of copies and what
 //! they ended in.
 
-use super::{driver, failed};
-use crate::errors::{InvalidError, TransferError};
+use super::driver;
+use crate::errors::{failed, invalid, not_moved};
 use crate::process::Own;
 use crate::rows;
 use forebay_cuda::kernels::Piece;
@@ -44,7 +44,7 @@ impl Copier {
         // SAFETY: Python's callers answer for addresses and streams, as they do with every binding
         // of the driver.
         let queued = py.detach(|| unsafe { copier.copy_in_stream(&pieces, stream as *mut _) });
-        queued.map(drop).map_err(|error| TransferError::new_err(error.to_string()))
+        queued.map(drop).map_err(not_moved)
     }
 
     /// Copies at once and waits. When it returns, or raises, nothing of it is under way any more.
@@ -104,7 +104,7 @@ fn read(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Piece>> {
     let total = rows.iter().try_fold(0_u64, |total, [_, _, bytes]| total.checked_add(*bytes));
     let fits = |[from, to, bytes]: &[u64; 3]| from.checked_add(*bytes).and(to.checked_add(*bytes)).is_some();
     if total.is_none() || !rows.iter().all(fits) {
-        return Err(InvalidError::new_err("copies reach beyond the last address"));
+        return Err(invalid("copies reach beyond the last address"));
     }
     let pieces = rows.into_iter().map(|[from, to, bytes]| Piece { from, to, bytes });
     Ok(pieces.filter(|piece| piece.bytes > 0).collect())
@@ -112,16 +112,14 @@ fn read(pairs: &Bound<'_, PyAny>) -> PyResult<Vec<Piece>> {
 
 fn not_started(error: StartError) -> PyErr {
     match error {
-        StartError::NoDevice { .. } | StartError::NoDevices | StartError::Relays(_) => {
-            InvalidError::new_err(error.to_string())
-        }
+        StartError::NoDevice { .. } | StartError::NoDevices | StartError::Relays(_) => invalid(error),
         _ => failed(error),
     }
 }
 
 fn not_copied(error: CopyError) -> PyErr {
     match error {
-        CopyError::NoDevice { .. } | CopyError::NotBetween { .. } => InvalidError::new_err(error.to_string()),
-        _ => TransferError::new_err(error.to_string()),
+        CopyError::NoDevice { .. } | CopyError::NotBetween { .. } => invalid(error),
+        _ => not_moved(error),
     }
 }

@@ -7,10 +7,10 @@ mod pinned;
 pub use copier::Copier;
 pub use pinned::{PinnedBuffer, PinnedPool};
 
-use crate::errors::ForebayError;
+use crate::errors::failed;
 use forebay_cuda::driver::Driver;
 use parking_lot::Mutex;
-use pyo3::{PyErr, PyResult};
+use pyo3::PyResult;
 
 /// The driver, loaded once for the whole process. Where there is none, it is looked for again the
 /// next time.
@@ -21,8 +21,4 @@ fn driver() -> PyResult<&'static Driver> {
         Some(driver) => Ok(driver),
         None => Ok(known.insert(Driver::load().map_err(failed)?)),
     }
-}
-
-fn failed(error: impl std::error::Error) -> PyErr {
-    ForebayError::new_err(error.to_string())
 }

@@ -1,8 +1,8 @@
 //! Pinned memory for Python: a pool, and buffers of it that any program for buffers can use. This
 //! file knows objects and who keeps memory alive.
 
-use super::{driver, failed};
-use crate::errors::{InvalidError, NoRoomError};
+use super::driver;
+use crate::errors::{NoRoomError, failed, invalid};
 use crate::process::Own;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::{self, PinError, PoolConfig};
@@ -24,10 +24,10 @@ pub struct PinnedPool {
 /// more.
 #[pyclass(frozen, module = "forebay.cuda")]
 pub struct PinnedBuffer {
-    lent: Own<Mutex<Lent>>,
+    shared: Own<Mutex<Taken>>,
 }
 
-struct Lent {
+struct Taken {
     /// `None` once it is closed.
     buffer: Option<pinned::PinnedBuffer>,
     /// Views of Python's that look at the memory.
@@ -62,7 +62,7 @@ impl PinnedPool {
     fn take(&self, py: Python<'_>, bytes: u64) -> PyResult<PinnedBuffer> {
         let pool = self.pool.get()?;
         let buffer = py.detach(|| pool.take(bytes)).map_err(unpinned)?;
-        Ok(PinnedBuffer { lent: Own::new(Mutex::new(Lent { buffer: Some(buffer), views: 0 })) })
+        Ok(PinnedBuffer { shared: Own::new(Mutex::new(Taken { buffer: Some(buffer), views: 0 })) })
     }
 
     #[getter]
@@ -104,14 +104,12 @@ impl PinnedBuffer {
 
     /// Gives the memory back, once: no copy may be using it any more.
     fn close(&self) -> PyResult<()> {
-        let mut lent = self.lock()?;
-        if lent.views > 0 {
-            return Err(PyBufferError::new_err(format!(
-                "{} views look at the memory: release them",
-                lent.views
-            )));
+        let mut taken = self.lock()?;
+        if taken.views > 0 {
+            let views = taken.views;
+            return Err(PyBufferError::new_err(format!("{views} views look at the memory: release them")));
         }
-        lent.buffer = None;
+        taken.buffer = None;
         Ok(())
     }
 
@@ -130,8 +128,8 @@ impl PinnedBuffer {
     ///
     /// `view` is null or a place for a view, as Python's buffer protocol has it.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let mut lent = slf.get().lock()?;
-        let buffer = lent.open()?;
+        let mut taken = slf.get().lock()?;
+        let buffer = taken.open()?;
         let len = ffi::Py_ssize_t::try_from(buffer.len()).map_err(PyBufferError::new_err)?;
         // SAFETY: by this function's contract; the memory is there, and writable, until no view is
         // left.
@@ -140,7 +138,7 @@ impl PinnedBuffer {
         if status != 0 {
             return Err(PyErr::fetch(slf.py()));
         }
-        lent.views += 1;
+        taken.views += 1;
         Ok(())
     }
 
@@ -149,21 +147,21 @@ impl PinnedBuffer {
     /// Python calls it once for each view that it got.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
         // Another process has views of memory that is the parent's.
-        if let Ok(mut lent) = self.lock() {
-            lent.views -= 1;
+        if let Ok(mut taken) = self.lock() {
+            taken.views -= 1;
         }
     }
 }
 
 impl PinnedBuffer {
-    fn lock(&self) -> PyResult<MutexGuard<'_, Lent>> {
-        Ok(self.lent.get()?.lock())
+    fn lock(&self) -> PyResult<MutexGuard<'_, Taken>> {
+        Ok(self.shared.get()?.lock())
     }
 }
 
-impl Lent {
+impl Taken {
     fn open(&self) -> PyResult<&pinned::PinnedBuffer> {
-        self.buffer.as_ref().ok_or_else(|| InvalidError::new_err("the buffer is closed"))
+        self.buffer.as_ref().ok_or_else(|| invalid("the buffer is closed"))
     }
 }
 

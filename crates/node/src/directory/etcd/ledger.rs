@@ -22,7 +22,6 @@ pub(super) struct Ledger {
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Whether the chunk is here.
     here: bool,
     /// What etcd has; `None` while an answer is awaited, or was lost.
     said: Option<bool>,

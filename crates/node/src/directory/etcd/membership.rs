@@ -41,7 +41,6 @@ const REST_REFUSED_MAX_US: u64 = 30_000_000;
 pub(super) struct Limits {
     /// How long etcd keeps what we said when we are silent.
     pub ttl_s: u32,
-    /// Our chunks.
     pub chunks_max: usize,
     /// Pairs of chunk and node in the copy.
     pub holdings_max: usize,
@@ -183,7 +182,6 @@ impl Membership {
         self.lease.map(|lease| lease.id)
     }
 
-    /// The keys that are watched.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }

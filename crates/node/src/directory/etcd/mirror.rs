@@ -7,7 +7,6 @@ use crate::directory::{DirectoryFaults, NodeRecord};
 use forebay_kv::ChunkId;
 use std::collections::{BTreeSet, HashMap};
 
-/// Nodes at most.
 const NODES_MAX: usize = 4096;
 
 /// A copy of everything below the prefix.

@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::Notify;
 
-/// Bytes of the prefix at most.
 pub(crate) const PREFIX_BYTES_MAX: usize = 256;
 /// A lease's length, bounds.
 pub(crate) const TTL_S: std::ops::RangeInclusive<u32> = 2..=3600;
@@ -46,7 +45,6 @@ pub struct EtcdConfig {
     pub prefix: String,
     /// A node that is silent for so long counts as dead.
     pub ttl_s: u32,
-    /// How long an answer may take.
     pub request_limit_us: u64,
     /// Chunks of this node that others are told of.
     pub chunks_max: usize,
@@ -73,16 +71,12 @@ impl Default for EtcdConfig {
 /// Why a directory cannot be started. That etcd is down is no reason.
 #[derive(Debug, Error)]
 pub enum EtcdError {
-    /// An endpoint is not one.
     #[error("endpoint is {value:?}; allowed: {}", crate::endpoint::ALLOWED)]
     Endpoint { value: String },
-    /// The prefix is too long.
     #[error("prefix has {bytes} bytes; allowed: {PREFIX_BYTES_MAX}")]
     Prefix { bytes: usize },
-    /// The lease is too short or too long.
     #[error("ttl_s is {value}; allowed: {} to {}", TTL_S.start(), TTL_S.end())]
     Ttl { value: u32 },
-    /// The system gives no thread, or nothing to wait with.
     #[error("the directory's thread: {0}")]
     Thread(std::io::Error),
 }

@@ -119,7 +119,6 @@ struct World {
     watch: Option<OpenWatch>,
 }
 
-/// A watch that is open.
 #[derive(Clone, Copy)]
 struct OpenWatch {
     number: u64,

@@ -7,14 +7,13 @@ use forebay_kv::ChunkId;
 use forebay_store::Left;
 use std::collections::HashSet;
 
-/// Chunks that a client may watch.
 pub const WATCHED_MAX: usize = 1 << 20;
 
 /// The chunks that a client watches.
 #[derive(Debug, Default)]
-pub struct Watched(HashSet<ChunkId>);
+pub struct WatchList(HashSet<ChunkId>);
 
-impl Watched {
+impl WatchList {
     /// Watches these chunks, those that are watched already too. Says which of them are not there,
     /// or are too many; they are not watched.
     pub fn watch(&mut self, ids: &[ChunkId], is_here: impl Fn(&ChunkId) -> bool) -> Vec<ChunkId> {
@@ -41,7 +40,6 @@ impl Watched {
         gone.into_iter().filter(|id| self.0.remove(id)).collect()
     }
 
-    /// Watches nothing any more.
     pub fn clear(&mut self) {
         self.0 = HashSet::new();
     }
@@ -80,7 +78,7 @@ mod tests {
         /// of the chunks that it asked for are there, and is told of each going once.
         #[test]
         fn who_follows_what_is_told_knows_what_is_there(acts in acts()) {
-            let (mut watched, mut here, mut left) = (Watched::default(), HashSet::new(), Vec::new());
+            let (mut watched, mut here, mut left) = (WatchList::default(), HashSet::new(), Vec::new());
             let mut known: HashSet<ChunkId> = HashSet::new();
             for act in acts.into_iter().chain([Act::Tell(true)]) {
                 match act {
@@ -122,7 +120,7 @@ mod tests {
                 ChunkId::from_bytes(bytes)
             })
             .collect();
-        let mut watched = Watched::default();
+        let mut watched = WatchList::default();
         assert_eq!(watched.watch(&many, |_| true), []);
         let more = [many[1], id(9), many[2]];
         assert_eq!(watched.watch(&more, |_| true), [id(9)], "the others are watched already");
