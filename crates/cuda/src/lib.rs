@@ -39,7 +39,7 @@ mod capi;
 mod copier;
 pub mod device;
 pub mod driver;
-pub mod ends;
+pub mod event_waiter;
 pub mod gpu;
 pub mod kernels;
 pub mod links;

@@ -4,7 +4,7 @@
 use crate::common::{Fake, World, alone, pattern};
 use forebay_cuda::device::{Event, Stream};
 use forebay_cuda::driver::Driver;
-use forebay_cuda::ends::Ends;
+use forebay_cuda::event_waiter::EventWaiter;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::stream_copy::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
@@ -214,7 +214,7 @@ fn a_batch_waits_for_what_it_comes_after_and_the_next_one_for_nothing_else() {
         let (held, begun) =
             (fake.hold(memory.device(), engine.handle()), Event::new(memory.device()).unwrap());
         begun.record(&engine).unwrap();
-        let ends = Ends::spawn(world.copier.driver(), "ends").unwrap();
+        let ends = EventWaiter::spawn(world.copier.driver(), "ends").unwrap();
         let there = pages(Direction::HostToDevice, source.address(), memory.address(), 64 << 10, bytes);
         let loaded = send(&world, &to_gpu, &there, Some(&begun));
         let (told, ended) = channel();

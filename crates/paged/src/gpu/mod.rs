@@ -19,7 +19,7 @@ use arenas::Arenas;
 use forebay_client::NodeArena;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
-use forebay_cuda::ends::Ends;
+use forebay_cuda::event_waiter::EventWaiter;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
 use forebay_transfer::RegionId;
 use job::{GpuJob, Segment};
@@ -55,7 +55,7 @@ pub struct Gpu {
     device: Arc<Device>,
     // Dropped in this order: threads that wait, what they wait for, and the driver's things that
     // all of it uses.
-    begins: Ends,
+    begins: EventWaiter,
     loads: Sender,
     stores: Sender,
     arenas: Arenas,
@@ -66,7 +66,7 @@ pub struct Gpu {
 /// One direction: what waits, and the copy stream that it goes by.
 #[derive(Debug)]
 struct Sender {
-    ends: Ends,
+    ends: EventWaiter,
     copy_stream: CopyStream,
     queue: Mutex<Queue<Segment>>,
 }
@@ -93,7 +93,7 @@ impl CudaCopies {
             let no_device = || failed(format!("device: {device} is not visible"));
             let copy_stream =
                 stream_copies.copy_stream(device, direction).ok_or_else(no_device)?.map_err(failed)?;
-            let ends = Ends::spawn(driver, name).map_err(failed)?;
+            let ends = EventWaiter::spawn(driver, name).map_err(failed)?;
             Ok(Sender { ends, copy_stream, queue: Mutex::default() })
         };
         let loads = sender(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
@@ -104,7 +104,7 @@ impl CudaCopies {
             is_open &= open.map_err(|why| failed(format!("layer {number} is not memory of a GPU: {why}")))?;
         }
         let device = Arc::clone(loads.copy_stream.device());
-        let begins = Ends::spawn(driver, "forebay-begins").map_err(failed)?;
+        let begins = EventWaiter::spawn(driver, "forebay-begins").map_err(failed)?;
         let (arenas, events) = (Arenas::new(&device), EventPool::default());
         let cache = cache.clone();
         Ok(CudaCopies(Arc::new(Gpu {

@@ -1,4 +1,4 @@
-//! Ends: a thread that sleeps until events pass, one after another, and tells their owners. What
+//! A thread that sleeps until events pass, one after another, and tells their owners. What
 //! takes long is waited for so: the poller sees an end sooner, but is awake as long as anything is
 //! under way.
 
@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 /// A row of events that pass in the order in which they are given. Dropping it waits for all of
 /// them.
 #[derive(Debug)]
-pub struct Ends {
+pub struct EventWaiter {
     row: Option<Sender<(Arc<Event>, OnPassed)>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ends {
-    pub fn spawn(driver: &'static Driver, name: &str) -> std::io::Result<Ends> {
+impl EventWaiter {
+    pub fn spawn(driver: &'static Driver, name: &str) -> std::io::Result<EventWaiter> {
         let (row, given) = channel::<(Arc<Event>, OnPassed)>();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
             let _relaxed = Relaxed::enter(driver);
@@ -28,7 +28,7 @@ impl Ends {
                 on_passed(passed);
             }
         })?;
-        Ok(Ends { row: Some(row), thread: Some(thread) })
+        Ok(EventWaiter { row: Some(row), thread: Some(thread) })
     }
 
     /// Has `on_passed` called, on the thread, when the event has passed and those before it have.
@@ -40,7 +40,7 @@ impl Ends {
     }
 }
 
-impl Drop for Ends {
+impl Drop for EventWaiter {
     fn drop(&mut self) {
         drop(self.row.take());
         let Some(thread) = self.thread.take() else { return };
