@@ -196,34 +196,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const IDLE: Candidate = Candidate {
-        eligible: true,
-        in_flight: 0,
-        pending_prefill_tokens: 0,
-        context_tokens: 0,
-        hit_tokens: 0,
-    };
+    /// Eligible, in flight, pending, context, hit.
+    type Row = (bool, u32, u64, u64, u64);
 
-    /// (eligible, in flight, pending, context, hit)
-    fn candidates(rows: &[(bool, u32, u64, u64, u64)]) -> Vec<Candidate> {
-        rows.iter()
-            .map(|&(eligible, in_flight, pending_prefill_tokens, context_tokens, hit_tokens)| Candidate {
-                eligible,
-                in_flight,
-                pending_prefill_tokens,
-                context_tokens,
-                hit_tokens,
-            })
-            .collect()
+    fn candidate(row: Row) -> Candidate {
+        let (eligible, in_flight, pending_prefill_tokens, context_tokens, hit_tokens) = row;
+        Candidate { eligible, in_flight, pending_prefill_tokens, context_tokens, hit_tokens }
     }
 
-    fn decide(
-        policy: Policy,
-        rows: &[(bool, u32, u64, u64, u64)],
-        turn: u64,
-        home: Option<usize>,
-    ) -> Option<Decision> {
-        let candidates = candidates(rows);
+    fn decide(policy: Policy, rows: &[Row], turn: u64, home: Option<usize>) -> Option<Decision> {
+        let candidates: Vec<Candidate> = rows.iter().copied().map(candidate).collect();
         choose(policy, &View { candidates: &candidates, turn }, &Request { input_tokens: 10_000, home })
     }
 
@@ -313,15 +295,7 @@ mod tests {
     }
 
     fn any_candidate() -> impl Strategy<Value = Candidate> {
-        (any::<bool>(), 0..50_u32, any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
-            |(eligible, in_flight, pending_prefill_tokens, context_tokens, hit_tokens)| Candidate {
-                eligible,
-                in_flight,
-                pending_prefill_tokens,
-                context_tokens,
-                hit_tokens,
-            },
-        )
+        (any::<bool>(), 0..50_u32, any::<u64>(), any::<u64>(), any::<u64>()).prop_map(candidate)
     }
 
     proptest! {
@@ -348,7 +322,7 @@ mod tests {
             policy in prop::sample::select(Policy::ALL.to_vec()),
             first in 0..u64::MAX / 2,
         ) {
-            let candidates = vec![IDLE; count];
+            let candidates = vec![candidate((true, 0, 0, 0, 0)); count];
             let mut served = vec![0; count];
             for turn in first..first + 3 * count as u64 {
                 let view = View { candidates: &candidates, turn };

@@ -24,6 +24,17 @@ fn answered(prompt_tokens: u64, cached_tokens: u64) -> End {
     End::Answered { status: 200, usage: Some(usage) }
 }
 
+const NO_USAGE: End = End::Answered { status: 200, usage: None };
+
+/// Sends a request to an engine, whose answer begins at once, and ends it. Returns the engine.
+fn serve(dispatcher: &mut Dispatcher, routing: &RoutingFacts, end: End) -> usize {
+    let mut assignment = dispatcher.assign(0, routing, 0).unwrap();
+    let backend = assignment.backend;
+    dispatcher.first_byte(1, &mut assignment, 200);
+    dispatcher.end(routing, assignment, end);
+    backend
+}
+
 #[test]
 fn a_session_returns_to_the_backend_that_holds_its_prefix() {
     for policy in [Policy::SessionSticky, Policy::Linear, Policy::Lmetric, Policy::Lpwl] {
@@ -31,11 +42,7 @@ fn a_session_returns_to_the_backend_that_holds_its_prefix() {
         let mut homes = Vec::new();
         for turn in 0..4 {
             for session in [1, 2] {
-                let routing = routing(session, 40_000 + 4_000 * turn);
-                let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
-                dispatcher.first_byte(5, &mut assignment, 200);
-                homes.push(assignment.backend);
-                dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
+                homes.push(serve(&mut dispatcher, &routing(session, 40_000 + 4_000 * turn), NO_USAGE));
             }
         }
         assert!(homes.chunks(2).all(|pair| pair == &homes[..2]), "{policy}: {homes:?}");
@@ -85,11 +92,9 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
     for turn in 0..12_usize {
         let before = dispatcher.stats().backends[0].over_predicted_tokens;
         for session in 1..4 {
-            let routing = routing(session, 40_000 + 2_000 * turn);
-            let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
-            dispatcher.first_byte(1, &mut assignment, 200);
             // An engine that never has anything cached.
-            dispatcher.end(&routing, assignment, answered(10_000 + 500 * turn as u64, 0));
+            let end = answered(10_000 + 500 * turn as u64, 0);
+            serve(&mut dispatcher, &routing(session, 40_000 + 2_000 * turn), end);
         }
         over.push(dispatcher.stats().backends[0].over_predicted_tokens - before);
     }
@@ -104,11 +109,8 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
 fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
     let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
     let mut answer = |cached_tokens| {
-        let routing = routing(1, 40_000);
-        let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
-        dispatcher.first_byte(1, &mut assignment, 200);
         let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
-        dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: Some(usage) });
+        serve(&mut dispatcher, &routing(1, 40_000), End::Answered { status: 200, usage: Some(usage) });
         let totals = dispatcher.stats().backends.remove(0);
         (totals.without_cached_tokens, totals.over_predicted_tokens > 0)
     };
@@ -149,11 +151,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
     for status in [400, 404, 429, 500, 503] {
         for policy in Policy::ALL {
             let mut dispatcher = two(policy);
-            let known = routing(1, 40_000);
-            let mut assignment = dispatcher.assign(0, &known, 0).unwrap();
-            let home = assignment.backend;
-            dispatcher.first_byte(1, &mut assignment, 200);
-            dispatcher.end(&known, assignment, answered(10_000, 0));
+            let home = serve(&mut dispatcher, &routing(1, 40_000), answered(10_000, 0));
             let state = |dispatcher: &Dispatcher| {
                 let backends = dispatcher.stats().backends.into_iter();
                 let indexed: Vec<usize> = backends.map(|backend| backend.index_chunks).collect();
@@ -216,11 +214,7 @@ fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
 #[test]
 fn a_restarted_backend_is_not_believed_to_hold_anything() {
     let mut dispatcher = two(Policy::Lpwl);
-    let routing = routing(1, 40_000);
-    let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
-    let home = assignment.backend;
-    dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
+    let home = serve(&mut dispatcher, &routing(1, 40_000), NO_USAGE);
     assert!(dispatcher.stats().backends[home].index_chunks > 0);
     assert_eq!(
         dispatcher.probed(home, Err(Failure::Refused)),
@@ -232,11 +226,7 @@ fn a_restarted_backend_is_not_believed_to_hold_anything() {
 #[test]
 fn a_backend_that_was_out_already_when_its_process_ended_holds_nothing_either() {
     let mut dispatcher = two(Policy::Lpwl);
-    let routing = routing(1, 40_000);
-    let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
-    let home = assignment.backend;
-    dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&routing, assignment, End::Answered { status: 200, usage: None });
+    let home = serve(&mut dispatcher, &routing(1, 40_000), NO_USAGE);
     for _ in 0..3 {
         dispatcher.probed(home, Err(Failure::FirstByteTimeout));
     }
