@@ -117,7 +117,7 @@ impl Profile {
     }
 
     /// A profile from the text of a file.
-    pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
+    fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         let profile: Profile = toml::from_str(text)?;
         profile.check()?;
         Ok(profile)

@@ -48,9 +48,6 @@ pub struct Args {
     /// GPU and model to emulate
     #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
     profile: String,
-    /// File with a profile of your own, in TOML, used instead of a shipped one
-    #[arg(long, value_name = "FILE", conflicts_with = "profile")]
-    profile_file: Option<PathBuf>,
     /// Name by which requests ask for the model [default: the profile's]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -73,9 +70,6 @@ pub struct Args {
     /// Most requests computed at once [default: the profile's]
     #[arg(long, value_name = "REQUESTS")]
     max_num_seqs: Option<usize>,
-    /// Most requests queued and computed at once; more are refused with 503
-    #[arg(long, value_name = "REQUESTS", default_value_t = 4096)]
-    max_requests: usize,
     /// Longest body of a request, such as 4MiB or 200000
     #[arg(long, value_name = "SIZE", value_parser = size::<usize>, default_value = "16MiB")]
     max_body: usize,
@@ -157,13 +151,7 @@ impl Args {
     }
 
     fn into_config(self) -> Result<EngineConfig, Error> {
-        let mut profile = match &self.profile_file {
-            Some(file) => {
-                let text = std::fs::read_to_string(file);
-                Profile::from_toml(&text.map_err(|error| format!("{}: {error}", file.display()))?)?
-            }
-            None => Profile::shipped(&self.profile)?,
-        };
+        let mut profile = Profile::shipped(&self.profile)?;
         profile.memory.pool_tokens = self.pool_tokens.unwrap_or(profile.memory.pool_tokens);
         let limits = &mut profile.scheduler;
         limits.max_batched_tokens = self.max_num_batched_tokens.unwrap_or(limits.max_batched_tokens);
@@ -182,7 +170,6 @@ impl Args {
             launch: if self.cuda_graphs { Launch::Graph } else { Launch::Eager },
             clock_ratio: self.clock_ratio,
             stream_interval: self.stream_interval,
-            max_requests: self.max_requests,
             max_body_bytes: self.max_body,
             listen: SocketAddr::new(self.host, self.port),
             kv_events,

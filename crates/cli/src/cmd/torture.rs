@@ -32,9 +32,6 @@ pub struct Args {
     /// Use fewer values, kills and crash points, and take less than a minute
     #[arg(long)]
     quick: bool,
-    /// Writes at which the power fails [default: 1000, or 40 with --quick]
-    #[arg(long, value_name = "COUNT")]
-    crash_points: Option<u32>,
     /// Seed of all that is random
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -114,7 +111,6 @@ fn torture(args: Args) -> CommandResult {
 
 fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Error> {
     let mut scale = if args.quick { Scale::quick() } else { Scale::full() };
-    scale.crash_points = args.crash_points.unwrap_or(scale.crash_points);
     scale.seed = args.seed;
     let mut kinds = args.store.clone();
     if args.lmcache_python.is_some() && !kinds.contains(&Kind::Lmcache) {
