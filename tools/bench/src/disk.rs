@@ -52,19 +52,19 @@ const SLICES: usize = 4;
 /// Arguments of `forebay bench disk`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory on the disk under test; must allow direct I/O
+    /// Directory on the disk under test; its file system must allow direct I/O
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Runs of each kind
+    /// Number of runs of each kind
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Bytes moved in a run. The file takes about twice as many for each run
+    /// MiB moved in a run; the file takes about twice as much for each run
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(8..=1 << 20))]
     run_mib: u64,
-    /// Chunks of the log whose recovery is measured
+    /// Number of chunks in the log whose recovery is measured
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
     recovery_chunks: u32,
-    /// A few seconds of everything: shows that it works, and measures nothing
+    /// Run everything for a few seconds: shows that it works, and measures nothing
     #[arg(long, conflicts_with_all = ["runs", "run_mib", "recovery_chunks"])]
     quick: bool,
     #[command(flatten)]

@@ -31,37 +31,36 @@ pub use owner::run as run_owner;
 /// Arguments of `forebay bench net`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// What to measure [default: all; rates with an axis that only they have]
+    /// What to measure [default: all; only rates with --threads, --segment or --rail]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Operations
+    /// Which operations to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [OpName::Write, OpName::Read])]
     op: Vec<OpName>,
     /// Bytes of a block, such as 26KB or 1MiB; several with commas
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = blocks::size, default_values_t = [blocks::Size(26_000), blocks::Size(1_000_000)])]
     block_size: Vec<blocks::Size>,
-    /// Blocks of a transfer [default: about 1 GB, at most 10000]
+    /// Blocks in a transfer [default: about 1 GB, at most 10000]
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     batch: Option<u32>,
-    /// Connections to the other process at most; the ceiling has as many
+    /// Most connections to the other process; the ceiling is measured with as many
     #[arg(long, value_name = "FLOWS", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     flows: u16,
-    /// Threads that ask, each for its part of the blocks; several numbers with commas
+    /// Number of threads that read or write, each its part of the blocks; several with commas
     #[arg(long, value_name = "THREADS", value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Vec<u16>,
-    /// The memory that blocks lie in at both ends; several with commas. What this machine does not
-    /// have is said and left out
+    /// Memory that the blocks lie in at both ends; several with commas; what this machine does not
+    /// have is named and left out
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Segment::Heap])]
     segment: Vec<Segment>,
-    /// A UCX rail that carries the blocks instead of TCP: memory, rdma or tcp, on all of its
-    /// devices or on some, as in tcp=lo; several times for several
+    /// UCX rail that carries the blocks instead of TCP: memory, rdma or tcp, on all of its devices
+    /// or on some, as in tcp=lo; repeat for each
     #[arg(long, value_name = "FABRIC[=DEVICE,...]", value_parser = rail::rail)]
     rail: Vec<rail::Rail>,
-    /// Runs of each kind
+    /// Number of runs of each kind
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// A program that measures another system in the same way (see bench/peers); several times for
-    /// several
+    /// Program that measures another system in the same way (see bench/peers); repeat for each
     #[arg(long, value_name = "COMMAND")]
     peer: Vec<String>,
     #[command(flatten)]

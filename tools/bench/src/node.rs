@@ -36,10 +36,10 @@ const HOST: Place = Place::Host(0);
 /// Arguments of `forebay bench node`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Where the node's SSD log is made; a temporary folder of its own if not given
+    /// Directory in which the node's SSD log is made [default: a temporary one]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Runs; each stores and loads a prompt of its own
+    /// Number of runs; each stores and loads a prompt of its own
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     #[command(flatten)]

@@ -37,13 +37,13 @@ const STALL_MS: f64 = 30.0;
 /// Arguments of `forebay bench route`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Runs of each kind
+    /// Number of runs of each kind
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Length of a run
+    /// Length of a run, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=600))]
     run_seconds: u64,
-    /// Requests per second and arm when measuring added time
+    /// Requests per second to each arm when added time is measured
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rate: u32,
     /// Policy of the router

@@ -20,10 +20,10 @@ const TTL_US: u64 = 1_000_000;
 /// Arguments of `forebay bench store`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Chunks in the tier
+    /// Number of chunks in the tier
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(PREFIX as i64..=10_000_000))]
     chunks: u32,
-    /// Runs; each looks every sequence up once, and its median counts
+    /// Number of runs; each looks every sequence up once, and its median counts
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     #[command(flatten)]

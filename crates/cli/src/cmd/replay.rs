@@ -166,13 +166,13 @@ pub struct ReportArgs {
 /// Where the report goes besides the terminal.
 #[derive(clap::Args)]
 struct Output {
-    /// Write the report as one HTML page
+    /// Write the report to this file as one HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write all figures of the report as JSON
+    /// Write all figures of the report to this file as JSON
     #[arg(long, value_name = "FILE")]
     summary: Option<PathBuf>,
-    /// Write the results object
+    /// Write the results object to this file, in the form that benchmarks write
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -43,7 +43,8 @@ pub struct Args {
     /// Most engines tried for one request; two of them at most receive it
     #[arg(long, value_name = "COUNT", default_value_t = Limits::default().attempts)]
     attempts: u32,
-    /// Path that engines are probed at; an answer with a status below 500 means that one is well
+    /// Path that engines are probed at; an answer with a status below 500 means that the engine is
+    /// well
     #[arg(long, value_name = "PATH", default_value = "/health")]
     probe_path: String,
     /// Time between two probes of an engine that answers them

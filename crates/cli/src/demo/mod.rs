@@ -58,7 +58,7 @@ pub struct Args {
     /// generated if not given
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Take only the first N requests of the trace
+    /// Take only the first N requests of the trace [default: all]
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
     /// Routing policies to compare, each from a cold start
@@ -70,7 +70,7 @@ pub struct Args {
     /// With --engine vllm: the Python interpreter that has vLLM and Forebay installed
     #[arg(long, value_name = "PYTHON", required_if_eq("engine", "vllm"))]
     vllm: Option<PathBuf>,
-    /// With --engine vllm: the directory of the model that it serves
+    /// With --engine vllm: the directory of the model that they serve
     #[arg(long, value_name = "DIR", required_if_eq("engine", "vllm"))]
     model: Option<PathBuf>,
     /// Number of engines behind the router [default: 4; 2 for vLLM]
@@ -115,7 +115,7 @@ pub struct Args {
     /// Directory for report.html, records.jsonl and summary.json
     #[arg(long, value_name = "DIR", default_value = "demo-out")]
     out: PathBuf,
-    /// Write the results object that benchmarks write to a file too
+    /// Write the results object to this file, in the form that benchmarks write
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

@@ -16,26 +16,26 @@ const ALL_BYTES_MAX: u64 = 1 << 30;
 #[derive(clap::Args)]
 #[group(id = "gpus", multiple = true)]
 pub struct Args {
-    /// Bytes of a copy, such as 64kib; several with commas [default: 4kib to 1gib]
+    /// Size of a copy, such as 64kib; several with commas [default: 4kib to 1gib]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
     sizes: Vec<Size>,
-    /// Which way [default: h2d,d2h,both]
+    /// Directions of the copies [default: h2d,d2h,both]
     #[arg(long, value_enum, value_delimiter = ',')]
     direction: Vec<Course>,
-    /// Who copies, beside the driver [default: best]
+    /// Ways to copy that are measured beside the driver's own [default: best]
     #[arg(long, value_enum, value_delimiter = ',')]
     paths: Vec<Way>,
-    /// Bytes of a page, for copies of scattered pages [default: 64kib,16kib]
+    /// Size of a page, for copies of scattered pages [default: 64kib,16kib]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = size)]
     pages: Vec<Size>,
-    /// Bytes of all pages of a copy [default: 256mib]
+    /// Size of all pages of a copy together [default: 256mib]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pages_total: Option<Size>,
     /// Ordinals of the GPUs that are copied to and from by themselves; all others relay [default:
     /// 0]
     #[arg(long = "gpus", id = "targets", value_name = "GPU", value_delimiter = ',')]
     targets: Vec<u16>,
-    /// Also copies over relays that another process owns
+    /// Measure copies over relays that another process owns too
     #[arg(long)]
     pub daemon: bool,
     /// Draw rates over sizes into this file, as SVG
