@@ -38,14 +38,8 @@ pub struct CandidateRecord {
     pub backend: String,
     /// Its score, lower is better; absent when it could not be chosen.
     pub score: Option<f64>,
-    /// Requests in flight.
-    pub in_flight: u32,
-    /// Prompt tokens yet to be computed.
-    pub pending_prefill_tokens: u64,
-    /// Prompt tokens of the requests in flight.
-    pub context_tokens: u64,
-    /// Tokens of this prompt that it was believed to hold.
-    pub hit_tokens: u64,
+    #[serde(flatten)]
+    pub known: Candidate,
 }
 
 /// How an attempt ended.
@@ -116,15 +110,11 @@ impl Decisions {
 impl Entry {
     fn record(&self, number: u64, names: &[String]) -> DecisionRecord {
         let scores = &self.decision.scores;
-        let candidates = names.iter().zip(&self.candidates).zip(scores).map(|((name, candidate), score)| {
-            CandidateRecord {
-                backend: name.clone(),
-                score: *score,
-                in_flight: candidate.in_flight,
-                pending_prefill_tokens: candidate.pending_prefill_tokens,
-                context_tokens: candidate.context_tokens,
-                hit_tokens: candidate.hit_tokens,
-            }
+        let candidates = names.iter().zip(&self.candidates).zip(scores);
+        let candidates = candidates.map(|((name, &known), &score)| CandidateRecord {
+            backend: name.clone(),
+            score,
+            known,
         });
         DecisionRecord {
             number,

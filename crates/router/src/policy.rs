@@ -24,9 +24,10 @@ pub enum Policy {
 }
 
 /// What the router knows of one engine when it decides. Tokens are estimates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Candidate {
     /// May this engine be chosen at all: healthy and not yet tried for this request.
+    #[serde(skip)]
     pub eligible: bool,
     /// Requests sent to it that have not ended.
     pub in_flight: u32,
