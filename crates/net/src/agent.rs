@@ -52,12 +52,6 @@ impl Prepared {
     }
 }
 
-impl std::fmt::Debug for Prepared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prepared").field("blocks", &self.len()).field("peer", &self.peer()).finish()
-    }
-}
-
 /// One end in one process. Dropping it cancels what is under way and waits until nothing touches
 /// memory any more.
 pub struct Agent {

@@ -87,20 +87,3 @@ impl AgentConfig {
         }
     }
 }
-
-impl std::fmt::Debug for AgentConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token is nobody's business.
-        f.debug_struct("AgentConfig")
-            .field("name", &self.name)
-            .field("listen", &self.listen)
-            .field("advertise", &self.advertise)
-            .field("tls", &self.tls.is_some())
-            .field("plain_beyond_loopback", &self.plain_beyond_loopback)
-            .field("rails", &self.rails)
-            .field("flows_max", &self.flows_max)
-            .field("connect_limit_us", &self.connect_limit_us)
-            .field("progress_limit_us", &self.progress_limit_us)
-            .finish_non_exhaustive()
-    }
-}

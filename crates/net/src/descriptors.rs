@@ -66,10 +66,6 @@ impl Run {
 }
 
 impl Descriptors {
-    pub fn new() -> Descriptors {
-        Descriptors::default()
-    }
-
     /// Appends a run. Single blocks at equal distances become one.
     pub fn push(&mut self, run: Run) -> Result<(), BadRun> {
         run.check()?;
@@ -85,7 +81,7 @@ impl Descriptors {
     }
 
     pub fn from_runs(runs: impl IntoIterator<Item = Run>) -> Result<Descriptors, BadRun> {
-        let mut list = Descriptors::new();
+        let mut list = Descriptors::default();
         runs.into_iter().try_for_each(|run| list.push(run))?;
         Ok(list)
     }

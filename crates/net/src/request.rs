@@ -200,17 +200,6 @@ impl Request {
     }
 }
 
-impl std::fmt::Debug for Request {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (peer, bytes) = (self.peer(), self.bytes());
-        f.debug_struct("Request")
-            .field("peer", &peer)
-            .field("bytes", &bytes)
-            .field("state", &self.state())
-            .finish()
-    }
-}
-
 /// Every region that the pairs name. Neighbours mostly name the same ones, which are looked at
 /// once.
 fn regions(pairs: &[SpanPair]) -> HashSet<RegionId> {

@@ -74,7 +74,6 @@ pub trait OpenTransport: Send + Sync {
 pub type Exchange<'a> = dyn FnMut(Vec<u8>) -> Result<Vec<u8>, TransportError> + 'a;
 
 /// An endpoint that is joined to a peer's.
-#[derive(Debug)]
 pub struct Connected {
     pub carrier: Box<dyn Carrier>,
     /// Which hardware carries them, and why no other does, for people.

@@ -250,7 +250,7 @@ fn bytes_that_were_changed_on_the_way_end_the_connection() {
 fn plain_text_beyond_loopback_needs_to_be_asked_for() {
     let listen =
         |options| TcpServer::listen(([0, 0, 0, 0], 0).into(), identity(1), Arc::default(), None, options);
-    assert_eq!(listen(ServerOptions::default()).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    assert_eq!(listen(ServerOptions::default()).err().unwrap().kind(), std::io::ErrorKind::PermissionDenied);
     listen(ServerOptions { plain_beyond_loopback: true, ..ServerOptions::default() }).unwrap();
     listen(serving(&Authority::new().plain_node())).unwrap();
     // Nobody is there, and nobody is asked.

@@ -76,7 +76,6 @@ impl OpenTransport for Opened {
 }
 
 /// Bytes on their way in one direction.
-#[derive(Debug)]
 struct Queue {
     bytes: Mutex<(VecDeque<u8>, bool)>,
     /// Tells the receiver of bytes, or of the end.
@@ -85,7 +84,6 @@ struct Queue {
     drained: OwnedFd,
 }
 
-#[derive(Debug)]
 struct End {
     incoming: Arc<Queue>,
     outgoing: Arc<Queue>,

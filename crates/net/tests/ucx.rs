@@ -293,7 +293,7 @@ fn an_offer_that_is_none_is_refused() {
             assert!(refused.to_string().starts_with("the peer's UCX address: "), "{refused}");
         }
         let declined = TransportError::Declined("the peer has no UCX".to_string());
-        let refused = rail.connect(&mut |_| Err(declined.clone())).unwrap_err();
+        let refused = rail.connect(&mut |_| Err(declined.clone())).err().unwrap();
         assert_eq!(refused, declined);
         assert_eq!(owner.server.stats().flows, 0);
     }

@@ -5,7 +5,7 @@
 //! has given up stays in the peer's hands until it answers, so it still counts as one of those that
 //! may be unanswered; its answer comes after its end.
 
-use super::error::{BadFrame, Broken};
+use super::error::Broken;
 use super::frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, Frame};
 use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
@@ -96,8 +96,7 @@ impl Calls {
 
     /// The peer has answered, perhaps what was given up.
     pub fn answered(&mut self, number: u64, answer: Result<Vec<u8>, String>) -> Result<(), Broken> {
-        let unexpected = BadFrame::Unexpected { what: "an answer to no call", operation: number };
-        self.told.remove(&number).ok_or(Broken::Bad(unexpected))?;
+        self.told.remove(&number).ok_or_else(|| Broken::unexpected("an answer to no call", number))?;
         self.ended.push((number, answer.map_err(CallError::Refused)));
         Ok(())
     }

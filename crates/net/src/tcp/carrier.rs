@@ -39,7 +39,7 @@ pub struct Ready {
 }
 
 /// A wire that its thread can wait for, and end.
-pub trait Carrier: Wire + std::fmt::Debug {
+pub trait Carrier: Wire {
     /// Waits until there is something to receive, something can be sent (if `sending`), somebody
     /// calls `waker`, or `timeout` is over.
     fn wait(&mut self, waker: &WakeUp, sending: bool, timeout: Option<Duration>) -> io::Result<Ready>;

@@ -135,6 +135,10 @@ pub(super) struct Fault {
 }
 
 impl Fault {
+    pub fn new(code: FaultCode, text: impl Into<String>) -> Fault {
+        Fault { code, text: text.into() }
+    }
+
     pub fn put(&self, out: &mut Vec<u8>) {
         (self.code as u16).put(out);
         put_text(&self.text, out);

@@ -67,6 +67,24 @@ pub enum Broken {
     Ended,
 }
 
+impl Broken {
+    /// The peer sent what may not come now.
+    pub(super) fn unexpected(what: &'static str, operation: u64) -> Broken {
+        Broken::Bad(BadFrame::Unexpected { what, operation })
+    }
+
+    /// The peer is refused.
+    pub(super) fn turned(code: RefusalCode, text: impl Into<String>) -> Broken {
+        Broken::Turned(Refusal { code, text: text.into() })
+    }
+}
+
+impl From<std::io::Error> for Broken {
+    fn from(error: std::io::Error) -> Broken {
+        Broken::System(error.to_string())
+    }
+}
+
 /// Why there is no flow.
 #[derive(Debug, Error)]
 pub enum FlowError {

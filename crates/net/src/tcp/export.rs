@@ -61,16 +61,20 @@ impl Export {
     pub fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
         let PeerRegion { key, generation, .. } = self.region;
         if section.generation != generation {
-            let text = format!("key {key} names generation {generation}, not {}", section.generation);
-            return Err(Fault { code: FaultCode::StaleGeneration, text });
+            return Err(Fault::new(
+                FaultCode::StaleGeneration,
+                format!("key {key} names generation {generation}, not {}", section.generation),
+            ));
         }
         let allowed = match wish {
             Wish::Read => self.access.read,
             Wish::Write => self.access.write,
         };
         if !allowed {
-            let text = format!("the region with key {key} is not offered for a {wish:?}");
-            return Err(Fault { code: FaultCode::NotAllowed, text });
+            return Err(Fault::new(
+                FaultCode::NotAllowed,
+                format!("the region with key {key} is not offered for a {wish:?}"),
+            ));
         }
         Ok(())
     }
@@ -94,14 +98,17 @@ impl Export {
                 ),
             })?;
             if !self.backing.is_there(offset as usize, len as usize, wish == Wish::Write) {
-                let text =
-                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more");
-                return Err(Fault { code: FaultCode::StaleGeneration, text });
+                return Err(Fault::new(
+                    FaultCode::StaleGeneration,
+                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more"),
+                ));
             }
             if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {
                 let lease = section.lease;
-                let text = format!("lease {lease} does not cover {len} bytes at {offset} of key {key}");
-                return Err(Fault { code: FaultCode::NoLease, text });
+                return Err(Fault::new(
+                    FaultCode::NoLease,
+                    format!("lease {lease} does not cover {len} bytes at {offset} of key {key}"),
+                ));
             }
             pieces.push(piece);
         }

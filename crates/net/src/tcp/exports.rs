@@ -134,12 +134,6 @@ impl Exports {
     }
 }
 
-impl std::fmt::Debug for Exports {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exports").field("regions", &self.regions().len()).finish_non_exhaustive()
-    }
-}
-
 /// The memory that an operation may use, and the leases under which.
 pub(super) struct Grant {
     pub payload: Payload,

@@ -86,9 +86,8 @@ impl Flow {
         regions: PeerRegions,
         options: &FlowOptions,
     ) -> Result<(Flow, PeerInfo), Broken> {
-        let system = |error: std::io::Error| Broken::System(error.to_string());
         let carrier = match &options.tls {
-            Some(tls) => Box::new(TlsSession::client(carrier, tls).map_err(system)?),
+            Some(tls) => Box::new(TlsSession::client(carrier, tls)?),
             None => carrier,
         };
         let hello = Hello {
@@ -102,10 +101,7 @@ impl Flow {
         let driver = Arc::new(driver);
         let own = Arc::clone(&driver);
         let thread = std::thread::Builder::new().name("forebay-flow".into()).spawn(move || own.run(watch));
-        Ok((
-            Flow { driver, handle, thread: Some(thread.map_err(system)?), process: Process::current() },
-            peer,
-        ))
+        Ok((Flow { driver, handle, thread: Some(thread?), process: Process::current() }, peer))
     }
 
     /// Speaks to the flow after it was given to a mover.

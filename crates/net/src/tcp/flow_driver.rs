@@ -45,11 +45,11 @@ impl FlowDriver {
         regions: PeerRegions,
         options: &FlowOptions,
     ) -> Result<(FlowDriver, Option<Watch>, FlowHandle, PeerInfo), Broken> {
-        let wake = WakeUp::new().map_err(system)?;
+        let wake = WakeUp::new()?;
         let waker = wake.clone();
         let inbox = Arc::new(Inbox::new(Arc::new(move || waker.wake())));
         let handle = FlowHandle::new(Arc::clone(&inbox));
-        let watch = carrier.watch().map_err(system)?.map(Watch);
+        let watch = carrier.watch()?.map(Watch);
         let mut worker = Worker {
             connection: Connection::new(requester, options.progress_limit_us, 0),
             carrier,
@@ -112,7 +112,7 @@ impl FlowDriver {
             ready = match watch {
                 Some(watch) => {
                     drop(held);
-                    watch.wait(&self.wake, sleep.sending, sleep.timeout).map_err(system)?
+                    watch.wait(&self.wake, sleep.sending, sleep.timeout)?
                 }
                 None => worker.wait(&sleep)?,
             };
@@ -143,10 +143,6 @@ impl FlowDriver {
             }
         }
     }
-}
-
-fn system(error: std::io::Error) -> Broken {
-    Broken::System(error.to_string())
 }
 
 /// Why an operation that was cancelled has failed.
@@ -244,7 +240,7 @@ impl Worker {
     }
 
     fn wait(&mut self, sleep: &Sleep) -> Result<Ready, Broken> {
-        self.carrier.wait(&self.wake, sleep.sending, sleep.timeout).map_err(system)
+        Ok(self.carrier.wait(&self.wake, sleep.sending, sleep.timeout)?)
     }
 
     /// Ends what is under way. First nothing can move any more, then operations end.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// How a flow is used.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct FlowOptions {
     /// Shown to the peer if it asks for one. At most [`TOKEN_BYTES_MAX`](super::TOKEN_BYTES_MAX)
     /// bytes.

@@ -242,12 +242,6 @@ impl LeaseTable {
     }
 }
 
-impl std::fmt::Debug for LeaseTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LeaseTable").field("live", &self.len()).finish()
-    }
-}
-
 impl LeasedSpan {
     fn order(&self) -> (u64, u64, u64) {
         (self.region.key, self.region.generation, self.offset)

@@ -196,7 +196,7 @@ impl Requester {
         let position = self.operations.binary_search_by_key(&number, |asked| asked.number);
         let told =
             position.ok().filter(|at| self.operations[*at].told && self.operations[*at].answer.is_none());
-        told.ok_or(Broken::Bad(BadFrame::Unexpected { what, operation: number }))
+        told.ok_or(Broken::unexpected(what, number))
     }
 
     fn answer(&mut self, at: usize, outcome: Outcome) {
@@ -231,10 +231,7 @@ impl Requester {
         let at = self.find(number, "a DONE for nothing")?;
         let asked = &self.operations[at];
         if asked.operation.payload.left() > 0 || asked.on_wire {
-            return Err(Broken::Bad(BadFrame::Unexpected {
-                what: "a DONE before the last byte",
-                operation: number,
-            }));
+            return Err(Broken::unexpected("a DONE before the last byte", number));
         }
         let outcome = if asked.corrupt { Outcome::Corrupt } else { Outcome::Moved { bytes: asked.bytes } };
         self.answer(at, outcome);
@@ -255,8 +252,7 @@ impl Requester {
     fn cancelled(&mut self, number: u64) -> Result<(), Broken> {
         let at = self.find(number, "a CANCELLED for nothing")?;
         let Cancel::Told(why) = self.operations[at].cancel else {
-            let what = "a CANCELLED that was not asked for";
-            return Err(Broken::Bad(BadFrame::Unexpected { what, operation: number }));
+            return Err(Broken::unexpected("a CANCELLED that was not asked for", number));
         };
         self.answer(at, Outcome::Failed { error: why.into() });
         Ok(())
@@ -264,8 +260,7 @@ impl Requester {
 
     fn pong(&mut self) -> Result<(), Broken> {
         let asked = std::mem::replace(&mut self.ping, Ping::None) == Ping::Sent;
-        let unexpected = BadFrame::Unexpected { what: "a PONG for nothing", operation: 0 };
-        if asked { Ok(()) } else { Err(Broken::Bad(unexpected)) }
+        if asked { Ok(()) } else { Err(Broken::unexpected("a PONG for nothing", 0)) }
     }
 
     fn ops_max(&self) -> usize {
@@ -340,8 +335,7 @@ impl Role for Requester {
         let at = self.find(number, "a DATA for nothing")?;
         let operation = &mut self.operations[at].operation;
         if operation.wish != Wish::Read || u64::from(bytes) > operation.payload.left() {
-            let what = "a DATA that nobody asked for";
-            return Err(Broken::Bad(BadFrame::Unexpected { what, operation: number }));
+            return Err(Broken::unexpected("a DATA that nobody asked for", number));
         }
         Ok(operation.payload.cut(bytes as usize))
     }

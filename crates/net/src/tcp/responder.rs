@@ -102,23 +102,21 @@ impl Responder {
             self.faults.push(fault.code);
         }
         frame.put(number, &mut self.answers);
-        let unexpected = BadFrame::Unexpected { what: "more than it takes answers to", operation: number };
-        if self.answers.len() > ANSWER_BYTES_MAX { Err(Broken::Bad(unexpected)) } else { Ok(()) }
+        let unexpected = || Broken::unexpected("more than it takes answers to", number);
+        if self.answers.len() > ANSWER_BYTES_MAX { Err(unexpected()) } else { Ok(()) }
     }
 
     fn greet(&mut self, hello: &Hello) -> Result<(), Broken> {
         let (first, last) = hello.versions;
         if !(first..=last).contains(&VERSION) {
             let text = format!("this node speaks version {VERSION}, the peer {first} to {last}");
-            return Err(Broken::Turned(Refusal { code: RefusalCode::Version, text }));
+            return Err(Broken::turned(RefusalCode::Version, text));
         }
         if hello.to_instance != [0; 16] && hello.to_instance != self.me.instance {
-            let text = "the node was started anew since".into();
-            return Err(Broken::Turned(Refusal { code: RefusalCode::Instance, text }));
+            return Err(Broken::turned(RefusalCode::Instance, "the node was started anew since"));
         }
         if self.closing {
-            let text = "the node is about to end".into();
-            return Err(Broken::Turned(Refusal { code: RefusalCode::Closing, text }));
+            return Err(Broken::turned(RefusalCode::Closing, "the node is about to end"));
         }
         (self.authenticator)(hello).map_err(Broken::Turned)?;
         self.peer = Some(hello.from);
@@ -136,7 +134,7 @@ impl Responder {
 
     /// Takes an operation in, or says why not.
     fn begin(&mut self, number: u64, command: &Command, wish: Wish) -> Result<(), Broken> {
-        let unexpected = |what| Broken::Bad(BadFrame::Unexpected { what, operation: number });
+        let unexpected = |what| Broken::unexpected(what, number);
         if number <= self.last_number {
             return Err(unexpected("an operation out of order"));
         }
@@ -149,7 +147,7 @@ impl Responder {
         self.last_number = number;
         self.write = None;
         let grant = match self.closing {
-            true => Err(Fault { code: FaultCode::Closing, text: "the node is about to end".into() }),
+            true => Err(Fault::new(FaultCode::Closing, "the node is about to end")),
             false => self.exports.resolve(command, wish),
         };
         match (grant, wish) {
@@ -169,8 +167,7 @@ impl Responder {
 
     fn cancel(&mut self, number: u64) -> Result<(), Broken> {
         if number > self.last_number {
-            let what = "a CANCEL of what was not asked for";
-            return Err(Broken::Bad(BadFrame::Unexpected { what, operation: number }));
+            return Err(Broken::unexpected("a CANCEL of what was not asked for", number));
         }
         if let Some(write) = self.write.as_mut().filter(|write| write.number == number) {
             return match write.grant.take() {
@@ -228,7 +225,7 @@ impl Responder {
 }
 
 fn withdrawn_fault() -> Fault {
-    Fault { code: FaultCode::StaleGeneration, text: "the region was withdrawn meanwhile".into() }
+    Fault::new(FaultCode::StaleGeneration, "the region was withdrawn meanwhile")
 }
 
 impl Role for Responder {
@@ -240,10 +237,7 @@ impl Role for Responder {
             (Frame::Cancel, Some(_)) => self.cancel(operation),
             (Frame::Ping, Some(_)) => self.answer(0, Frame::Pong),
             (Frame::Call(body), Some(peer)) => self.session.call(peer, operation, body, self.closing),
-            _ => {
-                let what = "a frame that may not come now";
-                Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
-            }
+            _ => Err(Broken::unexpected("a frame that may not come now", operation)),
         }
     }
 
@@ -251,15 +245,14 @@ impl Role for Responder {
     fn begins(&self, header: &Header) -> Result<(), Broken> {
         match (self.peer, header.kind) {
             (None, kind) if kind != Kind::Hello => {
-                let (what, operation) = ("a frame that may not come before HELLO", header.operation);
-                Err(Broken::Bad(BadFrame::Unexpected { what, operation }))
+                Err(Broken::unexpected("a frame that may not come before HELLO", header.operation))
             }
             _ => Ok(()),
         }
     }
 
     fn inbound(&mut self, number: u64, bytes: u32) -> Result<PayloadPart, Broken> {
-        let unexpected = |what| Broken::Bad(BadFrame::Unexpected { what, operation: number });
+        let unexpected = |what| Broken::unexpected(what, number);
         let Some(write) = self.write.as_ref().filter(|write| write.number == number) else {
             return Err(unexpected("a DATA for nothing"));
         };
@@ -282,8 +275,8 @@ impl Role for Responder {
             Arrival::Intact => self.finish_write(),
             Arrival::Withdrawn => self.fail_write(withdrawn_fault()),
             Arrival::Corrupt => {
-                let text = "the bytes that arrived are not those that were sent".into();
-                self.fail_write(Fault { code: FaultCode::Corrupt, text })
+                let text = "the bytes that arrived are not those that were sent";
+                self.fail_write(Fault::new(FaultCode::Corrupt, text))
             }
         }
     }
@@ -340,8 +333,7 @@ impl Role for Responder {
         if self.peer.is_some() || now_us < self.greet_until_us {
             return Ok(());
         }
-        let text = "no HELLO came in time".into();
-        Err(Broken::Turned(Refusal { code: RefusalCode::NotForebay, text }))
+        Err(Broken::turned(RefusalCode::NotForebay, "no HELLO came in time"))
     }
 }
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server allows.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ServerOptions {
     /// What peers have to show. Empty: nothing.
     pub token: Vec<u8>,
@@ -87,7 +87,6 @@ pub struct ServerStats {
 
 /// Listens for peers. Dropping it closes the port, lets operations that are under way end, and
 /// closes the connections.
-#[derive(Debug)]
 pub struct TcpServer {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -113,13 +112,7 @@ struct Shared {
     corrupt: LogGate,
 }
 
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("me", &self.me).field("state", &self.state).finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     stats: ServerStats,
     flows_of: HashMap<Identity, usize>,
@@ -184,7 +177,7 @@ impl TcpServer {
 
 /// A way into a server beside its port, for connections that come about otherwise. Does not keep
 /// the server.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Acceptor(Weak<Shared>);
 
 impl Acceptor {
@@ -432,8 +425,7 @@ impl AcceptedConnection {
                 _ if until_us == u64::MAX => None,
                 _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()).saturating_add(1))),
             };
-            let waited = carrier.wait(wake, pumped.send_blocked, timeout);
-            ready = waited.map_err(|error| Broken::System(error.to_string()))?;
+            ready = carrier.wait(wake, pumped.send_blocked, timeout)?;
         }
     }
 
@@ -444,8 +436,7 @@ impl AcceptedConnection {
         shaken.map_err(|broken| match broken {
             Broken::Ended if self.place.is_evicted() => Broken::Turned(self.evicted()),
             Broken::Frozen { .. } => {
-                let text = "no TLS handshake came to its end in time".into();
-                Broken::Turned(Refusal { code: RefusalCode::NotForebay, text })
+                Broken::turned(RefusalCode::NotForebay, "no TLS handshake came to its end in time")
             }
             broken => broken,
         })

@@ -1,7 +1,7 @@
 //! What a node answers beside its memory: calls go to a [`Service`], its replies come back from any
 //! thread. This file carries them and bounds them.
 
-use super::error::{BadFrame, Broken};
+use super::error::Broken;
 use super::frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, Frame};
 use super::greeting::Identity;
 use parking_lot::Mutex;
@@ -63,12 +63,6 @@ impl Drop for Reply {
     }
 }
 
-impl std::fmt::Debug for Reply {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reply").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
 type Answer = Result<Vec<u8>, String>;
 
 /// Where the answers of one connection wait for its thread.
@@ -124,7 +118,7 @@ impl CallSession {
 
     /// Hands a call to the service. `closing`: the node begins nothing new.
     pub fn call(&mut self, from: Identity, number: u64, body: Vec<u8>, closing: bool) -> Result<(), Broken> {
-        let unexpected = |what| Err(Broken::Bad(BadFrame::Unexpected { what, operation: number }));
+        let unexpected = |what| Err(Broken::unexpected(what, number));
         if number <= self.last_number {
             return unexpected("a call out of order");
         }

@@ -11,7 +11,6 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// A connected socket.
-#[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
 }

@@ -50,13 +50,10 @@ impl TlsConfig {
     /// its key, and the certificates of the authorities whose peers are let in.
     pub fn from_pem(certificates: &[u8], key: &[u8], authorities: &[u8]) -> Result<TlsConfig, TlsError> {
         let chain = certificates_of("certificates", certificates)?;
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|error| TlsError::Pem { what: "key", why: error.to_string() })?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(bad_pem("key"))?;
         let mut roots = RootCertStore::empty();
         for authority in certificates_of("authorities", authorities)? {
-            roots
-                .add(authority)
-                .map_err(|error| TlsError::Pem { what: "authorities", why: error.to_string() })?;
+            roots.add(authority).map_err(bad_pem("authorities"))?;
         }
         let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
         let owners = Arc::new(Owners { roots: Arc::clone(&roots), provider: Arc::clone(&provider) });
@@ -69,7 +66,7 @@ impl TlsConfig {
         client.resumption = Resumption::disabled();
         let askers = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .build()
-            .map_err(|error| TlsError::Pem { what: "authorities", why: error.to_string() })?;
+            .map_err(bad_pem("authorities"))?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(askers)
@@ -87,10 +84,13 @@ impl TlsConfig {
     }
 }
 
+fn bad_pem<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> TlsError {
+    move |error| TlsError::Pem { what, why: error.to_string() }
+}
+
 fn certificates_of(what: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let certificates = CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| TlsError::Pem { what, why: error.to_string() })?;
+    let certificates =
+        CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(bad_pem(what))?;
     if certificates.is_empty() { Err(TlsError::Missing { what }) } else { Ok(certificates) }
 }
 

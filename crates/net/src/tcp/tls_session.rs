@@ -214,12 +214,6 @@ impl TlsSession {
     }
 }
 
-impl std::fmt::Debug for TlsSession {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TlsSession").field("carrier", &self.carrier).finish_non_exhaustive()
-    }
-}
-
 impl Wire for TlsSession {
     unsafe fn send(&mut self, slices: &[libc::iovec]) -> io::Result<usize> {
         // What was sealed before is the beginning of these slices.
@@ -469,8 +463,7 @@ fn stranger(bytes: &[u8]) -> Broken {
     if let Some(refusal) = plain_refusal(bytes) {
         return Broken::Refused(refusal);
     }
-    let text = "this node speaks TLS only".into();
-    Broken::Turned(Refusal { code: RefusalCode::NotEncrypted, text })
+    Broken::turned(RefusalCode::NotEncrypted, "this node speaks TLS only")
 }
 
 fn plain_refusal(bytes: &[u8]) -> Option<Refusal> {

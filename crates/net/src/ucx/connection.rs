@@ -327,15 +327,6 @@ impl Carrier for UcxConnection {
     }
 }
 
-impl std::fmt::Debug for UcxConnection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("UcxConnection")
-            .field("context", &self.worker.context)
-            .field("number", &self.number)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Drop for UcxConnection {
     fn drop(&mut self) {
         if !self.close() {

@@ -153,6 +153,12 @@ pub struct RequestParam {
 }
 
 impl RequestParam {
+    /// A request whose end the callback is told, with this ticket.
+    pub fn told(callback: Callback, ticket: *mut c_void) -> RequestParam {
+        let op_attr_mask = OP_CALLBACK | OP_USER_DATA;
+        RequestParam { op_attr_mask, callback, user_data: ticket, ..RequestParam::plain() }
+    }
+
     /// A request with no wishes.
     pub fn plain() -> RequestParam {
         // SAFETY: all fields are numbers or pointers that may be null; the mask says that none is

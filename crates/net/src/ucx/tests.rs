@@ -29,7 +29,6 @@ fn rail() -> Option<Arc<UcxContext>> {
 }
 
 /// Flips a bit in the middle of the next large part of the stream, in either direction.
-#[derive(Debug)]
 struct Damaging {
     connection: Box<UcxConnection>,
     armed: Arc<AtomicBool>,

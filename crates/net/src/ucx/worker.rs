@@ -7,7 +7,7 @@ use super::endpoint_description::EndpointDescription;
 use super::error::UcxError;
 use super::fabric::Fabric;
 use super::report::{self, Lane};
-use super::sys::{self, Begun, RequestParam, Status, StatusPtr};
+use super::sys::{self, Begun, Callback, RequestParam, Status, StatusPtr};
 use libc::c_void;
 use rustix::fd::BorrowedFd;
 use std::io;
@@ -157,10 +157,8 @@ impl Worker {
         len: usize,
         ticket: *mut c_void,
     ) -> Option<Status> {
-        let mut param = RequestParam::plain();
-        param.op_attr_mask = sys::OP_CALLBACK | sys::OP_USER_DATA;
-        param.callback.send = callbacks::on_sent;
-        param.user_data = ticket;
+        let callback = Callback { send: callbacks::on_sent };
+        let param = RequestParam::told(callback, ticket);
         let (header, header_len) = (header.cast(), callbacks::HEADER_BYTES);
         let am_send = self.context.ucp.am_send;
         // SAFETY: the caller's word.
@@ -181,10 +179,8 @@ impl Worker {
         len: usize,
         ticket: *mut c_void,
     ) -> Option<Status> {
-        let mut param = RequestParam::plain();
-        param.op_attr_mask = sys::OP_CALLBACK | sys::OP_USER_DATA;
-        param.callback.receive = callbacks::on_fetched;
-        param.user_data = ticket;
+        let callback = Callback { receive: callbacks::on_fetched };
+        let param = RequestParam::told(callback, ticket);
         // SAFETY: the caller's word.
         begun(unsafe { (self.context.ucp.am_receive)(self.handle, offer, bytes.cast(), len, &param) })
     }
