@@ -39,10 +39,7 @@ impl Access {
 
     /// Waits until nobody has access. To be called when it is closed.
     pub fn wait_until_unused(&self) {
-        let mut state = self.state.lock();
-        while state.users > 0 {
-            self.released.wait(&mut state);
-        }
+        self.released.wait_while(&mut self.state.lock(), |state| state.users > 0);
     }
 }
 

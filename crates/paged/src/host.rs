@@ -114,11 +114,8 @@ impl HostJob {
                 Direction::Store => SpanPair::new(page, arena),
             });
         }
-        let class = match self.direction {
-            Direction::Load => Class::Demand,
-            Direction::Store => Class::WriteBack,
-        };
-        Ok(Transfer::new(pairs, class))
+        let is_load = self.direction == Direction::Load;
+        Ok(Transfer::new(pairs, if is_load { Class::Demand } else { Class::WriteBack }))
     }
 }
 
@@ -138,13 +135,8 @@ impl Job for HostJob {
         let submitted = self.mover.submit(transfer, move |end| {
             // The arena stays mapped until here.
             drop(batch);
-            tell(
-                &at_end,
-                match end {
-                    End::Done { .. } => Ok(()),
-                    other => Err(failed(format!("{other:?}"))),
-                },
-            );
+            let is_done = matches!(end, End::Done { .. });
+            tell(&at_end, if is_done { Ok(()) } else { Err(failed(format!("{end:?}"))) });
         });
         if let Err(error) = submitted {
             tell(&told, Err(failed(error)));

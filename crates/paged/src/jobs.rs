@@ -171,20 +171,14 @@ impl Jobs {
     }
 
     fn wait(&self, limit: Option<Duration>, is_so: impl Fn(&State) -> bool) -> bool {
-        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut state = self.state.lock();
-        while !is_so(&state) {
-            let Some(until) = until else {
-                self.ended.wait(&mut state);
-                continue;
-            };
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
+        let (mut state, is_not) = (self.state.lock(), |state: &mut State| !is_so(state));
+        match limit.and_then(|limit| Instant::now().checked_add(limit)) {
+            Some(until) => !self.ended.wait_while_until(&mut state, is_not, until).timed_out(),
+            None => {
+                self.ended.wait_while(&mut state, is_not);
+                true
             }
-            self.ended.wait_for(&mut state, left);
         }
-        true
     }
 }
 

@@ -105,19 +105,9 @@ impl CudaCopies {
         }
         let device = Arc::clone(loads.copy_stream.device());
         let begins = EventWaiter::spawn(driver, "forebay-begins").map_err(failed)?;
-        let (arenas, events) = (Arenas::new(&device), EventPool::default());
-        let cache = cache.clone();
-        Ok(CudaCopies(Arc::new(Gpu {
-            cache,
-            is_open,
-            device,
-            begins,
-            loads,
-            stores,
-            arenas,
-            events,
-            stream_copies,
-        })))
+        let (arenas, events, cache) = (Arenas::new(&device), EventPool::default(), cache.clone());
+        let gpu = Gpu { cache, is_open, device, begins, loads, stores, arenas, events, stream_copies };
+        Ok(CudaCopies(Arc::new(gpu)))
     }
 }
 

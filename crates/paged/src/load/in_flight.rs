@@ -376,9 +376,7 @@ impl InFlight {
         if !is_timed {
             state.stalls.begin(layer, Instant::now());
         }
-        while !state.goes_on(&is_so) {
-            self.changed.wait(&mut state);
-        }
+        self.changed.wait_while(&mut state, |state| !state.goes_on(&is_so));
         if !is_timed {
             state.stalls.end(Instant::now());
         }
@@ -423,9 +421,6 @@ fn tier_of(lease: &Lease, chunk: usize) -> Tier {
 
 impl std::fmt::Debug for InFlight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InFlight")
-            .field("job", &self.request.job)
-            .field("chunks", &self.chunks)
-            .finish_non_exhaustive()
+        f.debug_struct("InFlight").field("job", &self.request.job).finish_non_exhaustive()
     }
 }
