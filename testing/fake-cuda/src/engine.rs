@@ -12,7 +12,7 @@ use crate::op::What;
 use crate::stats::Way;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Places in [`ENGINES`].
 const FROM_HOST: usize = 0;
@@ -44,6 +44,7 @@ struct Job {
     at: usize,
     done: u64,
     fill: Option<Fill>,
+    computes: Duration,
 }
 
 /// What an engine does before it looks at the state again.
@@ -118,7 +119,16 @@ impl State {
         if self.gpus[gpu].poison.is_some() {
             return None;
         }
-        let mut job = Job { id, gpu, by_kernel: false, moves: [].into(), at: 0, done: 0, fill: None };
+        let mut job = Job {
+            id,
+            gpu,
+            by_kernel: false,
+            moves: [].into(),
+            at: 0,
+            done: 0,
+            fill: None,
+            computes: Duration::ZERO,
+        };
         match what {
             What::Moves { moves, .. } => {
                 // Memory of a GPU that was lost meanwhile.
@@ -133,7 +143,7 @@ impl State {
             }
             What::Kernel { kernel, args } => match kernel.effect(&self.memory, gpu, &args) {
                 Ok(effect) => {
-                    (job.by_kernel, job.moves) = (true, effect.moves.into());
+                    (job.by_kernel, job.moves, job.computes) = (true, effect.moves.into(), effect.computes);
                     self.ops.get_mut(&id)?.touches = effect.touches;
                 }
                 Err(error) => {
@@ -188,6 +198,9 @@ impl State {
             if job.done == piece.bytes {
                 (job.at, job.done) = (job.at + 1, 0);
             }
+        }
+        if !job.computes.is_zero() {
+            slice.until = slice.until.max(Some(now + std::mem::take(&mut job.computes)));
         }
         slice
     }

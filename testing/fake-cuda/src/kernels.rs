@@ -5,6 +5,7 @@
 
 use crate::memory::{Memory, Move};
 use crate::order::Touch;
+use std::time::Duration;
 
 /// Entries of a table at most: more is a mistake of the test.
 const ENTRIES_MAX: u64 = 1 << 22;
@@ -14,17 +15,25 @@ pub struct Kernel {
     pub name: &'static str,
     /// Bytes of each parameter.
     pub params: &'static [usize],
-    body: fn(&mut View, &[u64]) -> Result<Vec<Move>, String>,
+    body: fn(&mut View, &[u64]) -> Result<Work, String>,
 }
 
 /// What a kernel does.
 pub struct Effect {
     pub moves: Vec<Move>,
+    /// How long it computes beside.
+    pub computes: Duration,
     /// All that it reads and writes.
     pub touches: Vec<Touch>,
 }
 
-static KERNELS: &[Kernel] = &[Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces }];
+/// The bytes that a kernel moves, and how long it computes.
+type Work = (Vec<Move>, Duration);
+
+static KERNELS: &[Kernel] = &[
+    Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces },
+    Kernel { name: "forebay_spin", params: &[8], body: spin },
+];
 
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
@@ -76,7 +85,7 @@ impl Kernel {
     /// What it does on a GPU now. An error is an illegal address.
     pub fn effect(&self, memory: &Memory, gpu: usize, args: &[u64]) -> Result<Effect, String> {
         let mut view = View { memory, gpu, tables: Vec::new() };
-        let moves = (self.body)(&mut view, args)?;
+        let (moves, computes) = (self.body)(&mut view, args)?;
         let mut touches = Vec::new();
         for &Move { from, to, bytes } in moves.iter().filter(|piece| piece.bytes > 0) {
             view.reach(from, bytes)?;
@@ -84,13 +93,20 @@ impl Kernel {
             touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
         }
         touches.append(&mut view.tables);
-        Ok(Effect { moves, touches })
+        Ok(Effect { moves, computes, touches })
     }
 }
 
 /// `(const Piece* pieces, u32 count)` with `struct Piece { u64 from; u64 to; u64 bytes; }`
-fn pieces(view: &mut View, args: &[u64]) -> Result<Vec<Move>, String> {
+fn pieces(view: &mut View, args: &[u64]) -> Result<Work, String> {
     let &[pieces, count] = args else { return Err("wrong parameters".into()) };
     let table = view.table(pieces, count * 3)?;
-    Ok(table.chunks_exact(3).map(|piece| Move { from: piece[0], to: piece[1], bytes: piece[2] }).collect())
+    let piece = |piece: &[u64]| Move { from: piece[0], to: piece[1], bytes: piece[2] };
+    Ok((table.chunks_exact(3).map(piece).collect(), Duration::ZERO))
+}
+
+/// `(u64 cycles)`: computes for as many nanoseconds, as the kernel beside which copies are timed.
+fn spin(_: &mut View, args: &[u64]) -> Result<Work, String> {
+    let &[cycles] = args else { return Err("wrong parameters".into()) };
+    Ok((Vec::new(), Duration::from_nanos(cycles)))
 }
