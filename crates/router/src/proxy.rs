@@ -235,7 +235,7 @@ fn prepare(
     facts: &RequestFacts,
     serving: BackendSet,
 ) -> Outgoing {
-    let root = separate(router, endpoint, &head.headers, &body, facts);
+    let root = prefix_hash_seed(router, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
     let media = if facts.has_media { media::find(prompt) } else { Vec::new() };
     let stood_in = (!media.is_empty()).then(|| media::with_stand_ins(prompt, &media));
@@ -290,7 +290,7 @@ fn address_to_engines(head: &mut Head) {
 
 /// What the hashes of a prompt's chunks start from: prompts that can share no KV have different
 /// ones.
-fn separate(
+fn prefix_hash_seed(
     router: &RouterState,
     endpoint: Endpoint,
     headers: &HeaderMap,

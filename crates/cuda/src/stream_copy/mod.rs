@@ -50,7 +50,7 @@ const LATELY_US: u64 = 10_000;
 /// them again ...
 const AT_ONCE_US: u64 = 2_000;
 /// ... for this long.
-const CROWDED_US: u64 = 1_000_000;
+const CONCURRENT_LOADS_HOLD_US: u64 = 1_000_000;
 /// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations
 /// than the driver's queues hold would make the caller wait for its own stream.
 const QUEUED_SEGMENTS_MAX: u64 = 128;
@@ -98,7 +98,7 @@ impl GpuDirection {
     }
 
     fn was_crowded(&self, now_us: u64) -> bool {
-        is_within(self.crowded_us.load(Ordering::Relaxed), now_us, CROWDED_US)
+        is_within(self.crowded_us.load(Ordering::Relaxed), now_us, CONCURRENT_LOADS_HOLD_US)
     }
 }
 

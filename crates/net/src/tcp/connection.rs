@@ -93,7 +93,7 @@ pub(super) struct Connection<R> {
     /// The buffers on the way are full.
     held_up: bool,
     /// Bytes sent since the last sign of life.
-    unheeded_bytes: usize,
+    bytes_since_progress: usize,
 }
 
 /// Bytes on their way in.
@@ -141,7 +141,7 @@ impl<R: Role> Connection<R> {
             due_us: now_us,
             awaited: false,
             held_up: false,
-            unheeded_bytes: 0,
+            bytes_since_progress: 0,
         }
     }
 
@@ -202,14 +202,14 @@ impl<R: Role> Connection<R> {
 
     /// The peer is said to be frozen. That is believed unless it gave a sign of life in the last
     /// half of the limit.
-    pub fn doubt(&self, now_us: u64) -> Result<(), Broken> {
+    pub fn fail_if_silent(&self, now_us: u64) -> Result<(), Broken> {
         let believed = now_us.saturating_sub(self.moved_us) >= self.progress_limit_us / 2;
         if believed { Err(self.frozen()) } else { Ok(()) }
     }
 
     fn moved(&mut self, now_us: u64) {
         self.moved_us = now_us;
-        self.unheeded_bytes = 0;
+        self.bytes_since_progress = 0;
     }
 
     /// Sends once. Once held up, not before a wait has said that the wire takes more: what little
@@ -229,8 +229,8 @@ impl<R: Role> Connection<R> {
         }
         let left = self.outlet.left();
         self.outlet.send(wire)?;
-        self.unheeded_bytes += left - self.outlet.left();
-        if self.unheeded_bytes > BUFFERED_BYTES {
+        self.bytes_since_progress += left - self.outlet.left();
+        if self.bytes_since_progress > BUFFERED_BYTES {
             self.moved(now_us);
         }
         self.held_up = !self.outlet.is_empty();
@@ -300,7 +300,7 @@ impl Intake {
         let held = owners.hold();
         if let State::Payload { part, withdrawn, .. } = &mut self.state {
             if held.is_none() {
-                part.hollow_out();
+                part.discard_rest();
                 *withdrawn = true;
             }
             let all = part.incoming(void, &mut slices, SLICES_MAX - 1);
@@ -363,7 +363,7 @@ impl Intake {
                 let owners = part.owners();
                 let held = owners.hold();
                 if held.is_none() {
-                    part.hollow_out();
+                    part.discard_rest();
                     *withdrawn = true;
                 }
                 part.put(&self.stash[self.start..self.start + taken], sum);
@@ -424,7 +424,7 @@ impl Outlet {
         let held = owners.hold();
         if let Some(data) = &mut self.data {
             if held.is_none() {
-                data.part.hollow_out();
+                data.part.discard_rest();
                 data.withdrawn = true;
             }
             data.part.outgoing(&mut slices, SLICES_MAX - 1);

@@ -268,7 +268,7 @@ impl Worker {
                     let number = self.connection.role.call(now_us, body, limit_us);
                     self.called.insert(number, caller);
                 }
-                Message::Doubt => verdict = verdict.and_then(|()| self.connection.doubt(now_us)),
+                Message::Doubt => verdict = verdict.and_then(|()| self.connection.fail_if_silent(now_us)),
                 Message::Sever => verdict = Err(Broken::Ended),
             }
         }

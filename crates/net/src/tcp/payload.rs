@@ -118,7 +118,7 @@ impl PayloadPart {
     }
 
     /// From now on the bytes are nobody's: their owner has withdrawn them.
-    pub fn hollow_out(&mut self) {
+    pub fn discard_rest(&mut self) {
         self.pieces.clear();
         self.exports = None;
     }

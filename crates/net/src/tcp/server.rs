@@ -104,7 +104,7 @@ struct Shared {
     /// Connections that are not let in yet, by address; those that came beside the port have none.
     room: Arc<Room<Option<IpAddr>>>,
     /// Held while a peer is let in or said to be gone, so that the two never overtake each other.
-    coming_and_going: Mutex<()>,
+    membership: Mutex<()>,
     /// Connections that came about beside the port.
     arrived: Mutex<Vec<Box<dyn Carrier>>>,
     wake: WakeUp,
@@ -148,7 +148,7 @@ impl TcpServer {
             options,
             closing: AtomicBool::new(false),
             state: Mutex::default(),
-            coming_and_going: Mutex::default(),
+            membership: Mutex::default(),
             arrived: Mutex::default(),
             wake: WakeUp::new()?,
             corrupt: LogGate::new(),
@@ -218,7 +218,7 @@ impl Shared {
             let text = "the token is not the one that is asked for".into();
             return Err(Refusal { code: RefusalCode::Token, text });
         }
-        let _nobody_goes = self.coming_and_going.lock();
+        let _nobody_goes = self.membership.lock();
         let mut state = self.state.lock();
         let open: usize = state.flows_of.values().sum();
         if open >= self.options.flows_max {
@@ -239,7 +239,7 @@ impl Shared {
 
     /// A connection of a peer that was let in has ended.
     fn forget(&self, peer: Identity) {
-        let _nobody_comes = self.coming_and_going.lock();
+        let _nobody_comes = self.membership.lock();
         let mut state = self.state.lock();
         let Some(flows) = state.flows_of.get_mut(&peer) else { return };
         *flows -= 1;

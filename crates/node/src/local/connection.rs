@@ -70,7 +70,7 @@ pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
     if !matches!(gone, Gone::Goodbye) && client.leases().slots() > 0 {
         wait_for_exit(clients, &client, &credentials);
     }
-    client.leases().quiet();
+    client.leases().free_slots();
     drop(registration);
     clients.let_go();
 }

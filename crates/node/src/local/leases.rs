@@ -167,7 +167,7 @@ impl ClientLeases {
     }
 
     /// Nothing of the client writes the arena any more.
-    pub fn quiet(&mut self) {
+    pub fn free_slots(&mut self) {
         self.slots.clear();
     }
 

@@ -31,7 +31,7 @@ pub struct Owner {
     /// Bytes that may be leased to a peer at a time.
     leased_bytes_max: u64,
     /// What the agent that is asked has: known when it is there.
-    ground: OnceLock<(LeaseTable, PeerRegion)>,
+    opened: OnceLock<(LeaseTable, PeerRegion)>,
     leased: Arc<LeasedBytes>,
     stopped: AtomicBool,
     examining: AtomicUsize,
@@ -85,7 +85,7 @@ impl Owner {
             mover,
             token,
             leased_bytes_max,
-            ground: OnceLock::new(),
+            opened: OnceLock::new(),
             leased: Arc::default(),
             stopped: AtomicBool::new(false),
             examining: AtomicUsize::new(0),
@@ -96,7 +96,7 @@ impl Owner {
     /// Leases chunks of this region from now on.
     pub fn open(&self, leases: LeaseTable, region: PeerRegion) {
         // Set once: there is one agent.
-        let _ = self.ground.set((leases, region));
+        let _ = self.opened.set((leases, region));
     }
 
     /// Leases nothing more. What is leased stays so.
@@ -110,7 +110,7 @@ impl Owner {
         self.leased.all_back.wait_while_until(&mut leased, |leased| !leased.is_empty(), until);
         let all_back = leased.is_empty();
         drop(leased);
-        match self.ground.get() {
+        match self.opened.get() {
             Some((leases, _)) if !all_back => leases.len(),
             _ => 0,
         }
@@ -161,7 +161,7 @@ impl Owner {
 impl Owner {
     /// Has a lease of this peer live on.
     fn renew(&self, from: &Identity, lease: u64, ttl_us: u64, reply: Reply) {
-        let Some((leases, _)) = self.ground.get() else { return self.refuse(reply, "not open yet".into()) };
+        let Some((leases, _)) = self.opened.get() else { return self.refuse(reply, "not open yet".into()) };
         match leases.renew(from.instance, lease, ttl_us) {
             Ok(()) => reply.send(Answer::Heard.encode()),
             Err(error) => self.refuse(reply, error.to_string()),
@@ -221,7 +221,7 @@ impl LeaseRequest {
             Ok(told) => {
                 let heard = reply.try_send(told.encode());
                 if let (false, Answer::Leased(leased), Some((leases, _))) =
-                    (heard, told, self.owner.ground.get())
+                    (heard, told, self.owner.opened.get())
                 {
                     // Nobody knows of it who could give it back.
                     leases.revoke(leased.lease);
@@ -234,7 +234,7 @@ impl LeaseRequest {
     /// Grants a lease of as many chunks as the peer may have.
     fn grant(&self, mut guards: Vec<ReadGuard>) -> Result<Answer, String> {
         let owner = &self.owner;
-        let (leases, region) = owner.ground.get().ok_or("not open yet")?;
+        let (leases, region) = owner.opened.get().ok_or("not open yet")?;
         let instance = self.from.instance;
         let any = !guards.is_empty();
         let (bytes, others) = {
@@ -322,7 +322,7 @@ impl Service for PeerService {
                 Owner::lease(Arc::clone(owner), from, (key, ttl_us, class, ids), reply);
             }
             Ok(Question::Return(lease)) => {
-                if let Some((leases, _)) = owner.ground.get() {
+                if let Some((leases, _)) = owner.opened.get() {
                     // One that has ended is over as well.
                     leases.give_back(from.instance, lease);
                 }

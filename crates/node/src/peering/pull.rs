@@ -58,20 +58,20 @@ struct Read {
     sums: Vec<u32>,
     trace: Option<Trace>,
     why: String,
-    next: Next,
+    on_failure: Retry,
     /// What asks for it again, once.
     retry: Option<Pull>,
 }
 
 /// What becomes of a chunk that has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum Retry {
     /// Nothing.
-    Fail,
+    No,
     /// Another peer is asked.
-    Other,
+    OtherPeer,
     /// The same one is, once: what was wrong was not this chunk.
-    Same,
+    SamePeer,
 }
 
 impl Pull {
@@ -204,8 +204,9 @@ impl Pull {
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
                     let (lease, tenant, sums) = (Arc::clone(&lease), self.tenant, chunk.sums);
-                    let (next, retry) = (Next::Fail, Some(self.of(vec![*id], before)));
-                    let read = Read { lease, tenant, id: *id, slot: None, sums, trace, why, next, retry };
+                    let (on_failure, retry) = (Retry::No, Some(self.of(vec![*id], before)));
+                    let read =
+                        Read { lease, tenant, id: *id, slot: None, sums, trace, why, on_failure, retry };
                     self.read(read, slot, region, chunk.offset_bytes);
                     puller.placed(self.tenant, id);
                 }
@@ -251,13 +252,13 @@ impl Read {
             // Checksums take too long for this thread.
             End::Done { .. } => {
                 self.passed("posted");
-                self.lease.keep();
+                self.lease.renew_if_due();
                 puller.later(move || self.check());
             }
             failed => {
                 self.why = match &failed {
                     End::Failed(failure) => {
-                        self.next = Next::Other;
+                        self.on_failure = Retry::OtherPeer;
                         failure.reason.to_string()
                     }
                     _ => "cancelled".to_owned(),
@@ -278,7 +279,7 @@ impl Read {
             let ReadLease { puller, peer, .. } = &*self.lease;
             puller.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);
-            self.next = Next::Other;
+            self.on_failure = Retry::OtherPeer;
             return;
         }
         match slot.commit(&self.sums) {
@@ -288,7 +289,7 @@ impl Read {
             }
             Err(error) => {
                 // The chunk before it has failed, and took this one along.
-                self.next = if error == NotCommitted::Deleted { Next::Same } else { Next::Fail };
+                self.on_failure = if error == NotCommitted::Deleted { Retry::SamePeer } else { Retry::No };
                 self.why = error.to_string();
             }
         }
@@ -297,12 +298,12 @@ impl Read {
     /// The pull of this chunk from another peer, if it may be asked of one.
     fn again(&mut self) -> Option<Pull> {
         let mut pull = self.retry.take()?;
-        match self.next {
-            Next::Same if !pull.is_repeated => pull.peers.insert(0, self.lease.peer.clone()),
-            Next::Other if !pull.peers.is_empty() => {}
+        match self.on_failure {
+            Retry::SamePeer if !pull.is_repeated => pull.peers.insert(0, self.lease.peer.clone()),
+            Retry::OtherPeer if !pull.peers.is_empty() => {}
             _ => return None,
         }
-        pull.is_repeated = self.next == Next::Same;
+        pull.is_repeated = self.on_failure == Retry::SamePeer;
         pull.trace = self.trace.take();
         Some(pull)
     }
@@ -328,7 +329,7 @@ impl Drop for Read {
 impl ReadLease {
     /// A chunk has come: has the lease live on if half of its time is over and others are still on
     /// their way. A pull of which no chunk comes for so long is of no use.
-    fn keep(self: &Arc<Self>) {
+    fn renew_if_due(self: &Arc<Self>) {
         let now_us = self.puller.store_mover().now_us();
         let due_us = self.renew_at_us.load(Ordering::Relaxed);
         if !is_due(now_us, due_us, Arc::strong_count(self) - 1) {

@@ -289,12 +289,12 @@ impl CostModel {
             wait_us: question.wait_us as f64,
         };
         let worth = choose(&prefix).chunks;
-        worth + self.tries(chunks.split_at(worth))
+        worth + self.exploration_chunks(chunks.split_at(worth))
     }
 
     /// How many of the chunks that are left to try all the same: a few, now and then, if nothing of
     /// their tier is loaded.
-    fn tries(&mut self, (loaded, left): (&[StoredChunk], &[StoredChunk])) -> usize {
+    fn exploration_chunks(&mut self, (loaded, left): (&[StoredChunk], &[StoredChunk])) -> usize {
         let Some(StoredChunk { source, bytes, .. }) = left.first().copied() else { return 0 };
         if loaded.last().is_some_and(|last| last.source == source) {
             return 0;

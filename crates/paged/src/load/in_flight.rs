@@ -344,7 +344,7 @@ impl InFlight {
             if state.goes_on(|state| !self.is_last(layer) && state.plan.has_layer(layer)) {
                 return Ok(());
             }
-            state.stalls.come();
+            state.stalls.enter_wait();
         }
         let waited = self.follow(layer, stream);
         if self.state.lock().stalls.leave() {

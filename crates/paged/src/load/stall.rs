@@ -28,7 +28,7 @@ pub struct StallClock {
 
 impl StallClock {
     /// Somebody comes who will wait if something is not there yet.
-    pub fn come(&mut self) {
+    pub fn enter_wait(&mut self) {
         self.inside += 1;
     }
 
@@ -105,13 +105,13 @@ mod tests {
     #[test]
     fn a_stall_is_told_once_when_the_load_has_ended_and_nobody_is_about_to_wait() {
         let mut clock = StallClock::default();
-        clock.come();
+        clock.enter_wait();
         assert!(!clock.leave(), "it goes on");
-        clock.come();
-        clock.come();
+        clock.enter_wait();
+        clock.enter_wait();
         assert!(!clock.over() && !clock.leave(), "somebody may still say something");
         assert!(clock.leave());
-        clock.come();
+        clock.enter_wait();
         assert!(!clock.leave(), "it has been told");
         let mut clock = StallClock::default();
         assert!(clock.over() && !clock.over());

@@ -109,7 +109,7 @@ pub struct Segments {
     pub(super) relocation: RelocationBudget,
     pub(super) scrubs: Scrubs,
     /// The volume that the next chunk goes to.
-    turn: usize,
+    next_volume: usize,
 }
 
 /// What is left to overwrite.
@@ -170,7 +170,7 @@ const FREE_SHARE: usize = 32;
 const OPEN_SHARE: usize = 8;
 /// As many may do so in any case, if that is no more than half of all: a few shapes by turns would
 /// seal each other's.
-const OPEN_ANYWAY: usize = 8;
+const OPEN_SEGMENTS_MIN: usize = 8;
 
 impl Segments {
     pub(super) fn new(volumes: Vec<VolumeState>, segments: Vec<Segment>, relocated_percent: u32) -> Segments {
@@ -183,7 +183,7 @@ impl Segments {
             live_bytes: 0,
             relocation: RelocationBudget::new(relocated_percent),
             scrubs: Scrubs::default(),
-            turn: 0,
+            next_volume: 0,
         }
     }
 
@@ -224,10 +224,10 @@ impl Segments {
 
     /// The segment that takes a chunk of this shape next, on any volume. Opens one where it must.
     fn segment_with_room(&mut self, shape: &Arc<SlotShape>) -> Option<usize> {
-        let (volumes, turn) = (self.volumes.len(), self.turn);
-        for volume in (0..volumes).map(|step| (turn + step) % volumes) {
+        let (volumes, first) = (self.volumes.len(), self.next_volume);
+        for volume in (0..volumes).map(|step| (first + step) % volumes) {
             if let Some(found) = self.segment_with_room_on(volume, shape) {
-                self.turn = (volume + 1) % volumes;
+                self.next_volume = (volume + 1) % volumes;
                 return Some(found);
             }
         }
@@ -273,7 +273,7 @@ impl Segments {
     fn seal_one_of_many(&mut self, volume: usize) {
         let open = || self.open.values().filter_map(|open| open[volume]);
         let usable = self.volumes[volume].usable;
-        if open().count() >= (usable / OPEN_SHARE).max(OPEN_ANYWAY.min(usable / 2))
+        if open().count() >= (usable / OPEN_SHARE).max(OPEN_SEGMENTS_MIN.min(usable / 2))
             && let Some(oldest) = open().min_by_key(|number| self.segments[*number].sequence)
         {
             self.seal(oldest);

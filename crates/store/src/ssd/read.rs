@@ -202,7 +202,7 @@ impl Request {
     fn verify(mut self) {
         let (mut ended, mut any) = (Vec::new(), false);
         for mut part in std::mem::take(&mut self.parts) {
-            let proven = part.prove(self.shared.mover.memory(), &self.shared.keys);
+            let proven = part.verify_and_decrypt(self.shared.mover.memory(), &self.shared.keys);
             self.shared.count(&part, &proven);
             any |= proven.is_ok();
             let end = match &proven {
@@ -316,7 +316,7 @@ impl Part {
 
     /// Whether the footer is this copy's and the layers are what it says. Layers that are encrypted
     /// are decrypted in place.
-    fn prove(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
+    fn verify_and_decrypt(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
         let want = self.number;
         let corrupt = |fault| NotRead::Corrupt { want, fault };
         let mut held = self.held.take().ok_or(NotRead::MoverEnded)?;

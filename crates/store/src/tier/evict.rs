@@ -57,7 +57,7 @@ impl<S: SlotAllocator> Tier<S> {
 
     /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what
     /// never is.
-    pub(super) fn make_share(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
+    pub(super) fn evict_within_quota(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
         while !self.quotas.has_room(tenant, needed_bytes) {
             let fits = needed_bytes <= self.quotas.limit_bytes(tenant);
             let victim = if fits { self.victim(|recency| recency.coldest_of(tenant)) } else { None };

@@ -76,7 +76,7 @@ impl<S: SlotAllocator> Tier<S> {
         }
         let slot_bytes = self.space.slot_bytes(shape)?;
         let row = self.claim(tenant, id, parent)?;
-        match self.make_share(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
+        match self.evict_within_quota(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
             Ok(slot) => Ok(WriteBegun::Write(self.start(row, tenant, slot, slot_bytes))),
             Err(refused) => {
                 self.drop_bytes(row);

@@ -185,12 +185,12 @@ fn a_flow_that_is_doubted_ends_unless_its_peer_was_heard_lately() {
     let mut world = World::new(1);
     world.steps(100);
     let heard_us = world.now_us;
-    assert_eq!(world.asking.doubt(heard_us + LIMIT_US / 4), Ok(()));
+    assert_eq!(world.asking.fail_if_silent(heard_us + LIMIT_US / 4), Ok(()));
     // What is due for a moment only does not make the silence before it shorter.
     world.now_us = heard_us + LIMIT_US;
     world.submit(&plans(1, 1)[0], u64::MAX);
     world.step_asking();
-    assert_eq!(world.asking.doubt(world.now_us), Err(Broken::Frozen { limit_us: LIMIT_US }));
+    assert_eq!(world.asking.fail_if_silent(world.now_us), Err(Broken::Frozen { limit_us: LIMIT_US }));
 }
 
 #[test]
