@@ -231,6 +231,15 @@ fn chunks_of_one_request_come_by_one_read_and_straight_into_memory() {
 }
 
 #[test]
+fn chunks_that_the_index_has_no_room_for_are_told_when_the_log_is_opened() {
+    let (log, _folder) = log_with(4, SsdOptions::default());
+    let mut config = SsdOptions::default();
+    config.tier.max_chunks = 3;
+    let lines = testkit::logged(|| drop(Rig::with(&log, config, &write_back())));
+    assert!(lines.contains("SSD log has more chunks than the index holds") && lines.contains("left_out=1"));
+}
+
+#[test]
 fn an_encrypted_chunk_lies_decrypted_in_memory() {
     let keyed = || {
         let mut config = SsdOptions::default();

@@ -38,11 +38,12 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let open = |ssd| open_volume(ssd, of_new(ssd, config, tier.slab_bytes));
     let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
-    let ssd_bytes = config.ssd.iter().map(|ssd| ssd.size).sum();
+    // As the logs were made, whatever is said of new ones.
+    let capacities = volumes.iter().map(Volume::capacity_bytes).collect::<Result<Vec<_>, _>>()?;
+    let ssd_bytes = capacities.into_iter().sum();
     let max_chunks = chunks_max(ssd_bytes, config.memory.chunk_size);
     let disk = DiskTierConfig { max_chunks, default_quota_bytes, quotas, ..DiskTierConfig::default() };
     let keys = config.tenants.read_keys().map_err(NodeError::Config)?;
-    // As the logs were made, whatever is said of new ones.
     let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
     let longest = segments.into_iter().max().unwrap_or(0);
     let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);

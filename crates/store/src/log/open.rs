@@ -64,8 +64,10 @@ impl DiskTier {
         let quotas = Quotas::new(config.default_quota_bytes, config.quotas.clone());
         let mut tier = Tier::with_space(space, config.max_chunks, leases, quotas);
         for (number, (metadata, medium)) in found.iter_mut().zip(media).enumerate() {
-            let adopt = |segment| tier.adopt(number, segment);
+            let mut left_out = 0;
+            let adopt = |segment| left_out += tier.adopt(number, segment);
             read_segments(*medium, metadata, adopt).map_err(NotOpenedAt::of(number))?;
+            metadata.recovered.left_out = left_out;
             tier.settle_volume(number);
         }
         for (number, medium) in media.iter().enumerate() {
@@ -82,19 +84,19 @@ impl DiskTier {
         Ok((tier, found.into_iter().map(|metadata| metadata.recovered).collect()))
     }
 
-    /// Takes over a segment and what lives in it.
-    fn adopt(&mut self, volume: usize, found: FoundSegment) {
+    /// Takes over a segment and what lives in it. Says how many chunks the index had no room for.
+    fn adopt(&mut self, volume: usize, found: FoundSegment) -> u64 {
         let FoundSegment { number, row, slots, chunks } = found;
         let number = self.space.volumes[volume].first_segment + number as usize;
         let segment = &mut self.space.segments[number];
         segment.clean = row.clean;
         segment.sequence = row.sequence;
         match row.state {
-            SegmentState::Free => return,
+            SegmentState::Free => return 0,
             SegmentState::Withdrawn => {
                 segment.state = State::Withdrawn;
                 self.space.volumes[volume].usable -= 1;
-                return;
+                return 0;
             }
             // Nothing is added to a segment of an earlier epoch: who was writing where is not known
             // any more.
@@ -110,17 +112,20 @@ impl DiskTier {
             owner.pending.push(Record::Sealed { segment, sequence });
             owner.to_summarise.push(number);
         }
-        let note = row.state == SegmentState::Open;
+        let (note, mut left_out) = (row.state == SegmentState::Open, 0);
         for batch in chunks.chunks(BATCH) {
             // Millions of ids come in no order: the processor fetches the cells of some of them at
             // the same time.
             let ids: Vec<ChunkId> = batch.iter().map(|chunk| chunk.id).collect();
             std::hint::black_box(self.index.find_batch(&ids));
-            batch.iter().for_each(|chunk| self.adopt_chunk(LogSlot::new(number, chunk.slot), chunk, note));
+            let mut adopt = |chunk: &&Found| self.adopt_chunk(LogSlot::new(number, chunk.slot), chunk, note);
+            left_out += batch.iter().filter(|chunk| !adopt(chunk)).count() as u64;
         }
+        left_out
     }
 
-    fn adopt_chunk(&mut self, slot: LogSlot, found: &Found, note: bool) {
+    /// Takes over a chunk, if the index has room for it.
+    fn adopt_chunk(&mut self, slot: LogSlot, found: &Found, note: bool) -> bool {
         let Found { tenant, id, parent, .. } = found;
         let row = match self.index.find(id) {
             Some(row) => {
@@ -129,7 +134,7 @@ impl DiskTier {
             }
             None => match self.insert_recovered(*tenant, id, parent.as_ref(), slot) {
                 Some(row) => row,
-                None => return,
+                None => return false,
             },
         };
         self.space.occupy(slot, row);
@@ -137,6 +142,7 @@ impl DiskTier {
         if note {
             self.space.note_stored(slot, *tenant, *id, None);
         }
+        true
     }
 
     /// Of two copies of a chunk, the one in the newer generation counts: the other was about to be

@@ -50,6 +50,8 @@ pub struct Recovered {
     pub salvaged: u64,
     /// Chunks that records speak of, and that neither summary nor footer could name.
     pub lost: u64,
+    /// Chunks that the index had no room for: they are on disk, and nobody finds them.
+    pub left_out: u64,
 }
 
 #[derive(Debug, Clone, Copy)]

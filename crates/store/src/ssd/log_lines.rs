@@ -20,11 +20,14 @@ pub(super) struct LogLines {
 
 impl LogLines {
     pub fn opened(&self, volume: &Path, recovered: &Recovered) {
-        let Recovered { chunks, clean, salvaged, lost, .. } = *recovered;
+        let Recovered { chunks, clean, salvaged, lost, left_out, .. } = *recovered;
         let volume = volume.display();
         tracing::info!(%volume, chunks, clean, salvaged, "SSD log opened");
         if lost > 0 {
             tracing::warn!(%volume, lost, "SSD log lost chunks in a crash");
+        }
+        if left_out > 0 {
+            tracing::warn!(%volume, left_out, "SSD log has more chunks than the index holds");
         }
     }
 

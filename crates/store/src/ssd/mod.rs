@@ -39,7 +39,7 @@ pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
 pub use write::{Source, SsdWriteEnd};
 
-use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES, Recovered};
+use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES};
 use crate::tenant::TenantId;
 use crate::tier::Names;
 use committer::Committer;
@@ -109,7 +109,6 @@ pub struct Ssd {
 struct Owner {
     shared: Arc<SsdInner>,
     committers: Mutex<Vec<JoinHandle<()>>>,
-    recovered: Vec<Recovered>,
 }
 
 impl Ssd {
@@ -159,7 +158,7 @@ impl Ssd {
         for (volume, recovered) in shared.volumes.iter().zip(&recovered) {
             shared.lines.opened(volume.disk.path(), recovered);
         }
-        let owner = Owner { shared: Arc::clone(&shared), committers: Mutex::default(), recovered };
+        let owner = Owner { shared: Arc::clone(&shared), committers: Mutex::default() };
         for number in 0..shared.volumes.len() {
             let shared = Arc::clone(&shared);
             let committer = std::thread::Builder::new()
@@ -169,11 +168,6 @@ impl Ssd {
             owner.committers.lock().push(committer);
         }
         Ok(Ssd { owner: Arc::new(owner) })
-    }
-
-    /// What was found on each volume when it was opened.
-    pub fn recovered(&self) -> &[Recovered] {
-        &self.owner.recovered
     }
 
     pub fn contains(&self, id: &ChunkId) -> bool {

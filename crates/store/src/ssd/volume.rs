@@ -157,8 +157,18 @@ impl Volume {
 
     /// How long its segments are, as it was made: no chunk in it is longer.
     pub fn segment_bytes(&self) -> Result<u64, SsdError> {
+        Ok(self.layout()?.segment_bytes)
+    }
+
+    /// Bytes of all its segments, as it was made: chunks in it have no more.
+    pub fn capacity_bytes(&self) -> Result<u64, SsdError> {
+        let layout = self.layout()?;
+        Ok(u64::from(layout.segments) * layout.segment_bytes)
+    }
+
+    fn layout(&self) -> Result<Layout, SsdError> {
         let current = read_superblock(&*self.medium).map_err(|error| self.not_opened(error))?;
-        Ok(current.superblock.layout.segment_bytes)
+        Ok(current.superblock.layout)
     }
 
     /// Why its log is not opened: what the log says does not name the file.
