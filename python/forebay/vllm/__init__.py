@@ -9,41 +9,22 @@ imports vLLM before that.
 from contextlib import suppress
 
 SLEEP_BACKEND = "forebay"
-TIER = "forebay"
 CONNECTOR = "ForebayConnector"
 
 
 def register() -> None:
     """Registers connector, tier and sleep-mode backend. May be called again."""
-    _register_sleep()
-    _register_tier()
-    _register_connector()
-
-
-def _register_connector() -> None:
-    """Then `kv_connector` names it without a module's path."""
-    try:
-        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    except ModuleNotFoundError:
-        return
-    with suppress(ValueError):  # Already there.
-        KVConnectorFactory.register_connector(CONNECTOR, "forebay.vllm.connector", CONNECTOR)
-
-
-def _register_tier() -> None:
-    """Then the secondary tier type `forebay` names it. vLLM 0.26 knows no path for that."""
-    try:
-        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-    except ModuleNotFoundError:
-        return
-    with suppress(ValueError):  # Already there.
-        SecondaryTierFactory.register_tier(TIER, "forebay.vllm.tiering", "ForebayTierManager")
-
-
-def _register_sleep() -> None:
-    try:
+    # Some vLLMs lack a factory (`ModuleNotFoundError`). Some names are there already (`ValueError`).
+    if_possible = suppress(ModuleNotFoundError, ValueError)
+    with if_possible:
         from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
-    except ModuleNotFoundError:
-        return
-    with suppress(ValueError):  # Already there: the worker calls this too.
+
         SleepModeBackendFactory.register_backend(SLEEP_BACKEND, "forebay.vllm.sleep", "ForebayBackend")
+    with if_possible:  # Then the secondary tier type `forebay` names it. vLLM 0.26 knows no path for that.
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+        SecondaryTierFactory.register_tier("forebay", "forebay.vllm.tiering", "ForebayTierManager")
+    with if_possible:  # Then `kv_connector` names it without a module's path.
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+        KVConnectorFactory.register_connector(CONNECTOR, "forebay.vllm.connector", CONNECTOR)
