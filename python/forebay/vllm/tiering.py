@@ -7,7 +7,7 @@ bounds. It is for engines that use the OffloadingConnector already.
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -70,30 +70,6 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not there w
         return self._pages.which(keys)
 
 
-class _Failed:
-    """Blocks that could not be loaded, by request.
-
-    vLLM keeps the answer to a lookup as long as a request lives. Without this, a request would ask
-    for a block that is gone for ever, and never compute.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[str, set[OffloadKey]] = {}
-
-    def begin(self, req_context: ReqContext) -> None:
-        self._keys[req_context.req_id] = set()
-
-    def add(self, req_context: ReqContext, keys: Collection[OffloadKey]) -> None:
-        if (known := self._keys.get(req_context.req_id)) is not None:
-            known.update(keys)
-
-    def has(self, key: OffloadKey, req_context: ReqContext) -> bool:
-        return key in self._keys.get(req_context.req_id, ())
-
-    def forget(self, req_context: ReqContext) -> None:
-        self._keys.pop(req_context.req_id, None)
-
-
 class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as above
     """The tier `forebay`. Its settings are the constructor's last four arguments.
 
@@ -129,7 +105,9 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         )
         logger.info("tier %s on the node at %s: blocks of %d bytes", tier_type, node, self._row_bytes)
         self._lookup_manager = _Lookups(tier_type, self._pages)
-        self._failed = _Failed()
+        # Blocks that could not be loaded, by request. vLLM keeps the answer to a lookup as long as a
+        # request lives: it would ask for a block that is gone for ever, and never compute.
+        self._failed: dict[str, set[OffloadKey]] = {}
         self._loads = ThreadPoolExecutor(1, "forebay_loads")
         self._stores = ThreadPoolExecutor(1, "forebay_stores")
         self._under_way: set[Future[None]] = set()
@@ -138,7 +116,7 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the node has a block. The first answer is "later"."""
-        if self._failed.has(key, req_context):
+        if key in self._failed.get(req_context.req_id, ()):
             return LookupResult.MISS
         found = self._lookup_manager.lookup(key, req_context)
         if found is None:
@@ -162,12 +140,12 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
             results.append(self._result(job, good, seconds))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        self._failed.begin(req_context)
+        self._failed[req_context.req_id] = set()
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._lookup_manager.cleanup(req_context.req_id)
-        self._failed.forget(req_context)
+        self._failed.pop(req_context.req_id, None)
 
     def on_schedule_end(self, context: Any) -> None:
         self._lookup_manager.flush()
@@ -215,12 +193,13 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
 
     def _result(self, job: TransferJob, good: list[bool], seconds: float) -> JobResult:
         moved = [key for key, is_good in zip(job.keys, good, strict=True) if is_good]
-        if job.is_promotion and not all(good):
-            self._failed.add(job.req_context, set(job.keys).difference(moved))
+        fell_short = job.is_promotion and not all(good)
+        if fell_short and job.req_context.req_id in self._failed:
+            self._failed[job.req_context.req_id].update(set(job.keys).difference(moved))
         known = {
             "job_id": job.job_id,
             "success": all(good),
-            "successful_keys": moved if job.is_promotion and not all(good) else None,
+            "successful_keys": moved if fell_short else None,
             "transfer_time": seconds,
             "transfer_bytes": len(moved) * self._row_bytes,
         }
