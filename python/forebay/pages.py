@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from forebay._forebay import Node
 from forebay._log import LimitedLog
@@ -34,8 +33,8 @@ SOCKET_BYTES_MAX = 107
 """The longest path of a socket in Linux."""
 
 
-class _Moving(Protocol):
-    def wait(self) -> bool: ...
+# Waits until a page was moved or found, and says whether it was.
+Wait = Callable[[], bool]
 
 
 def namespace(facts: Mapping[str, object]) -> bytes:
@@ -113,11 +112,12 @@ class Pages:
         run = self._found(ids)
         behind = ids[run + 1 :]
         missing = [False] * (len(ids) - run - len(behind))
-        return (
-            [True] * run
-            + missing
-            + _pipelined(len(behind), lambda number: _Question(self._node, behind[number]))
-        )
+
+        def ask(number: int) -> Wait:
+            finding = self._node.find([[behind[number]]])
+            return lambda: any(finding.wait(LIMIT_US / 1e6) or ())
+
+        return [True] * run + missing + _pipelined(len(behind), ask)
 
     def load(self, keys: Sequence[bytes], places: Sequence[Sequence[Extent]]) -> list[bool]:
         """Loads each page to its place. False: it is not stored, and its place may hold anything.
@@ -140,7 +140,7 @@ class Pages:
         """
         ids = self._ids(keys)
         stored = _pipelined(
-            len(ids), lambda number: self._node.store(ids[number], None, _one_layer(places[number]))
+            len(ids), lambda number: self._node.store(ids[number], None, _one_layer(places[number])).wait
         )
         if not all(stored):
             limited.warning("the node did not take %d of %d pages", stored.count(False), len(stored))
@@ -171,8 +171,9 @@ class Pages:
             return [False] * len(ids)
         try:
 
-            def begin(number: int) -> _Moving:
-                return self._node.load(lease, number, _one_layer(places[number]), deadline_us=LIMIT_US)
+            def begin(number: int) -> Wait:
+                layer = _one_layer(places[number])
+                return self._node.load(lease, number, layer, deadline_us=LIMIT_US).wait
 
             good = _pipelined(len(lease), begin)
         finally:
@@ -182,45 +183,36 @@ class Pages:
         return good if len(good) == len(ids) else [*good, False]
 
 
-class _Question:
-    """Whether a page is stored, asked without waiting."""
-
-    def __init__(self, node: Node, chunk: bytes) -> None:
-        self._finding = node.find([[chunk]])
-
-    def wait(self) -> bool:
-        return any(self._finding.wait(LIMIT_US / 1e6) or ())
-
-
 def _one_layer(extents: Sequence[Extent]) -> list[list[tuple[int, int, int]]]:
     return [[(address, length, 0) for address, length in extents]]
 
 
-def _pipelined(count: int, begin: Callable[[int], _Moving]) -> list[bool]:
+def _pipelined(count: int, begin: Callable[[int], Wait]) -> list[bool]:
     """Begins one after the other, a few ahead, and waits for all that began."""
     ends: list[bool] = []
-    moving: deque[_Moving | None] = deque()
+    begun: deque[Wait | None] = deque()
     try:
         for number in range(count):
-            if len(moving) == IN_FLIGHT_MAX:
-                ends.append(_first_ended_well(moving))
+            if len(begun) == IN_FLIGHT_MAX:
+                ends.append(_first_ended_well(begun))
             try:
-                moving.append(begin(number))
+                begun.append(begin(number))
             except ForkedError:
                 raise
             except ForebayError:
-                moving.append(None)
-        while moving:
-            ends.append(_first_ended_well(moving))
+                begun.append(None)
+        while begun:
+            ends.append(_first_ended_well(begun))
     finally:
         # An error or an interrupt gives the caller its memory back too.
-        while moving:
-            _first_ended_well(moving)
+        while begun:
+            _first_ended_well(begun)
     return ends
 
 
-def _first_ended_well(moving: deque[_Moving | None]) -> bool:
+def _first_ended_well(begun: deque[Wait | None]) -> bool:
     """Waits for the first one, and removes it when it has ended."""
-    well = moving[0] is not None and moving[0].wait()
-    moving.popleft()
+    wait = begun[0]
+    well = wait is not None and wait()
+    begun.popleft()
     return well
