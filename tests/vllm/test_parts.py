@@ -12,7 +12,7 @@ from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, handover, namespace, step_recovery, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
-from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible  # noqa: E402
+from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwise  # noqa: E402
 from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
@@ -79,18 +79,18 @@ def test_workers_know_the_gpus_of_all_workers_of_the_host(ranks: int, engines: i
 
 
 @pytest.mark.parametrize(
-    ("possible", "handed", "others", "load_s", "compute_s", "in_memory", "mode"),
+    ("possible", "handed", "others", "load_s", "compute_s", "in_memory", "layerwise"),
     [
-        (True, False, 0, None, 0.0, True, LoadMode.LAYERWISE),
-        (True, False, 0, None, 9.0, False, LoadMode.BACKGROUND),
-        (True, False, 0, 0.4, 0.0, False, LoadMode.LAYERWISE),
-        (True, False, 0, 9.0, 0.0, True, LoadMode.BACKGROUND),
-        (True, False, 0, 9.0, 8.8, False, LoadMode.LAYERWISE),
-        (True, False, 1, None, 9.0, True, LoadMode.BACKGROUND),
-        (True, False, 1, 0.001, 0.0, True, LoadMode.LAYERWISE),
-        (True, False, 7, 0.1, 9.0, True, LoadMode.BACKGROUND),
-        (True, True, 0, 0.001, 9.0, True, LoadMode.BACKGROUND),
-        (False, False, 0, 0.001, 9.0, True, LoadMode.BACKGROUND),
+        (True, False, 0, None, 0.0, True, True),
+        (True, False, 0, None, 9.0, False, False),
+        (True, False, 0, 0.4, 0.0, False, True),
+        (True, False, 0, 9.0, 0.0, True, False),
+        (True, False, 0, 9.0, 8.8, False, True),
+        (True, False, 1, None, 9.0, True, False),
+        (True, False, 1, 0.001, 0.0, True, True),
+        (True, False, 7, 0.1, 9.0, True, False),
+        (True, True, 0, 0.001, 9.0, True, False),
+        (False, False, 0, 0.001, 9.0, True, False),
     ],
 )
 def test_others_are_not_held_up_by_a_long_load(
@@ -100,9 +100,9 @@ def test_others_are_not_held_up_by_a_long_load(
     load_s: float | None,
     compute_s: float,
     in_memory: bool,
-    mode: LoadMode,
+    layerwise: bool,
 ) -> None:
-    said = choose_load_mode(
+    said = runs_layerwise(
         layerwise_possible=possible,
         handed_over=handed,
         others=others,
@@ -110,7 +110,7 @@ def test_others_are_not_held_up_by_a_long_load(
         compute_s=compute_s,
         in_memory=in_memory,
     )
-    assert said is mode
+    assert said is layerwise
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,13 @@ These are pure functions that know no vLLM. Whether to load at all is decided in
 `load_or_compute.py`.
 """
 
-from enum import Enum
-
 # A load this short delays other requests less than an extra step would delay this one.
 SHORT_LOAD_S = 0.002
 # A step that waits for a load delays new requests and cannot be aborted, so it waits no longer.
 HOLD_UP_S = 0.5
 
 
-class LoadMode(Enum):
-    """How a load runs."""
-
-    LAYERWISE = "layerwise"  # in the request's own step, each layer just before it is needed
-    BACKGROUND = "background"  # between steps, while the request waits
-
-
-def choose_load_mode(
+def runs_layerwise(
     *,
     layerwise_possible: bool,
     handed_over: bool,
@@ -27,8 +18,10 @@ def choose_load_mode(
     load_s: float | None,
     compute_s: float,
     in_memory: bool,
-) -> LoadMode:
-    """Chooses the mode of one load.
+) -> bool:
+    """Whether one load runs in the request's own step, each layer just before it is needed.
+
+    If not, it runs in the background: between steps, while the request waits.
 
     `layerwise_possible`: a load that fails in its own step can be undone. `handed_over`: all of it
     comes from a prefiller, so nothing can be computed meanwhile. `others`: requests that compute or
@@ -36,14 +29,10 @@ def choose_load_mode(
     `compute_s`: how long the step computes after it. `in_memory`: the node has all in memory.
     """
     if handed_over or not layerwise_possible:
-        return LoadMode.BACKGROUND
+        return False
     if load_s is None:
-        is_short = others == 0 and in_memory
-    elif others == 0:
-        is_short = load_s <= compute_s + HOLD_UP_S
-    else:
-        is_short = load_s <= SHORT_LOAD_S
-    return LoadMode.LAYERWISE if is_short else LoadMode.BACKGROUND
+        return others == 0 and in_memory
+    return load_s <= (compute_s + HOLD_UP_S if others == 0 else SHORT_LOAD_S)
 
 
 def layerwise_is_possible(

@@ -25,7 +25,7 @@ from forebay.vllm.connector.corrections import Corrections, before_counts_are_re
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
-from forebay.vllm.connector.load_mode import LoadMode, choose_load_mode, layerwise_is_possible
+from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwise
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
@@ -218,7 +218,7 @@ class SchedulerHalf:
         # If all is found, the last token is computed again. On CPUs that may write its page while
         # the page is compared with its checksum.
         is_compared = self.facts.on_cpu and usable == request.num_tokens
-        mode = choose_load_mode(
+        tracked.layerwise = runs_layerwise(
             layerwise_possible=self.layerwise_possible and not is_compared,
             handed_over=tracked.handed is not None,
             others=others + self.in_lockstep,
@@ -226,7 +226,6 @@ class SchedulerHalf:
             compute_s=self.cost_model.compute_s(request.num_tokens - usable, usable),
             in_memory=found.in_memory == found.chunks,
         )
-        tracked.layerwise = mode is LoadMode.LAYERWISE
         if tracked.layerwise or self.facts.has_windows:
             # At least one token is computed, and windows must still hold what it sees. On GPUs its
             # page may be loaded and written in any order: both writers hold the same token.
