@@ -497,7 +497,7 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         num_preemptions=0,
     )
     undone: list[Any] = []
-    mine = SimpleNamespace(step_undone=lambda *said: undone.append(said))
+    half = SimpleNamespace(corrections=SimpleNamespace(step_undone=lambda *said: undone.append(said)))
     evicted: set[int] = set()
     blocks = SimpleNamespace(get_block_ids=lambda _: ([5, 6, 7, 8],), evict_blocks=evicted.update)
     scheduler = SimpleNamespace(
@@ -507,7 +507,7 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         _preempt_request=lambda request, timestamp: None,
     )
     reached = step_recovery.computed_after(request, {"r": of_step} if of_step else {})
-    step_recovery.preempt(scheduler, request, {7, 9}, reached, mine)
+    step_recovery.preempt(scheduler, request, {7, 9}, reached, half)
     assert undone == [(request, 2, True)], "what was counted of the third block on is taken back"
     assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
     assert evicted == {7, 8} and scheduler.running == []
@@ -527,8 +527,7 @@ def test_who_waits_behind_spoiled_blocks_asks_again_and_nobody_else_does() -> No
         requests={one.request_id: one for one in (shares, *others)},
         failed_recving_kv_req_ids=set(),
     )
-    mine = SimpleNamespace(blocks_lost=lambda request: lost.append(request.request_id))
-    step_recovery.restart_waiting_loads(scheduler, {7}, mine)
+    step_recovery.restart_waiting_loads(scheduler, {7}, SimpleNamespace(blocks_lost=lost.append))
     assert shares.num_computed_tokens == 0 and lost == ["shares"]
     assert scheduler.failed_recving_kv_req_ids == {"shares"}
     assert [one.num_computed_tokens for one in others] == [64, 64]

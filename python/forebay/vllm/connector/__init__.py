@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay.vllm import register
-from forebay.vllm.connector import compat, step_recovery
+from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings, settings_of
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.metadata import Report, Step
@@ -177,24 +177,6 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._plans.request_finished(request, block_ids)
-
-    # Of the scheduler, for what Forebay adds to vLLM's own.
-
-    def blocks_lost(self, request: Any) -> None:
-        """A request will get other blocks than it waits with (`step_recovery`)."""
-        self._plans.blocks_lost(request.request_id)
-
-    def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
-        """Requests that gave up blocks while a load that others compute from was in flight."""
-        return self._plans.departed_requests()
-
-    def step_undone(self, request: Any, block: int, is_counted: bool) -> None:
-        """A step is undone that computed wrong KV from a request's `block` on (`step_recovery`)."""
-        self._plans.corrections.step_undone(request, block, is_counted)
-
-    def correct(self, own: Any, external: Any) -> None:
-        """vLLM's counts are about to be read (`corrections`)."""
-        self._plans.corrections.take_off(own, external)
 
     # Of both.
 

@@ -144,9 +144,10 @@ def before_counts_are_read() -> None:
         return
 
     def make_corrected(self: Any, *arguments: Any, **named: Any) -> Any:
-        mine = step_recovery.forebay_connector_of(self.connector)
-        if mine is not None and self.log_stats:
-            mine.correct(self.kv_cache_manager.prefix_cache_stats, self.connector_prefix_cache_stats)
+        half = step_recovery.scheduler_half_of(self.connector)
+        if half is not None and self.log_stats:
+            own, external = self.kv_cache_manager.prefix_cache_stats, self.connector_prefix_cache_stats
+            half.corrections.take_off(own, external)
         return make(self, *arguments, **named)
 
     Scheduler.make_stats = make_corrected

@@ -47,30 +47,30 @@ def install_step_recovery() -> bool:
     def handle_and_recover(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
         reached = {one.request_id: computed_after(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
-        mine = forebay_connector_of(self.connector)
-        if mine is None:
+        half = scheduler_half_of(self.connector)
+        if half is None:
             return failed
-        firsts = {name: evict(self, tables, invalid) for name, tables in mine.departed_requests()}
+        firsts = {name: evict(self, tables, invalid) for name, tables in half.departed_requests()}
         left = {name: first for name, first in firsts.items() if first is not None}
         over = [one for one in reversed(self.running) if one.request_id in failed]
         if self.recompute_kv_load_failures and (over or left):
             for request in over:
-                preempt(self, request, invalid, reached[request.request_id], mine)
-            restart_waiting_loads(self, invalid, mine)
+                preempt(self, request, invalid, reached[request.request_id], half)
+            restart_waiting_loads(self, invalid, half)
             limited.warning("a load failed under a step: %d of its requests start over", len(over))
         return failed | {
-            name for name in left.keys() & scheduled.keys() if drop_token(self, name, left[name], mine)
+            name for name in left.keys() & scheduled.keys() if drop_token(self, name, left[name], half)
         }
 
     Scheduler._handle_invalid_blocks = handle_and_recover
     return True
 
 
-def forebay_connector_of(connector: Any) -> Any:
-    """Forebay's connector: a scheduler's own, or one of several that it has, or None."""
+def scheduler_half_of(connector: Any) -> Any:
+    """The half of Forebay's connector, which is the scheduler's own or one of several; or None."""
     several = getattr(connector, "_connectors", None)
     each = several if isinstance(several, list) else [connector]
-    return next((one for one in each if type(one).__module__.startswith("forebay.vllm")), None)
+    return next((one._scheduler for one in each if type(one).__module__.startswith("forebay.vllm")), None)
 
 
 def can_drop_stale_output(preempt_request: Callable[..., Any]) -> bool:
@@ -98,22 +98,22 @@ def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
     return first
 
 
-def drop_token(scheduler: Any, name: str, first: int, mine: Any) -> bool:
+def drop_token(scheduler: Any, name: str, first: int, half: Any) -> bool:
     """Drops the token of a request that was preempted after the step with the failed load."""
     request = scheduler.requests.get(name)
     if request is None or request.status.name != "PREEMPTED":
         return False
     if getattr(request, "async_tokens_to_discard", 0):
         return False  # A reset has preempted it, and vLLM drops that token itself.
-    mine.step_undone(request, first, request.num_preemptions == 1)
+    half.corrections.step_undone(request, first, request.num_preemptions == 1)
     request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
     return True
 
 
-def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine: Any) -> None:
+def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, half: Any) -> None:
     """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks."""
     first = evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
-    mine.step_undone(request, first or 0, not request.num_preemptions)
+    half.corrections.step_undone(request, first or 0, not request.num_preemptions)
     scheduler.running.remove(request)
     scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
     if can_drop_stale_output(scheduler._preempt_request):
@@ -126,7 +126,7 @@ def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, mine:
     request.num_output_placeholders = 0
 
 
-def restart_waiting_loads(scheduler: Any, invalid: set[int], mine: Any) -> None:
+def restart_waiting_loads(scheduler: Any, invalid: set[int], half: Any) -> None:
     """Requests that wait for their own loads behind `invalid` blocks start over after these.
 
     vLLM then takes all of their blocks back and asks again what there is.
@@ -138,4 +138,4 @@ def restart_waiting_loads(scheduler: Any, invalid: set[int], mine: Any) -> None:
         if not all(invalid.isdisjoint(table) for table in tables(request.request_id)):
             request.num_computed_tokens = 0
             scheduler.failed_recving_kv_req_ids.add(request.request_id)
-            mine.blocks_lost(request)
+            half.blocks_lost(request.request_id)
