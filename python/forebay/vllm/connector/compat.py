@@ -31,10 +31,8 @@ def cpu_kernel(vllm_config: Any, block_tokens: int, head_size: int) -> str | Non
 
     if not current_platform.is_cpu():
         return None
-    try:
-        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-    except ImportError:
-        return "unknown"
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
     dtype = vllm_config.model_config.dtype
     return str(_get_attn_isa(dtype, block_tokens, head_size, vllm_config.cache_config.cache_dtype))
 
