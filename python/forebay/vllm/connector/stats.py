@@ -51,11 +51,13 @@ class Deltas:
     def __init__(self) -> None:
         self.seen: dict[str, int | float] = {}
 
-    def take(self, totals: Mapping[str, int | float]) -> "Stats | None":
-        data = {name: totals[name] - self.seen.get(name, 0) for name in COUNTERS if name in totals}
+    def take(self, totals: Mapping[str, int | float], **values: list[float]) -> "Stats | None":
+        """What was added since the last call. `values` are new ones of histograms."""
+        added = {name: totals[name] - self.seen.get(name, 0) for name in COUNTERS if name in totals}
         self.seen.update(totals)
-        grown = {name: more for name, more in data.items() if more > 0}
-        return Stats(grown) if grown else None
+        data: dict[str, Any] = {name: more for name, more in added.items() if more > 0}
+        data.update((name, found) for name, found in values.items() if found)
+        return Stats(data) if data else None
 
 
 class Counts:
@@ -96,13 +98,6 @@ class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when t
 
     def is_empty(self) -> bool:
         return not self.data
-
-
-def with_values(stats: Stats | None, name: str, values: list[float]) -> Stats | None:
-    """Adds values of a histogram, if there are any."""
-    if not values:
-        return stats
-    return Stats({**(stats.data if stats is not None else {}), name: values})
 
 
 class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not there when types are checked

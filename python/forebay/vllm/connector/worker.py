@@ -25,7 +25,7 @@ from forebay.vllm.connector.namespace import (
     refuse_what_is_not_supported,
 )
 from forebay.vllm.connector.states import WithStates, open_states
-from forebay.vllm.connector.stats import Deltas, Stats, with_values
+from forebay.vllm.connector.stats import Deltas, Stats
 
 logger = init_logger("vllm.forebay.worker")
 limited = LimitedLog(logger)
@@ -374,7 +374,7 @@ class WorkerHalf:
         if self.cache is None or not (report.loads or report.stores):
             return None
         stalls, self.stalls = self.stalls, []
-        return with_values(self.deltas.take(self.cache.stats()), "load_bubble_seconds", stalls)
+        return self.deltas.take(self.cache.stats(), load_bubble_seconds=stalls)
 
     def close(self) -> None:
         """When this returns, nothing touches the tensors any more."""
