@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,12 @@ class Daemon:
         kill(self.process)
         self.process = None
 
+    def __enter__(self) -> "Daemon":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
 
 class Engine:
     """vLLM in a process of its own. `engine.generate(...)` and so on are `driver.py`'s."""
@@ -144,6 +151,17 @@ class Engine:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends it as an engine should end, unless the test has failed."""
+        try:
+            if kind is None:
+                self.end()
+        finally:
+            self.kill()
 
 
 # vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs where 0.26 is made to.
@@ -259,6 +277,20 @@ def ask(engine: Engine, name: str, params: dict[str, Any] | None = None) -> dict
     return said
 
 
+def start_together(folder: Path, **given: dict[str, Any]) -> list[Engine]:
+    """Engines with these arguments, by the names of their logs. Starting one takes most of the time."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda name: Engine(given[name], folder / name), given))
+
+
+def answers(engine: Engine, asked: dict[str, tuple[list[int], int]]) -> dict[str, list[int]]:
+    """What it says to each prompt, one after the other."""
+    return {
+        name: engine.generate(prompts=[tokens], tokens=count)[0]["tokens"]
+        for name, (tokens, count) in asked.items()
+    }
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
     """A node with memory alone."""
@@ -270,10 +302,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     """What vLLM says to each of `ASKED` without a connector."""
-    engine = Engine(arguments(model, enable_prefix_caching=False), tmp_path_factory.mktemp("plain") / "log")
-    said = {}
-    for name, (tokens, count) in ASKED.items():
-        (answer,) = engine.generate(prompts=[tokens], tokens=count)
-        said[name] = answer["tokens"]
-    engine.end()
-    return said
+    log = tmp_path_factory.mktemp("plain") / "log"
+    with Engine(arguments(model, enable_prefix_caching=False), log) as engine:
+        return answers(engine, ASKED)

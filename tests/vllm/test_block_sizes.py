@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import ASKED, CHUNK, ON_GPU, ROOM_TOKENS, Daemon, Engine, arguments, ask, transfer
+from conftest import ASKED, CHUNK, ON_GPU, ROOM_TOKENS, Daemon, Engine, answers, arguments, ask, transfer
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="SKIPPED: CPUs keep keys transposed within a block")
 
@@ -37,11 +37,9 @@ def start(model: Path, folder: Path, node: Daemon, layout: str) -> Place:
 
     with ThreadPoolExecutor() as threads:
         engines = dict(zip(SIZES, threads.map(engine, SIZES), strict=True))
-    first, said = engines[SIZES[0]], {}
+    first = engines[SIZES[0]]
     first.aside(on=True)
-    for name, (tokens, count) in ASKED.items():
-        if not name.startswith("crowd"):
-            said[name] = first.generate(prompts=[tokens], tokens=count)[0]["tokens"]
+    said = answers(first, {name: one for name, one in ASKED.items() if not name.startswith("crowd")})
     first.aside(on=False)
     return Place(engines, said)
 
@@ -51,14 +49,11 @@ def place(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("sizes")
-    node = Daemon(folder / "node").start()
-    try:
+    with Daemon(folder / "node") as node:
         made = start(model, folder, node, request.param)
         yield made
         for engine in made.engines.values():
             engine.end()
-    finally:
-        node.kill()
 
 
 @pytest.mark.parametrize("layerwise", [True, False])

@@ -20,15 +20,10 @@ def engine(
 ) -> Iterator[Engine]:
     """One that counts, where steps are scheduled when the last one's tokens are known, or before."""
     folder = tmp_path_factory.mktemp("counts")
-    node = Daemon(folder / "node").start()
-    ahead = AHEAD if request.param else {"async_scheduling": False}
-    made = Engine(arguments(model, transfer(node.socket), disable_log_stats=False, **ahead), folder / "log")
-    try:
-        yield made
-        made.end()
-    finally:
-        made.kill()
-        node.kill()
+    more = {"disable_log_stats": False} | (AHEAD if request.param else {"async_scheduling": False})
+    with Daemon(folder / "node") as node:
+        with Engine(arguments(model, transfer(node.socket), **more), folder / "log") as made:
+            yield made
 
 
 def counts(engine: Engine, tokens: list[int], **more: Any) -> tuple[dict[str, Any], dict[str, float]]:

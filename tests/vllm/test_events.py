@@ -52,13 +52,10 @@ class Follower:
 def small(model: Path, tmp_path: Path) -> Iterator[tuple[Engine, Daemon]]:
     """A node with room for some of the prompts."""
     segments = "segment_size = '1MiB'"
-    node = Daemon(tmp_path / "node", memory="8MiB", disk="8MiB", more_of_disk=segments).start()
-    made = Engine(arguments(model, transfer(node.socket), kv_events_config=EVENTS), tmp_path / "log")
-    try:
-        yield made, node
-        made.end()
-    finally:
-        node.kill()
+    with Daemon(tmp_path / "node", memory="8MiB", disk="8MiB", more_of_disk=segments) as node:
+        given = arguments(model, transfer(node.socket), kv_events_config=EVENTS)
+        with Engine(given, tmp_path / "log") as made:
+            yield made, node
 
 
 def test_whoever_follows_the_events_knows_what_a_lookup_finds(small: tuple[Engine, Daemon]) -> None:
@@ -121,18 +118,14 @@ def test_what_a_load_has_brought_from_a_peer_is_told(model: Path, tmp_path: Path
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_nothing_is_told_unless_vllm_is_asked_to(model: Path, tmp_path: Path, beside: bool) -> None:
-    node = Daemon(tmp_path / "node").start()
-    connector = transfer(node.socket)
-    if beside:
-        connector = several(connector, example(tmp_path))
-    wanted = EVENTS if beside else None
-    engine = Engine(arguments(model, connector, kv_events_config=wanted), tmp_path / "log")
-    try:
-        engine.record()
-        engine.generate(prompts=[prompt(91, 2 * CHUNK)], tokens=1)
-        engine.settle()
-        told = [event for event in engine.published() if event["medium"] == "CPU"]
-        assert bool(told) is beside, "a MultiConnector passes on what its connectors tell"
-        engine.end()
-    finally:
-        node.kill()
+    with Daemon(tmp_path / "node") as node:
+        connector = transfer(node.socket)
+        if beside:
+            connector = several(connector, example(tmp_path))
+        given = arguments(model, connector, kv_events_config=EVENTS if beside else None)
+        with Engine(given, tmp_path / "log") as engine:
+            engine.record()
+            engine.generate(prompts=[prompt(91, 2 * CHUNK)], tokens=1)
+            engine.settle()
+            told = [event for event in engine.published() if event["medium"] == "CPU"]
+            assert bool(told) is beside, "a MultiConnector passes on what its connectors tell"

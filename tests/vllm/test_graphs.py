@@ -13,10 +13,9 @@ from conftest import ASKED, GRAPHS, Daemon, Engine, arguments, transfer
 def test_what_a_graph_reads_is_there_before_it_begins(
     model: Path, plain: dict[str, list[int]], tmp_path: Path, mode: str
 ) -> None:
-    node = Daemon(tmp_path / "node").start()
-    more = {"compilation_config": {"cudagraph_mode": mode}}
-    engine = Engine(arguments(model, transfer(node.socket), **more), tmp_path / "log")
-    try:
+    daemon = Daemon(tmp_path / "node")
+    given = arguments(model, transfer(daemon.socket), compilation_config={"cudagraph_mode": mode})
+    with daemon, Engine(given, tmp_path / "log") as engine:
         graphs = 0
         for name in ("even", "long", "even", "long"):
             tokens, count = ASKED[name]
@@ -29,7 +28,3 @@ def test_what_a_graph_reads_is_there_before_it_begins(
             assert engine.forget()
         # A prompt of which all is there computes one token, as decodes do, which are graphs as a whole.
         assert (graphs > 0) == mode.startswith("FULL")
-        engine.end()
-    finally:
-        engine.kill()
-        node.kill()

@@ -6,7 +6,6 @@ The window is smaller than a chunk, and steps end inside of chunks.
 
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,10 @@ from conftest import (
     PYTHON,
     Daemon,
     Engine,
+    answers,
     arguments,
     prompt,
+    start_together,
     transfer,
 )
 
@@ -77,23 +78,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--window", str(WINDOW)], check=True)
     more = ROOM | EXACT | {"max_num_batched_tokens": STEP}
-    node = Daemon(folder / "node", memory="128MiB").start()
-    stored = arguments(model, transfer(node.socket), **more)
-    alone = arguments(model, enable_prefix_caching=False, **more)
-    try:
-        with ThreadPoolExecutor() as threads:  # Starting one takes most of the time.
-            starts = zip((alone, stored, stored), ("plain", "one", "two"), strict=True)
-            plain, one, two = threads.map(lambda start: Engine(start[0], folder / start[1]), starts)
-        said = {
-            name: plain.generate(prompts=[tokens], tokens=count)[0]["tokens"]
-            for name, (tokens, count) in ALL.items()
-        }
-        plain.end()
-        yield Place((one, two), said)
-        one.end()
-        two.end()
-    finally:
-        node.kill()
+    with Daemon(folder / "node", memory="128MiB") as node:
+        stored = arguments(model, transfer(node.socket), **more)
+        alone = arguments(model, enable_prefix_caching=False, **more)
+        plain, one, two = start_together(folder, plain=alone, one=stored, two=stored)
+        with one, two:
+            with plain:
+                said = answers(plain, ALL)
+            yield Place((one, two), said)
 
 
 def test_vllm_keeps_the_layers_in_several_groups(place: Place) -> None:

@@ -24,6 +24,7 @@ from conftest import (
     ROOM_TOKENS,
     Daemon,
     Engine,
+    answers,
     arguments,
     transfer,
     whole,
@@ -115,10 +116,7 @@ def start(kind: Kind, folder: Path, node: Daemon) -> Place:
     connector = transfer(node.socket, **kind.settings)
     engine = Engine(arguments(model, connector, **blocks, **kind.more), folder / "log")
     engine.aside(on=True)
-    said = {}
-    for name in (*NAMES, "handed"):
-        tokens, count = ASKED[name]
-        said[name] = engine.generate(prompts=[tokens], tokens=count)[0]["tokens"]
+    said = answers(engine, {name: ASKED[name] for name in (*NAMES, "handed")})
     engine.aside(on=False)
     return Place(kind, engine, said)
 
@@ -128,16 +126,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Place
     """Of each kind that this vLLM has. Starting takes most of the time."""
     folder = tmp_path_factory.mktemp("kinds")
     names = [name for name in KINDS if name not in MISSING]
-    node = Daemon(folder / "node").start()
-    try:
+    with Daemon(folder / "node") as node:
         with ThreadPoolExecutor() as threads:
             made = threads.map(lambda name: start(KINDS[name], folder / name, node), names)
             found = dict(zip(names, made, strict=True))
         yield found
         for place in found.values():
             place.engine.end()
-    finally:
-        node.kill()
 
 
 @pytest.fixture(params=KINDS)

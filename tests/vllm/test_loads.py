@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from test_parts import BLOCK, CHUNK  # noqa: E402
-from test_quiet_steps import Half, Request  # noqa: E402
+from test_quiet_steps import Half, Request, a_request  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # noqa: E402
     MultiConnector,
     MultiKVConnectorMetadata,
@@ -35,24 +35,9 @@ class Place:
     def __init__(self) -> None:
         self.half, self.released = Half(), []
         self.half.node.hold = self.hold
-        self.request = Request(
-            request_id="one",
-            prompt_token_ids=list(range(TOKENS)),
-            all_token_ids=list(range(TOKENS)),
-            num_prompt_tokens=TOKENS,
-            num_tokens=TOKENS,
-            num_preemptions=0,
-            mm_features=[],
-            pooling_params=None,
-            lora_request=None,
-            cache_salt=None,
-            kv_transfer_params=None,
-            skip_reading_prefix_cache=False,
-            prefill_stats=None,
-            max_tokens=1,
-            is_finished=lambda: False,
-            status=SimpleNamespace(name="FINISHED_ABORTED"),
-        )
+        ended = SimpleNamespace(name="FINISHED_ABORTED")
+        more = {"max_tokens": 1, "is_finished": lambda: False, "status": ended}
+        self.request = a_request("one", TOKENS, TOKENS, **more)
         self.half.request_added(self.request)
         self.one = self.half.tracked["one"]
         self.holds = 0

@@ -5,13 +5,12 @@ the tokens are those of a plain run with it.
 import shutil
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ASKED, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, transfer
+from conftest import ASKED, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, start_together, transfer
 
 PROMPT, COUNT = ASKED["short"]
 # Of the one vLLM's own cache has the whole chunks, of the other all but the last token.
@@ -58,14 +57,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("lora")
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--adapters", str(ADAPTERS)], check=True)
-    node = Daemon(folder / "node").start()
     own = LORA | (ON_GPUS if ON_GPU else {})
-    alone = arguments(model, **own)
-    stored = arguments(model, transfer(node.socket), **own)
-    try:
-        with ThreadPoolExecutor() as threads:  # Starting one takes most of the time.
-            starts = zip((alone, stored), ("plain", "log"), strict=True)
-            plain, engine = threads.map(lambda start: Engine(start[0], folder / start[1]), starts)
+    with Daemon(folder / "node") as node:
+        stored = arguments(model, transfer(node.socket), **own)
+        plain, engine = start_together(folder, plain=arguments(model, **own), log=stored)
         folders = [model / f"adapter{number}" for number in range(ADAPTERS)]
         adapters = [named(f"a{number}", 1 + number, path) for number, path in enumerate(folders)]
 
@@ -84,8 +79,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         plain.end()
         yield Place(engine, folders, right, right_warm, right_handed)
         engine.end()
-    finally:
-        node.kill()
 
 
 def test_each_adapter_and_the_base_model_have_kv_of_their_own(place: Place) -> None:

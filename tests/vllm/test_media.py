@@ -5,14 +5,13 @@ The first image begins three tokens before the end of a chunk: that chunk shows 
 
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
+from conftest import CHUNK, HERE, PYTHON, Daemon, Engine, arguments, prompt, start_together, transfer
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
@@ -63,21 +62,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("media")
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_vision.py"), str(model)], check=True)
-    node = Daemon(folder / "node").start()
     # At the start vLLM would try a prompt that this version of `transformers` refuses.
     own = {"skip_tokenizer_init": False, "skip_mm_profiling": True}
     own |= {"limit_mm_per_prompt": {"image": 2, "video": 0}}
     alone = arguments(model, enable_prefix_caching=False, **own)
-    stored = arguments(model, transfer(node.socket), **own)
-    try:
-        with ThreadPoolExecutor() as threads:  # Starting one takes most of the time.
-            starts = zip((alone, stored), ("plain", "log"), strict=True)
-            plain, engine = threads.map(lambda start: Engine(start[0], folder / start[1]), starts)
-        yield Place(plain, engine)
-        plain.end()
-        engine.end()
-    finally:
-        node.kill()
+    with Daemon(folder / "node") as node:
+        stored = arguments(model, transfer(node.socket), **own)
+        plain, engine = start_together(folder, plain=alone, log=stored)
+        with plain, engine:
+            yield Place(plain, engine)
 
 
 def test_the_same_image_is_a_hit_and_another_one_is_none(place: Place) -> None:

@@ -33,16 +33,12 @@ def place(
     model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("beside")
-    node, theirs = Daemon(folder / "node").start(), folder / "example"
+    node, theirs = Daemon(folder / "node"), folder / "example"
     theirs.mkdir()
     both = several(example(theirs), transfer(node.socket))
-    try:
-        engine = Engine(arguments(model, both, disable_log_stats=False), folder / "log")
+    with node, Engine(arguments(model, both, disable_log_stats=False), folder / "log") as engine:
         engine.serialize_stats()
         yield Place(engine, theirs)
-        engine.end()
-    finally:
-        node.kill()
 
 
 def test_what_the_other_one_has_is_its_to_load_and_the_rest_is_ours(

@@ -15,28 +15,21 @@ def embedded(model: Path, log: Path, connector: dict[str, Any] | None) -> list[l
     more: dict[str, Any] = {"runner": "pooling", "max_model_len": 512, "skip_tokenizer_init": False}
     given = arguments(model, connector, **more)
     del given["num_gpu_blocks_override"]  # There are none.
-    engine = Engine(given, log)
-    try:
+    with Engine(given, log) as engine:
         first, second = (engine.embed(prompts=PROMPTS) for _ in range(2))
         assert first == second
         if connector is not None:
             assert engine.left_alone() == 2 * len(PROMPTS)
-        engine.end()
         return [list(vector) for vector in first]
-    finally:
-        engine.kill()
 
 
 def test_a_model_that_keeps_no_kv_starts_and_is_left_alone(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "encoder"
     subprocess.run([PYTHON, str(HERE / "tiny_encoder.py"), str(folder), str(model)], check=True)
-    node = Daemon(tmp_path / "node").start()
-    try:
-        log = tmp_path / "log"
-        right = embedded(folder, tmp_path / "plain", None)
+    log = tmp_path / "log"
+    right = embedded(folder, tmp_path / "plain", None)
+    with Daemon(tmp_path / "node") as node:
         found = embedded(folder, log, transfer(node.socket))
-    finally:
-        node.kill()
     for mine, theirs in zip(found, right, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
     assert "keeps no KV: all its requests are left alone" in log.read_text(errors="replace")

@@ -48,6 +48,27 @@ class Request(SimpleNamespace):
         return self.computed
 
 
+def a_request(name: str, prompt_tokens: int, tokens: int, **more: Any) -> Request:
+    """One that has so many tokens, of which the first are its prompt."""
+    given: dict[str, Any] = {
+        "request_id": name,
+        "prompt_token_ids": list(range(prompt_tokens)),
+        "all_token_ids": list(range(tokens)),
+        "num_prompt_tokens": prompt_tokens,
+        "num_tokens": tokens,
+        "num_preemptions": 0,
+        "mm_features": [],
+        "pooling_params": None,
+        "lora_request": None,
+        "cache_salt": None,
+        "kv_transfer_params": None,
+        "skip_reading_prefix_cache": False,
+        "prefill_stats": None,
+        "status": SimpleNamespace(name="FINISHED_STOPPED"),
+    }
+    return Request(**given | more)
+
+
 class Engine:
     """Requests that decode, each step some of them, as vLLM's scheduler tells of them."""
 
@@ -56,22 +77,7 @@ class Engine:
 
     def add(self, name: str, prompt_tokens: int, cached: int = 0) -> None:
         """A request, of which vLLM itself has so many tokens."""
-        request = Request(
-            request_id=name,
-            prompt_token_ids=list(range(prompt_tokens)),
-            all_token_ids=list(range(5000)),
-            num_prompt_tokens=prompt_tokens,
-            num_tokens=5000,
-            num_preemptions=0,
-            mm_features=[],
-            pooling_params=None,
-            lora_request=None,
-            cache_salt=None,
-            kv_transfer_params=None,
-            skip_reading_prefix_cache=False,
-            prefill_stats=None,
-            status=SimpleNamespace(name="FINISHED_STOPPED"),
-        )
+        request = a_request(name, prompt_tokens, 5000)
         self.requests[name], request.computed = request, cached
         self.half.request_added(request)
         blocks = [[SimpleNamespace(is_null=False, block_id=1 + block) for block in range(5000 // BLOCK)]]

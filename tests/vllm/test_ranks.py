@@ -6,6 +6,7 @@ differ from those of one rank without any fault; with this model they do not, an
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,20 +31,14 @@ def place(
 ) -> Iterator[Place]:
     need_gpus(2)
     folder = tmp_path_factory.mktemp("ranks")
-    node = Daemon(folder / "node").start()
-    made = []
-    try:
+    with Daemon(folder / "node") as node, ExitStack() as engines:
+        made = []
         for tp, theirs in ((1, 2), (2, 1)):
             reads = transfer(node.socket, also_read=[{"tp": theirs, "block_tokens": BLOCK}])
             ranks = {"tensor_parallel_size": tp, "distributed_executor_backend": "mp" if tp > 1 else "uni"}
-            made.append(Engine(arguments(model, reads, **ranks), folder / f"log{tp}"))
+            engine = Engine(arguments(model, reads, **ranks), folder / f"log{tp}")
+            made.append(engines.enter_context(engine))
         yield Place(*made, node)
-        for engine in made:
-            engine.end()
-    finally:
-        for engine in made:
-            engine.kill()
-        node.kill()
 
 
 @pytest.mark.parametrize("layerwise", [True, False])

@@ -6,6 +6,7 @@ being told of its shape.
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,22 +82,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, En
     folder = tmp_path_factory.mktemp("replicas")
     model = folder / "model"
     subprocess.run([PYTHON, str(HERE / "tiny_model.py"), str(model), "--latent"], check=True)
-    node = Daemon(folder / "node").start()
-    made: list[Engine] = []
-    try:
+    with Daemon(folder / "node") as node, ExitStack() as engines:
+        made: list[Engine] = []
         for tp in (1, 2):
             ranks = {"tensor_parallel_size": tp, "distributed_executor_backend": "mp" if tp > 1 else "uni"}
             own = {"block_size": 16, "num_gpu_blocks_override": 160}
             own |= {"dtype": "bfloat16"} if ON_GPU else {}
             given = arguments(model, transfer(node.socket), **ranks, **own)
-            made.append(Engine(given, folder / f"log{tp}"))
+            made.append(engines.enter_context(Engine(given, folder / f"log{tp}")))
         yield made[0], made[1], node
-        for engine in made:
-            engine.end()
-    finally:
-        for engine in made:
-            engine.kill()
-        node.kill()
 
 
 def ask(engine: Engine, params: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -158,9 +158,9 @@ def test_connectors_are_quiet_before_the_worker_of_a_gpu_sleeps(monkeypatch: pyt
 def test_an_engine_finds_what_it_stored_before_a_reset_only_if_weights_never_change(
     model: Path, plain: dict[str, list[int]], tmp_path: Path, keep: bool
 ) -> None:
-    node = Daemon(tmp_path / "node").start()
-    try:
-        engine = Engine(arguments(model, transfer(node.socket, keep_on_reset=keep)), tmp_path / "log")
+    node = Daemon(tmp_path / "node")
+    given = arguments(model, transfer(node.socket, keep_on_reset=keep))
+    with node, Engine(given, tmp_path / "log") as engine:
         tokens, count = ASKED["long"]
         for _ in range(2):
             (said,) = engine.generate(prompts=[tokens], tokens=count)
@@ -173,6 +173,3 @@ def test_an_engine_finds_what_it_stored_before_a_reset_only_if_weights_never_cha
         assert engine.forget()
         (said,) = engine.generate(prompts=[tokens], tokens=count)
         assert said["tokens"] == plain["long"] and said["cached"] > 0, "what was stored since is found"
-        engine.end()
-    finally:
-        node.kill()

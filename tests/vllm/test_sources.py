@@ -14,8 +14,8 @@ pytest.importorskip(
 def test_vllm_counts_what_came_from_memory_and_what_from_the_disk(
     model: Path, plain: dict[str, list[int]], tmp_path: Path
 ) -> None:
-    node = Daemon(tmp_path / "node").start()
-    engine = Engine(arguments(model, transfer(node.socket), disable_log_stats=False), tmp_path / "log")
+    node = Daemon(tmp_path / "node")
+    given = arguments(model, transfer(node.socket), disable_log_stats=False)
     (tokens, count), whole = ASKED["short"], len(ASKED["short"][0]) // CHUNK * CHUNK
 
     def cached() -> int:
@@ -25,7 +25,7 @@ def test_vllm_counts_what_came_from_memory_and_what_from_the_disk(
         assert said["tokens"] == plain["short"]
         return int(said["cached"])
 
-    try:
+    with node, Engine(given, tmp_path / "log") as engine:
         assert cached() == 0 and engine.sources() == {}
         engine.settle()
         node.written((len(tokens) + count - 1) // CHUNK)
@@ -36,6 +36,3 @@ def test_vllm_counts_what_came_from_memory_and_what_from_the_disk(
         until(engine.connected)  # A load that fails is counted too.
         until(lambda: cached() == whole)
         assert engine.sources() == {"host": whole, "disk": whole}
-        engine.end()
-    finally:
-        node.kill()

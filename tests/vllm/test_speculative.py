@@ -19,23 +19,16 @@ SAID = 60
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What vLLM says without a connector and without drafts."""
     folder = tmp_path_factory.mktemp("alone")
-    engine = Engine(arguments(model, enable_prefix_caching=False), folder / "log")
-    said = [engine.generate(prompts=[tokens], tokens=SAID)[0]["tokens"] for tokens in PROMPTS]
-    engine.end()
-    return said
+    with Engine(arguments(model, enable_prefix_caching=False), folder / "log") as engine:
+        return [engine.generate(prompts=[tokens], tokens=SAID)[0]["tokens"] for tokens in PROMPTS]
 
 
 @pytest.fixture
 def engine(model: Path, tmp_path: Path) -> Iterator[Engine]:
-    node = Daemon(tmp_path / "node").start()
     more = {"speculative_config": NGRAMS, "scheduling_policy": "priority"}
-    made = Engine(arguments(model, transfer(node.socket), **more), tmp_path / "log")
-    try:
-        yield made
-        made.end()
-    finally:
-        made.kill()
-        node.kill()
+    with Daemon(tmp_path / "node") as node:
+        with Engine(arguments(model, transfer(node.socket), **more), tmp_path / "log") as made:
+            yield made
 
 
 def test_what_is_said_is_what_the_model_says_alone(engine: Engine, alone: list[list[int]]) -> None:

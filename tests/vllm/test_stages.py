@@ -48,15 +48,10 @@ def engine(
 ) -> Iterator[Engine]:
     need_gpus(2)
     folder = tmp_path_factory.mktemp("stages")
-    node = Daemon(folder / "node").start()
-    profile = transfer(node.socket, profile=str(profiled(model, folder)))
-    made = Engine(arguments(model, profile, **STAGES), folder / "log")
-    try:
-        yield made
-        made.end()
-    finally:
-        made.kill()
-        node.kill()
+    with Daemon(folder / "node") as node:
+        profile = transfer(node.socket, profile=str(profiled(model, folder)))
+        with Engine(arguments(model, profile, **STAGES), folder / "log") as made:
+            yield made
 
 
 def ask(engine: Engine, *names: str) -> list[dict]:

@@ -14,13 +14,9 @@ def engine(
     model: Path, plain: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("store")
-    node = Daemon(folder / "node").start()
-    try:
-        made = Engine(arguments(model, transfer(node.socket)), folder / "log")
-        yield made
-        made.end()
-    finally:
-        node.kill()
+    with Daemon(folder / "node") as node:
+        with Engine(arguments(model, transfer(node.socket)), folder / "log") as made:
+            yield made
 
 
 def ask(engine: Engine, *names: str) -> list[dict]:

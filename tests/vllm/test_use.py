@@ -10,14 +10,14 @@ CHUNKS = 4
 
 
 def test_a_prompt_that_vllm_itself_has_cached_is_used_again_too(model: Path, tmp_path: Path) -> None:
-    node = Daemon(tmp_path / "node", write_back="second-hit").start()
-    engine = Engine(arguments(model, transfer(node.socket)), tmp_path / "log")
+    node = Daemon(tmp_path / "node", write_back="second-hit")
+    given = arguments(model, transfer(node.socket))
     once, again = prompt(70, CHUNKS * CHUNK + 5), prompt(71, CHUNKS * CHUNK + 5)
 
     def used_once() -> float:
         return node.metric('forebay_admission_bytes_total{verdict="used_once"')
 
-    try:
+    with node, Engine(given, tmp_path / "log") as engine:
         for tokens in (once, again):
             engine.generate(prompts=[tokens], tokens=1)
             engine.settle()
@@ -29,6 +29,3 @@ def test_a_prompt_that_vllm_itself_has_cached_is_used_again_too(model: Path, tmp
         node.written(CHUNKS)
         until(lambda: node.metric("forebay_write_back_waiting_chunks") == 0)
         assert node.metric('forebay_chunks{tier="disk"') < 2 * CHUNKS, "what was used once is there too"
-        engine.end()
-    finally:
-        node.kill()
