@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -212,27 +211,6 @@ def rows(links: Links, stock: Engine, ours: Engine, suffix: str) -> list[dict[st
     ]
 
 
-def machine(links: Links) -> dict[str, Any]:
-    """The machine, as all results name it."""
-    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
-    return {
-        "cpus": os.cpu_count(),
-        "memory_gib": round(memory_kib / MIB, 1),
-        "kernel": platform.release(),
-        "gpus": links.gpus,
-        "disk": None,
-    }
-
-
-def commit() -> str:
-    """The checkout's commit, or `unknown`."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def compare(rounds: int, preload: str | None) -> dict[str, Any]:
     """All engines in turn; the results object."""
     with tempfile.TemporaryDirectory() as folder:
@@ -244,8 +222,7 @@ def compare(rounds: int, preload: str | None) -> dict[str, Any]:
         made = rows(links, stock, Engine(**child("forebay", model, rounds, None, out)), "")
         if preload:
             made += rows(links, stock, Engine(**child("preload", model, rounds, preload, out)), ".preload")
-    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"bench": "sleep", "commit": commit(), "date": date, "machine": machine(links), "rows": made}
+    return vllm_engine.results("sleep", links.gpus, None, made)
 
 
 def show(results: dict[str, Any]) -> None:

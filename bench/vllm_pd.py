@@ -178,22 +178,31 @@ def rows(found: dict[str, dict[int, Times]], alone: dict[int, list[float]]) -> l
     return made
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(doc: str) -> argparse.Namespace:
+    """The command line, also of `vllm_pd_apart`."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the rows go")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--forebay", help="the program")
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
+    return parser.parse_args()
+
+
+def write(out: Path, bench: str, made: list[dict[str, Any]], load: float) -> None:
+    """The results, with the load of the machine before."""
+    said = vllm_engine.results(bench, [], None, made)
+    said["machine"]["load_before"] = round(load, 2)
+    out.write_text(json.dumps(said, indent=2) + "\n")
+
+
+def main() -> None:
+    """All of it."""
+    args, load = options(__doc__), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         site = Site(Path(folder), True, GIB, GIB, vllm_engine.program(args.forebay))
         with vllm_engine.node_beside(site, "memory") as node:
             assert node is not None
             made = rows(*measure(site, node, args.runs))
-    said = vllm_engine.results("vllm_pd", [], None, made)
-    said["machine"]["load_before"] = round(load, 2)
-    args.json.write_text(json.dumps(said, indent=2) + "\n")
+    write(args.json, "vllm_pd", made, load)
     for one in made:
         print(f"{one['name']:32} {1e3 * one['value']:8.1f} ms {one.get('x_peer', '')}")
 

@@ -12,9 +12,7 @@ must be the same whoever computes it. Knows what is measured and how rows are ma
 `vllm_child`'s and `vllm_engine`'s.
 """
 
-import argparse
 import contextlib
-import json
 import os
 import random
 import socket
@@ -31,10 +29,9 @@ from typing import Any
 import vllm_engine
 from vllm_child import Child
 from vllm_engine import GIB, Node, Site, row
-from vllm_pd import BLOCKS, PREFILL, SAID_TOKENS
+from vllm_pd import BLOCKS, PREFILL, SAID_TOKENS, options, write
 
 SIZES = (1500, 4000)
-RUNS = 7
 STEP_TOKENS = 512  # Of a prompt: chunks are there when the step that computes them ends.
 WAYS = ("", ".at_once")
 
@@ -160,20 +157,13 @@ def rows(found: dict[int, Times]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
-    parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--forebay", help="the program")
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
+    """All of it."""
+    args, load = options(__doc__), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         both = sides(Path(folder), vllm_engine.program(args.forebay))
         with peers(both):
             made = list(rows(measure(both, args.runs)))
-    said = vllm_engine.results("vllm_pd_apart", [], None, made)
-    said["machine"]["load_before"] = round(load, 2)
-    args.json.write_text(json.dumps(said, indent=2) + "\n")
+    write(args.json, "vllm_pd_apart", made, load)
     for one in made:
         print(f"{one['name']:40} {1e3 * one['value']:8.1f} ms {one.get('ratio', '')}")
 
