@@ -56,19 +56,11 @@ class Driver(Counts, Faults):
         specs = [(group.kv_cache_spec, len(group.layer_names)) for group in groups]
         return [(type(spec).__name__, getattr(spec, "sliding_window", None), count) for spec, count in specs]
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        tokens: int,
-        params: Any = None,
-        salt: str | None = None,
-        lora: dict[str, Any] | None = None,
-        images: Sequence[int] = (),
-        named: str | None = None,
-        **more: Any,
-    ) -> list[Any]:
-        """Runs prompts together to their ends: tokens, how many were cached, and why it ended."""
-        names = self.add(prompts, tokens, params, salt, lora, images, named, **more)
+    def generate(self, **asked: Any) -> list[Any]:
+        """Adds requests as `add` does, and runs them together to their ends: tokens, how many were cached,
+        and why it ended.
+        """
+        names = self.add(**asked)
         done = self.until(lambda outputs: len(outputs) == len(names))
         return [done[name] for name in names]
 

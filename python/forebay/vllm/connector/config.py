@@ -48,15 +48,11 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def one_of(*words: str) -> Check:
-    """One of some words."""
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, str) or value not in words:
-            raise refuse(name, value, " or ".join(words))
-        return value
-
-    return check
+def layout(name: str, value: Any) -> Any:
+    """Heads before tokens (HND), or behind them."""
+    if value not in ("HND", "NHD"):
+        raise refuse(name, value, "HND or NHD")
+    return value
 
 
 def digest(name: str, value: Any) -> bytes | None:
@@ -120,7 +116,7 @@ class Settings:
     profile: str | None = setting(None, text)
     gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
     keep_on_reset: bool = setting(False, flag)  # True where weights never change
-    layout: str = setting("HND", one_of("HND", "NHD"))  # heads before tokens, or behind
+    layout: str = setting("HND", layout)
 
     @property
     def token(self) -> bytes:

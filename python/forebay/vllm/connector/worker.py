@@ -333,12 +333,10 @@ class WorkerHalf:
         if tokens >= load.tokens:
             return
         limited.warning("request %s: %d of %d tokens were loaded: %s", load.request, tokens, load.tokens, why)
-        if not self.as_one:
-            self.invalid.update(self.bad_blocks(load, tokens))
-        elif compat.FAILURES_BY_REQUEST:
+        if self.as_one and compat.FAILURES_BY_REQUEST:
             self.failed.add(load.request)
         else:
-            self.invalid.update(self.bad_blocks(load, 0))
+            self.invalid.update(self.bad_blocks(load, 0 if self.as_one else tokens))
 
     def bad_blocks(self, load: Load, tokens: int) -> Iterable[int]:
         """The blocks of a load that are wrong if only its first `tokens` came."""
