@@ -13,7 +13,7 @@ from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector.metadata import Rate
 
 # Counters of loads, which KV's cache counts for both.
-AS_ONE = ("loads", "loads_short", "loads_under_way", "load_us", "layers_late", "bubble_us")
+COUNTED_ONCE = ("loads", "loads_short", "loads_under_way", "load_us", "layers_late", "bubble_us")
 
 
 def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[int, int, int, int, int]:
@@ -53,11 +53,11 @@ def open_states(
 
 
 @dataclass
-class Half:
-    """What is known of a load of both."""
+class LoadWithState:
+    """What is known of a load of KV and the state at its end."""
 
     kv: tuple[int, str | None] | None = None  # tokens that may be used, and why it is not all
-    state: str | None = None  # why the state did not come
+    why_no_state: str | None = None
     state_ended: bool = False
 
 
@@ -66,7 +66,7 @@ class WithStates:
 
     def __init__(self, kv: forebay.PagedCache, states: forebay.PagedCache) -> None:
         self.kv, self.states = kv, states
-        self.halves: dict[int, Half] = {}
+        self.loads: dict[int, LoadWithState] = {}
 
     @property
     def is_connected(self) -> bool:
@@ -77,11 +77,11 @@ class WithStates:
     ) -> None:
         """Starts to load KV and the state at its end."""
         self.kv.load(job, sources, pages, stream=stream, **more)
-        half = self.halves[job] = Half()
+        load = self.loads[job] = LoadWithState()
         try:
             self.states.load(job, [([state], 0, 0, 1)], state_pages, tokens=1, layerwise=False, stream=stream)
         except ForebayError as error:
-            half.state, half.state_ended = str(error), True
+            load.why_no_state, load.state_ended = str(error), True
 
     def store(self, job: int, chunks: Any, pages: Any, *, stream: int, state: bool) -> None:
         cache = self.states if state else self.kv
@@ -92,16 +92,17 @@ class WithStates:
         loads, stores = self.kv.take_ended()
         states, more = self.states.take_ended()
         for job, tokens, why in loads:
-            self.halves[job].kv = tokens, why
+            self.loads[job].kv = tokens, why
         for job, tokens, why in states:
-            half = self.halves[job]
-            half.state, half.state_ended = None if tokens else why or "it has no state", True
+            load = self.loads[job]
+            load.why_no_state, load.state_ended = None if tokens else why or "it has no state", True
         ended = []
-        for job, half in list(self.halves.items()):
-            if half.kv is not None and half.state_ended:
-                del self.halves[job]
-                tokens, why = half.kv
-                ended.append((job, tokens, why) if half.state is None else (job, 0, f"state: {half.state}"))
+        for job, load in list(self.loads.items()):
+            if load.kv is not None and load.state_ended:
+                del self.loads[job]
+                if load.why_no_state is not None:
+                    load.kv = 0, f"state: {load.why_no_state}"
+                ended.append((job, *load.kv))
         return ended, stores + more
 
     def take_measured(self) -> list[Rate]:
@@ -120,7 +121,7 @@ class WithStates:
     def wait_loads(self, stream: int = 0) -> None: ...
 
     def wait_loaded(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
-        """Waits until none of these loads is in flight, up to the limit for each half."""
+        """Waits until none of these loads is in flight, up to the limit for each of the two."""
         return self.kv.wait_loaded(jobs, limit_s) and self.states.wait_loaded(jobs, limit_s)
 
     def wait_stored(self, jobs: Sequence[int], limit_s: float | None = None) -> bool:
@@ -130,7 +131,8 @@ class WithStates:
         """The counters of both. A load of both counts once."""
         states = self.states.stats()
         return {
-            name: count + (0 if name in AS_ONE else states[name]) for name, count in self.kv.stats().items()
+            name: count + (0 if name in COUNTED_ONCE else states[name])
+            for name, count in self.kv.stats().items()
         }
 
     def close(self) -> None:
