@@ -52,7 +52,7 @@ def following() -> tuple[Watcher, Events, Any]:
         lora_request=None,
         prompt_embeds=None,
     )
-    return node, Events(node, compat.Blocks(0, BLOCK, BLOCK, "full_attention", None), CHUNK), request
+    return node, Events(node, compat.EventBlocks(0, BLOCK, BLOCK, "full_attention", None), CHUNK), request
 
 
 def ids_of(*ranks: str) -> list[list[bytes]]:
@@ -163,7 +163,7 @@ def test_after_a_reset_nothing_of_before_is_told_to_be_there(following: tuple[Wa
 
 
 def test_blocks_of_several_hashes_are_called_by_the_last_one() -> None:
-    blocks = compat.Blocks(1, 32, 16, "full_attention", None)
+    blocks = compat.EventBlocks(1, 32, 16, "full_attention", None)
     request = SimpleNamespace(block_hashes=[bytes([number]) for number in range(8)])
     assert blocks.hashes(request, 64, 128) == [5, 7] and blocks.hash_before(request, 64) == 3
 
@@ -194,13 +194,13 @@ def test_a_group_that_keeps_all_tokens_stands_for_a_chunk(windows: tuple[int | N
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
         kv_transfer_config=SimpleNamespace(),
     )
-    blocks = compat.blocks_of(config, SimpleNamespace(kv_cache_groups=groups))
+    blocks = compat.event_blocks(config, SimpleNamespace(kv_cache_groups=groups))
     kind = "full_attention" if None in windows else "sliding_window"
     window = None if None in windows else 40
-    assert blocks == compat.Blocks(len(windows) - 1, BLOCK, BLOCK, kind, window)
+    assert blocks == compat.EventBlocks(len(windows) - 1, BLOCK, BLOCK, kind, window)
     for off in (None, SimpleNamespace(enable_kv_cache_events=False)):
         config.kv_events_config = off
-        assert compat.blocks_of(config, SimpleNamespace(kv_cache_groups=groups)) is None
+        assert compat.event_blocks(config, SimpleNamespace(kv_cache_groups=groups)) is None
 
 
 class Images(list[Any]):

@@ -65,7 +65,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         facts = facts_of(vllm_config, kv_cache_config, settings)
         name = f"vllm {transfer.engine_id} scheduler"
         node = forebay.Node(settings.node, token=settings.token, name=name, tenant=settings.tenant, wait=True)
-        blocks = compat.blocks_of(vllm_config, kv_cache_config)
+        blocks = compat.event_blocks(vllm_config, kv_cache_config)
         events = None if blocks is None else Events(node, blocks, facts.chunk_tokens)
         most = kv_cache_config.num_blocks - 1  # Nobody gets the first block.
         half = SchedulerHalf(vllm_config, facts, settings, node, most, events)

@@ -160,7 +160,7 @@ def ends(position: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class EventBlocks:
     """What KV events say of blocks. Those of one group of layers stand for those of all groups."""
 
     group: int
@@ -192,7 +192,7 @@ class Blocks:
         return maybe_convert_block_hash(request.block_hashes[start // self.hash_tokens - 1])
 
 
-def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
+def event_blocks(vllm_config: Any, kv_cache_config: Any) -> EventBlocks | None:
     """Blocks of the first group with KV of all tokens, or with any. None: no events wanted."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
@@ -206,7 +206,7 @@ def blocks_of(vllm_config: Any, kv_cache_config: Any) -> Blocks | None:
     group = next((number for number in of_tokens if windows[number] is None), of_tokens[0])
     _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     kind = str(get_kv_cache_spec_kind(specs[group]).value)
-    return Blocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
+    return EventBlocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
 
 
 def hit_only_where_states_are() -> None:

@@ -34,7 +34,7 @@ class Chunk:
 class Events:
     """What is published, and what the node was asked to watch."""
 
-    def __init__(self, node: forebay.Node, blocks: compat.Blocks, chunk_tokens: int) -> None:
+    def __init__(self, node: forebay.Node, blocks: compat.EventBlocks, chunk_tokens: int) -> None:
         self.node, self.blocks, self.chunk_tokens = node, blocks, chunk_tokens
         # Questions in flight with their events; None instead if the answer is of no use any more.
         self.asked: list[tuple[Chunk, Any]] = []
