@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -260,14 +261,21 @@ def test_with_tls_only_those_with_a_certificate_are_spoken_to(
         forebay.Agent("here", tls=(b"", b"", b""))
 
 
-def test_waiting_lets_other_threads_run() -> None:
-    agent = forebay.Agent("here", progress_limit_us=60_000_000)
+@contextmanager
+def frozen(limit_us: int) -> Iterator[tuple[forebay.Agent, Peer, forebay.Transfer]]:
+    """An agent, a peer that is frozen, and a transfer to it, which does not move."""
+    agent = forebay.Agent("here", progress_limit_us=limit_us)
     with Peer(4096) as peer:
         pool = Pool(4096, 0)
         connected(agent, peer, pool)
         agent.connect("peer")
         peer.freeze()
-        transfer = whole(agent, peer, pool, "write")
+        yield agent, peer, whole(agent, peer, pool, "write")
+    agent.close()
+
+
+def test_waiting_lets_other_threads_run() -> None:
+    with frozen(60_000_000) as (_, peer, transfer):
         transfer.post()
         waiter = threading.Thread(target=transfer.wait, args=(1.0,))
         waiter.start()
@@ -278,7 +286,6 @@ def test_waiting_lets_other_threads_run() -> None:
         assert ran > 1
         peer.thaw()
         assert transfer.wait(TIMEOUT_S)
-    agent.close()
 
 
 def test_asyncio_waits_on_the_descriptor(agent: forebay.Agent) -> None:
@@ -305,14 +312,6 @@ def test_asyncio_waits_on_the_descriptor(agent: forebay.Agent) -> None:
         assert pool.read(0, pool.length) == b"\x05" * pool.length
 
 
-def frozen(agent: forebay.Agent, peer: Peer, pool: Pool) -> forebay.Transfer:
-    """A transfer that does not move: its peer is frozen."""
-    connected(agent, peer, pool)
-    agent.connect("peer")
-    peer.freeze()
-    return whole(agent, peer, pool, "write")
-
-
 def test_a_waiter_that_is_closed_ends_all_that_wait_and_no_transfer() -> None:
     async def scenario(agent: forebay.Agent, transfer: forebay.Transfer) -> None:
         waiter = Waiter(agent)
@@ -327,14 +326,10 @@ def test_a_waiter_that_is_closed_ends_all_that_wait_and_no_transfer() -> None:
             with pytest.raises(forebay.InvalidError, match="closed"):
                 await late
 
-    agent = forebay.Agent("here", progress_limit_us=60_000_000)
-    with Peer(4096) as peer:
-        pool = Pool(4096, 0)
-        transfer = frozen(agent, peer, pool)
+    with frozen(60_000_000) as (agent, peer, transfer):
         asyncio.run(scenario(agent, transfer))
         peer.thaw()
         assert transfer.wait(TIMEOUT_S) and transfer.state == "done"
-    agent.close()
 
 
 def test_a_coroutine_that_is_cancelled_cancels_its_transfer() -> None:
@@ -346,13 +341,9 @@ def test_a_coroutine_that_is_cancelled_cancels_its_transfer() -> None:
             await asyncio.wait([running], timeout=TIMEOUT_S)
             assert running.cancelled()
 
-    agent = forebay.Agent("here", progress_limit_us=1_000_000)
-    with Peer(4096) as peer:
-        pool = Pool(4096, 0)
-        transfer = frozen(agent, peer, pool)
+    with frozen(1_000_000) as (agent, _, transfer):
         asyncio.run(scenario(agent, transfer))
         assert isinstance(transfer.error, forebay.CancelledError)
-    agent.close()
 
 
 def test_a_coroutine_that_is_cancelled_twice_ends_no_sooner_than_its_transfer() -> None:
@@ -366,11 +357,8 @@ def test_a_coroutine_that_is_cancelled_twice_ends_no_sooner_than_its_transfer() 
             await asyncio.wait([running], timeout=TIMEOUT_S)
             assert running.cancelled() and transfer.state == "failed"
 
-    agent = forebay.Agent("here", progress_limit_us=1_000_000)
-    with Peer(4096) as peer:
-        pool = Pool(4096, 0)
-        asyncio.run(scenario(agent, frozen(agent, peer, pool)))
-    agent.close()
+    with frozen(1_000_000) as (agent, _, transfer):
+        asyncio.run(scenario(agent, transfer))
 
 
 def test_a_transfer_that_is_run_again_before_its_end_was_heard_of_ends_both_runs(
@@ -425,10 +413,8 @@ def test_an_agent_that_is_closed_ends_all_that_wait() -> None:
         assert isinstance(waiting[1].exception(), forebay.PeerLostError)
         waiter.close()
 
-    agent = forebay.Agent("here", progress_limit_us=1_000_000)
-    with Peer(4096) as peer:
-        pool = Pool(4096, 0)
-        asyncio.run(scenario(agent, frozen(agent, peer, pool)))
+    with frozen(1_000_000) as (agent, _, transfer):
+        asyncio.run(scenario(agent, transfer))
 
 
 def test_what_is_not_acceptable_is_refused_with_the_reason(agent: forebay.Agent) -> None:
