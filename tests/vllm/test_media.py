@@ -180,7 +180,7 @@ def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> 
     file.write_text("{}")
 
     def eyes(prefix_lm: bool = False, sees: str = "patches", **settings: Any) -> bytes | None:
-        return media.way_to_see(
+        return media.processing_of(
             SimpleNamespace(
                 model=tmp_path,
                 revision=None,
@@ -196,7 +196,7 @@ def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> 
     file.write_text('{"size": 1}')
     found.append(eyes())
     assert None not in found and len(set(found)) == len(found)
-    assert media.way_to_see(SimpleNamespace(multimodal_config=None)) is None
+    assert media.processing_of(SimpleNamespace(multimodal_config=None)) is None
 
 
 def test_a_chunk_is_named_by_what_it_shows_and_looks_at_little_else() -> None:

@@ -42,7 +42,7 @@ class Item:
 class Media:
     """The media of a request."""
 
-    seen: bytes  # how the engine sees contents (`way_to_see`)
+    processing: bytes  # a digest of how the engine processes contents (`processing_of`)
     items: tuple[Item, ...]  # in the order in which they begin
 
     @cached_property
@@ -56,7 +56,7 @@ class Media:
 
     def within(self, start: int, end: int) -> bytes:
         """32 bytes for what the tokens from `start` to `end` show; empty if they are all text."""
-        digest, found = hashlib.sha256(self.seen), False
+        digest, found = hashlib.sha256(self.processing), False
         # A prompt may have thousands of items, and a chunk touches a few.
         near = slice(bisect_right(self.reached, start), bisect_left(self.firsts, end))
         for item in self.items[near]:
@@ -69,20 +69,21 @@ class Media:
 TEXT = Media(b"", ())
 
 
-def media_of(request: Any, seen: bytes | None) -> Media | None:
+def media_of(request: Any, processing: bytes | None) -> Media | None:
     """The media of a request. None: some of it has no name that can be trusted."""
     if not request.mm_features:
         return TEXT
-    if seen is None or not all(HASH.fullmatch(feature.identifier or "") for feature in request.mm_features):
+    named = all(HASH.fullmatch(feature.identifier or "") for feature in request.mm_features)
+    if processing is None or not named:
         return None
     items = (
         Item(feature.identifier, feature.mm_position.offset, feature.mm_position.length)
         for feature in request.mm_features
     )
-    return Media(seen, tuple(sorted(items, key=lambda item: item.first)))
+    return Media(processing, tuple(sorted(items, key=lambda item: item.first)))
 
 
-def way_to_see(model: Any) -> bytes | None:
+def processing_of(model: Any) -> bytes | None:
     """32 bytes for all that a model's view of a content depends on, beside weights.
 
     None: it takes no contents, how is not known, or tokens of a content see later ones, so that a

@@ -19,7 +19,7 @@ from forebay.errors import InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
 from forebay.vllm.connector.groups import LATENT, STATE, Group, block_tokens_of, groups_of, layers_of
-from forebay.vllm.connector.media import way_to_see
+from forebay.vllm.connector.media import processing_of
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Fields of a model's configuration that say who wrote it, not what it computes.
@@ -160,7 +160,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         state_bytes=sum(page_bytes_of(group) for one, group in named if one.state),
         on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
         groups=groups,
-        media=way_to_see(model),
+        media=processing_of(model),
     )
     facts.shape = facts.cut(facts.shape)
     for shape in settings.also_read:
