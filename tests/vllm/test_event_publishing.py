@@ -174,7 +174,7 @@ def test_a_store_says_which_whole_chunks_are_there_of_all_workers() -> None:
     assert planner.plan(one, 1) is not None
     assert planner.ended(1, StoreResult(1, {1})) is None
     job = planner.ended(1, StoreResult(1, {3}))
-    assert job is not None and job.there == [0, 2], "the last one is a tail"
+    assert job is not None and job.chunks_taken == [0, 2], "the last one is a tail"
 
 
 @pytest.mark.parametrize("windows", [(None,), (40,), (40, None)])

@@ -523,7 +523,7 @@ class SchedulerHalf:
         for job, result in report.stores.items():
             stored = self.stores.ended(job, result)
             if stored is not None and self.events is not None and stored.resets == self.facts.resets:
-                self.events.chunks_stored(stored.owner.request, stored.owner.ids.ranks, stored.there)
+                self.events.chunks_stored(stored.owner.request, stored.owner.ids.ranks, stored.chunks_taken)
         for job, ended in report.loads.items():
             load = self.loading.get(job)
             if load is None:

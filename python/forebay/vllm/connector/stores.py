@@ -30,7 +30,7 @@ class Job:
     result: StoreResult = field(default_factory=lambda: StoreResult(0))
 
     @property
-    def there(self) -> list[int]:
+    def chunks_taken(self) -> list[int]:
         """The whole chunks that the node took from all workers."""
         whole = self.chunks - self.tail
         return [self.first + place for place in range(whole) if place not in self.result.missing]
