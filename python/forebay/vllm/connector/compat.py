@@ -154,7 +154,7 @@ def find_failures_in_all_groups() -> None:
     Scheduler._update_requests_with_invalid_blocks = find
 
 
-def ends(position: Any) -> int:
+def end_of(position: Any) -> int:
     """The first token behind an image."""
     return int(position.offset + position.length)
 
@@ -179,7 +179,7 @@ class EventBlocks:
         """For each of these blocks, what its hash depends on beside tokens, as events say it."""
         size, keys = self.block_tokens, []
         # The first image that ends behind `start`. vLLM would search from the first image on.
-        image = bisect_right(request.mm_features, start, key=lambda one: ends(one.mm_position))
+        image = bisect_right(request.mm_features, start, key=lambda one: end_of(one.mm_position))
         for first in range(start, end, size):
             of_block, image = generate_block_hash_extra_keys(request, first, first + size, image)
             keys.append(of_block)

@@ -25,8 +25,8 @@ class PendingCorrection:
 
     def take_off(self, stats: Any) -> None:
         """Takes off vLLM's statistics what they have of it."""
-        self.requests -= less(stats, "requests", self.requests)
-        self.queries -= less(stats, "queries", self.queries)
+        self.requests -= subtract(stats, "requests", self.requests)
+        self.queries -= subtract(stats, "queries", self.queries)
         for tier, count in list(self.hits.items()):
             self.hits[tier] -= self.take_off_hits(stats, tier, count)
         self.hits = +self.hits
@@ -35,15 +35,15 @@ class PendingCorrection:
         """Takes off up to `count` hits in a tier. Returns how many."""
         by_source = getattr(stats, "hits_by_source", None)  # Since 0.32.
         if not tier or by_source is None:
-            return less(stats, "hits", count)
+            return subtract(stats, "hits", count)
         (source,) = compat.hit_sources({tier: count})
-        taken = less(stats, "hits", min(count, by_source.get(source, 0)))
+        taken = subtract(stats, "hits", min(count, by_source.get(source, 0)))
         if taken:
             by_source[source] -= taken
         return taken
 
 
-def less(stats: Any, name: str, count: int) -> int:
+def subtract(stats: Any, name: str, count: int) -> int:
     """Takes up to `count` off a counter. Returns how many."""
     taken = min(count, getattr(stats, name))
     setattr(stats, name, getattr(stats, name) - taken)
