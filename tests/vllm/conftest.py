@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,17 @@ class Engine:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda **order: self.tell({"do": name, **order})
+
+    @contextmanager
+    def spoiled(self, layerwise: bool | None = None, **how: Any) -> Iterator[None]:
+        """Loads fail meanwhile, as `spoil` says. `layerwise`: they may, or may not, be layer by layer."""
+        self.layerwise(possible=layerwise)
+        self.spoil(**how)
+        try:
+            yield
+        finally:
+            self.heal()
+            self.layerwise(possible=None)
 
     def end(self) -> None:
         self.process.stdin.close()  # type: ignore[union-attr]

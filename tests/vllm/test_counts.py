@@ -70,14 +70,11 @@ def test_what_others_had_of_a_failed_load_was_not_cached_either(engine: Engine) 
     prompts = [ASKED[name][0] for name in names]
     for tokens in prompts:
         engine.generate(prompts=[tokens], tokens=SAID)
-    engine.layerwise(possible=True)
-    engine.spoil(tokens=0)
     engine.settle()
     assert engine.forget()
     before = engine.counted()
-    said = engine.generate(prompts=prompts, tokens=SAID)
-    engine.heal()
-    engine.layerwise(possible=None)
+    with engine.spoiled(layerwise=True, tokens=0):
+        said = engine.generate(prompts=prompts, tokens=SAID)
     engine.settle()
     after = engine.counted()
     # One of them computes what all begin with, 320 tokens, and may share that.

@@ -112,12 +112,9 @@ def test_a_load_that_fails_under_a_prompt_of_several_steps_leaves_no_token_of_an
     engine.settle()
     tokens = beginning + prompt(70 + good, 900)  # A step is 512 tokens.
     assert engine.forget()
-    engine.layerwise(possible=True)
-    engine.spoil(tokens=good)
     failed = engine.stats().get("totals_loads_failed", 0)
-    (said,) = engine.generate(prompts=[tokens], tokens=16)
-    engine.heal()
-    engine.layerwise(possible=None)
+    with engine.spoiled(layerwise=True, tokens=good):
+        (said,) = engine.generate(prompts=[tokens], tokens=16)
     assert engine.stats()["totals_loads_failed"] == failed + 1
     engine.aside(on=True)
     assert engine.forget()
@@ -135,12 +132,9 @@ def test_those_that_share_what_failed_to_load_start_over_too(
     engine.generate(prompts=prompts, tokens=16)
     engine.settle()
     assert engine.forget()
-    engine.layerwise(possible=True)
-    engine.spoil(tokens=good)
     failed = engine.stats().get("totals_loads_failed", 0)
-    answers = engine.generate(prompts=prompts, tokens=16)
-    engine.heal()
-    engine.layerwise(possible=None)
+    with engine.spoiled(layerwise=True, tokens=good):
+        answers = engine.generate(prompts=prompts, tokens=16)
     assert engine.stats()["totals_loads_failed"] > failed
     assert [said["tokens"] for said in answers] == [plain[name] for name in names]
 
@@ -155,11 +149,8 @@ def test_who_leaves_the_step_of_a_load_that_fails_leaves_nothing_wrong(
         pytest.skip("SKIPPED: the next step is scheduled when the last one's output is known")
     until(lambda: place.loaded("long", plain))
     assert engine.forget()
-    engine.layerwise(possible=True)
-    engine.spoil(tokens=good)
-    said = engine.leaves(prompt=tokens, tokens=count, how=how)
-    engine.heal()
-    engine.layerwise(possible=None)
+    with engine.spoiled(layerwise=True, tokens=good):
+        said = engine.leaves(prompt=tokens, tokens=count, how=how)
     assert said is None if how == "aborted" else said["tokens"] == plain["long"]
     assert place.ask("long")["tokens"] == plain["long"], "vLLM's own cache has what was not loaded"
     assert place.again("long")["tokens"] == plain["long"], "the node has it"

@@ -115,9 +115,8 @@ def test_an_engine_takes_over_from_itself_over_its_own_node(pair: Pair, plain: d
 def test_a_hand_over_whose_tail_is_bad_is_computed_from_there(pair: Pair, tokens: int) -> None:
     asked = prompt(tokens, tokens)
     (alone,) = pair.prefiller.generate(prompts=[asked], tokens=16)
-    pair.decoder.spoil(tokens=-1)
-    said = pair.decode(asked, 16, pair.prefill(asked))
-    pair.decoder.heal()
+    with pair.decoder.spoiled(tokens=-1):
+        said = pair.decode(asked, 16, pair.prefill(asked))
     assert said["tokens"] == alone["tokens"] and said["cached"] == tokens // CHUNK * CHUNK
 
 

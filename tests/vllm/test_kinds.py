@@ -26,6 +26,7 @@ from conftest import (
     Engine,
     answers,
     arguments,
+    ask,
     transfer,
     whole,
 )
@@ -99,13 +100,10 @@ class Place:
 
     def ask(self, name: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """The prompt, of which vLLM itself has kept nothing. Returns when it is stored."""
-        assert self.engine.forget()
-        tokens, count = ASKED[name]
-        (said,) = self.engine.generate(prompts=[tokens], tokens=count, params=params)
-        self.engine.settle()
+        said = ask(self.engine, name, params)
         if said["cached"] == 0 or self.kind.in_pieces:
             assert said["tokens"] == self.plain[name], name
-        return dict(said)
+        return said
 
 
 def start(kind: Kind, folder: Path, node: Daemon) -> Place:
@@ -180,9 +178,8 @@ def test_a_prefill_of_any_kind_is_loaded_to_its_end(place: Place) -> None:
 
 def test_a_load_of_any_kind_that_fails_is_computed(place: Place) -> None:
     place.ask("short")
-    place.engine.spoil(tokens=3 * CHUNK)
     before = place.engine.stats().get("totals_loads_failed", 0)
-    place.ask("short")
-    place.engine.heal()
+    with place.engine.spoiled(tokens=3 * CHUNK):
+        place.ask("short")
     assert place.engine.stats()["totals_loads_failed"] == before + 1
     assert place.ask("short")["cached"] == whole("short")

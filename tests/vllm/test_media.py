@@ -109,12 +109,9 @@ def test_an_image_whose_load_fails_before_in_or_behind_it_is_seen_again(
     place: Place, good_chunks: int, layerwise: bool
 ) -> None:
     place.ask(LATE, FIRST, SECOND)  # Stored, if it was not.
-    place.engine.layerwise(possible=layerwise)
-    place.engine.spoil(tokens=good_chunks * CHUNK)
     before = place.engine.stats().get("totals_loads_failed", 0)
-    said = place.ask(LATE, FIRST, SECOND)
-    place.engine.heal()
-    place.engine.layerwise(possible=None)
+    with place.engine.spoiled(layerwise=layerwise, tokens=good_chunks * CHUNK):
+        said = place.ask(LATE, FIRST, SECOND)
     assert said["tokens"] == place.right(LATE, FIRST, SECOND)
     assert place.engine.stats()["totals_loads_failed"] == before + 1
 

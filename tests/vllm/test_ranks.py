@@ -93,14 +93,11 @@ def test_either_goes_on_where_the_other_stopped(
 def test_a_load_that_fails_at_one_rank_has_failed_at_both(
     place: Place, plain: dict[str, list[int]], rank: int, layerwise: bool
 ) -> None:
-    place.two.layerwise(possible=layerwise)
     ask(place.two, "long")  # Stored, if it was not.
-    place.two.spoil(tokens=3 * CHUNK, rank=rank)
     before = place.two.stats()
-    said = ask(place.two, "long")
+    with place.two.spoiled(layerwise=layerwise, tokens=3 * CHUNK, rank=rank):
+        said = ask(place.two, "long")
     after = place.two.stats()
-    place.two.heal()
-    place.two.layerwise(possible=None)
     assert said["tokens"] == plain["long"]
     assert after["totals_loads_failed"] == before.get("totals_loads_failed", 0) + 1
     assert ask(place.two, "long")["cached"] == whole("long")

@@ -21,8 +21,10 @@ from conftest import (
     Daemon,
     Engine,
     arguments,
+    ask,
     need_gpus,
     transfer,
+    whole,
 )
 
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
@@ -39,7 +41,6 @@ from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 LATENT = Group(BLOCK, 1, None, shared=True)
 TOKENS, COUNT = ASKED["short"]
-WHOLE = len(TOKENS) // CHUNK * CHUNK
 
 
 def test_one_rank_of_each_stage_stores_and_all_load() -> None:
@@ -93,29 +94,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, En
         yield made[0], made[1], node
 
 
-def ask(engine: Engine, params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The prompt, of which vLLM itself has kept nothing. Returns when it is stored."""
-    assert engine.forget()
-    (said,) = engine.generate(prompts=[TOKENS], tokens=COUNT, params=params)
-    engine.settle()
-    return dict(said)
-
-
 def test_what_two_ranks_share_is_stored_once_and_found_by_one_rank(
     place: tuple[Engine, Engine, Daemon],
 ) -> None:
     one, two, node = place
-    assert ask(two)["cached"] == 0
+    assert ask(two, "short")["cached"] == 0
     chunks = (len(TOKENS) + COUNT - 1) // CHUNK
     assert node.metric('forebay_chunks{tier="memory"') == chunks
     before = two.stats()
     for engine in (two, one):
-        assert ask(engine)["cached"] == WHOLE
+        assert ask(engine, "short")["cached"] == whole("short")
     after = two.stats()
     assert after["loads"] == before["loads"] + 2 and after["loads_short"] == before["loads_short"]
-    two.spoil(tokens=3 * CHUNK, rank=1)
-    ask(two)
-    two.heal()
+    with two.spoiled(tokens=3 * CHUNK, rank=1):
+        ask(two, "short")
     assert two.stats()["totals_loads_failed"] == before.get("totals_loads_failed", 0) + 1
 
 

@@ -104,11 +104,10 @@ def test_a_load_that_fails_at_one_stage_has_failed_at_both(
     engine: Engine, plain: dict[str, list[int]], rank: int
 ) -> None:
     ask(engine, "right")
-    engine.spoil(tokens=3 * CHUNK, rank=rank)
     before = engine.stats()
-    (said,) = ask(engine, "right")
+    with engine.spoiled(tokens=3 * CHUNK, rank=rank):
+        (said,) = ask(engine, "right")
     after = engine.stats()
-    engine.heal()
     assert said["tokens"] == plain["right"]
     assert after["totals_loads_failed"] == before.get("totals_loads_failed", 0) + 1
     assert ask(engine, "right")[0]["cached"] == whole("right")
