@@ -8,7 +8,6 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from forebay.vllm.connector import step_recovery
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
 from forebay.vllm.connector.metadata import NOTHING, Report, Step
 from forebay.vllm.connector.namespace import is_alone
@@ -37,11 +36,6 @@ class NoKv:
 
     def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
         self.corrections.admitted(None, request, external, may_load=False)
-
-    def blocks_lost(self, name: str) -> None: ...
-
-    def departed_requests(self) -> list[tuple[str, step_recovery.Tables]]:
-        return []
 
     def sources(self, request: Any, external: int) -> dict[str, int]:
         return {}
