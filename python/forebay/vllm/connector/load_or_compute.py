@@ -7,6 +7,7 @@ taught it. Without the setting `gate`, and as long as no step has been timed, al
 load then runs is decided in `load_mode.py`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class CostModel:
         self.sizes: set[int] = set()  # sizes of timed steps, as powers of two of new tokens
         self.steps: dict[int, tuple[float, int, int]] = {}  # start, new tokens, tokens before them
         self.last_s = 0.0
-        self.queued = dict.fromkeys(TIERS, 0)  # bytes that are being loaded
+        self.queued = Counter(dict.fromkeys(TIERS, 0))  # chunks that are being loaded
 
     def chunks_to_load(self, found: Found, prompt_tokens: int, held: int, others: int) -> int:
         """How many of the found chunks to load.
@@ -63,23 +64,23 @@ class CostModel:
             in_memory=tiers["memory"],
             on_disk=tiers["disk"],
             on_peers=tiers["peer"],
-            queued=self.queued_bytes(),
+            queued=self.bytes_of(self.queued),
             others=others,
         )
 
     def load_s(self, found: Found, held: int) -> float | None:
         """How long it takes to load what vLLM does not hold; None if that is not known."""
-        tiers, size = found.tiers(held // self.facts.chunk_tokens), self.facts.chunk_bytes
-        sizes = tiers["memory"] * size, tiers["disk"] * size, tiers["peer"] * size
-        return self.learned.load_s(sizes, self.queued_bytes())
+        tiers = found.tiers(held // self.facts.chunk_tokens)
+        return self.learned.load_s(self.bytes_of(tiers), self.bytes_of(self.queued))
 
     def compute_s(self, tokens: int, prefix_tokens: int) -> float:
         """How long a step computes so many tokens behind a prefix; 0 while that is not known."""
         return self.learned.layer_us(tokens, prefix_tokens) * self.facts.layers / 1e6
 
-    def queued_bytes(self) -> tuple[int, int, int]:
-        """Bytes of one rank that are being loaded from memory, disk and other nodes."""
-        return self.queued["memory"], self.queued["disk"], self.queued["peer"]
+    def bytes_of(self, tiers: Mapping[str, int]) -> tuple[int, int, int]:
+        """Bytes that one rank has of so many chunks in memory, on disk and at peers."""
+        size = self.facts.chunk_bytes
+        return tiers["memory"] * size, tiers["disk"] * size, tiers["peer"] * size
 
     # What it learns from.
 
@@ -106,14 +107,10 @@ class CostModel:
 
     def load_began(self, load: Loading) -> None:
         """A load begins. Later loads wait for it."""
-        self.add_queued(load, 1)
+        self.queued.update(load.tiers)
 
     def load_ended(self, load: Loading) -> None:
-        self.add_queued(load, -1)
-
-    def add_queued(self, load: Loading, sign: int) -> None:
-        for tier, chunks in load.tiers.items():
-            self.queued[tier] += sign * chunks * self.facts.chunk_bytes
+        self.queued.subtract(load.tiers)
 
     def note_rates(self, rates: Iterable[Rate]) -> None:
         """Takes in what workers measured: the scheduler hears of a load's end a step too late."""
