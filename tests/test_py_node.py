@@ -86,12 +86,18 @@ def test_what_one_client_stored_another_one_loads(daemon: Daemon) -> None:
         other.lookup(ids)
 
 
-def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
-    node = forebay.Node(daemon.socket)
+def two_of_three(node: forebay.Node) -> list[bytes]:
+    """The ids of three chunks, of which the node has the first two."""
     memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
     ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
     for parent, id in ((None, ids[0]), (ids[0], ids[1])):
         assert node.store(id, parent, layers_at(memory.address)).wait()
+    return ids
+
+
+def test_what_a_node_has_is_said_without_waiting_for_it(daemon: Daemon) -> None:
+    node = forebay.Node(daemon.socket)
+    ids = two_of_three(node)
     assert node.find([ids]).wait(TIMEOUT_S) == (2, 0, 0)
     assert node.find([ids, ids[:1]]).wait(TIMEOUT_S) == (1, 0, 0), "each chunk needs both parts"
     assert node.find([ids, []]).wait(TIMEOUT_S) == (0, 0, 0)
@@ -172,10 +178,7 @@ def test_loads_that_are_under_way_when_a_client_closes_all_end(daemon: Daemon) -
 
 def test_chunks_that_are_watched_are_said_to_have_gone_without_waiting_for_it(daemon: Daemon) -> None:
     node = forebay.Node(daemon.socket)
-    memory = node.register_memory(bytearray(LAYERS * LAYER_BYTES))
-    ids = forebay.chunk_ids(NAMESPACE, list(range(768)), 256)
-    for parent, id in ((None, ids[0]), (ids[0], ids[1])):
-        assert node.store(id, parent, layers_at(memory.address)).wait()
+    ids = two_of_three(node)
     said: list[tuple[int | None, list[bytes] | None]] = []
 
     def heard(count: int) -> bool:
