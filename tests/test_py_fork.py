@@ -22,7 +22,7 @@ from forebay.pages import Pages
 TIMEOUT_S = 60.0
 CHUNK_BYTES = LAYERS * LAYER_BYTES
 # Twice as long as a client waits for a node.
-LONGER_THAN_PATIENCE_S = 4.0
+LONGER_THAN_TIMEOUT_S = 4.0
 
 
 def in_child(act: Callable[[], str]) -> str:
@@ -222,7 +222,7 @@ def test_a_child_that_forgets_everything_leaves_the_parents_leases_alone(daemon:
         return "it was answered"
 
     assert in_child(act) == "forgotten"
-    end = time.monotonic() + LONGER_THAN_PATIENCE_S
+    end = time.monotonic() + LONGER_THAN_TIMEOUT_S
     while time.monotonic() < end:
         assert lease.is_alive and node.is_connected
         time.sleep(0.05)

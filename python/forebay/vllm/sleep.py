@@ -200,7 +200,7 @@ class ForebayBackend(CuMemBackend):  # type: ignore[misc]  # vLLM is not there w
         """A second thread copies while this one maps."""
         copies: list[Future[None]] = []
         # Even after an error the copies are waited for: their memory must stay mapped.
-        with _prompt_threads(), ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:
+        with _switching_sooner(), ThreadPoolExecutor(1, thread_name_prefix="forebay-wake") as copying:
             for batch in _batches(kept):
                 _map(batch, mapped)
                 saved = [(data.handle[2], self._saved[data.handle[2]][1]) for data in batch]
@@ -237,8 +237,8 @@ def _batches(allocations: Iterable[Allocation]) -> Iterator[list[Allocation]]:
 
 
 @contextmanager
-def _prompt_threads() -> Iterator[None]:
-    """Has threads take turns sooner meanwhile."""
+def _switching_sooner() -> Iterator[None]:
+    """Has the interpreter switch between threads sooner meanwhile."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
