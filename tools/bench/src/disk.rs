@@ -15,10 +15,10 @@
 mod file;
 mod fio;
 mod image;
-mod memory;
+pub mod memory;
 mod ours;
 mod peer;
-mod raw;
+pub mod raw;
 mod recovery;
 mod sides;
 
