@@ -9,12 +9,17 @@
 //! # How to add a transport
 //!
 //! 1. Write a module with a type that is a [`Transport`], one that is an [`OpenTransport`], and one
-//!    that is a [`Carrier`]: a stream of bytes that never waits.
-//! 2. Name the transport in `transports.rs`, which is one line. A program may also give an agent a
-//!    transport of its own: [`RailOptions`](crate::RailOptions) takes any.
+//!    that is a [`Carrier`] and so a [`Wire`](crate::tcp::Wire): a stream of bytes that never
+//!    waits. Both traits are in `tcp/carrier.rs`. `tests/transport.rs` of this crate has a small
+//!    complete transport.
+//! 2. Add `mod` for it to `lib.rs`, and add it to the list in `transports.rs`, with a `use`. A
+//!    program may also give an agent a transport of its own:
+//!    [`RailOptions`](crate::RailOptions) takes any.
+//! 3. Add its name to the types of `forebay.Rail` in `python/forebay/_forebay.pyi`, and to the
+//!    tables in `docs/python.md` and `docs/reference/configuration.md`.
 //!
-//! Nothing else names a transport. Configuration, the command line, Python, metrics and stats take
-//! the names from its [`TransportInfo`]. The protocol of `docs/reference/wire.md` runs on every
+//! Configuration, the command line, Python, metrics and stats take the names from its
+//! [`TransportInfo`]. The protocol of `docs/reference/wire.md` runs on every
 //! carrier, so checks of identity, leases, bounds and checksums, limits, TLS and accounting are not
 //! a transport's business.
 //!

@@ -1,6 +1,7 @@
-//! What a node is asked without anybody waiting: what it has of a sequence, and that it keeps it.
-//! For a thread that has other things to do than to wait for a node, an engine's scheduler for one.
-//! This file knows answers that come later.
+//! Requests to a node whose answers are read later: [`Finding`], how much of a sequence the node
+//! has, and [`Hold`], which keeps that in the node. They are for a thread that must not be held up
+//! by a node, such as an engine's scheduler: asking returns at once, and `Finding.wait` waits for
+//! the answer as long as it is told to, by default not at all.
 
 use crate::chunk::Ending;
 use crate::process::Own;

@@ -1,4 +1,5 @@
-//! The tree of chunks: who continues whom. This file knows parents and children.
+//! A prefix tree of chunks: a chunk's parent is the chunk before it in a prompt, and its children
+//! are the chunks that continue it. It keeps rows of the index, no ids and no bytes.
 
 use crate::entry::Row;
 use std::collections::HashSet;

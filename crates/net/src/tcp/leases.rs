@@ -1,8 +1,9 @@
 //! Leases that this agent grants to peers: under one, a peer may read spans of memory that is
-//! offered under leases only. This is the one place where such a lease ends: when its time is over
-//! ([`LeaseTable::expire`], which the agent's timer calls), when it is given back or revoked, or
-//! when its holder's last connection ends. `exports.rs` asks before each DATA whether it lives, and
-//! refuses if not. Leases of a store, which keep chunks from being evicted, are `forebay-store`'s.
+//! offered under leases only. A lease ends when its time is over, when it is given back or revoked,
+//! or when its holder's last connection ends. `export.rs` and `exports.rs` ask
+//! [`LeaseTable::permits`] when an operation begins and [`LeaseTable::is_alive`] before each DATA.
+//! Both compare the lease's end with the clock. [`LeaseTable::expire`], which the agent's timer
+//! calls, only removes leases whose time is over and calls their `on_end`. Leases of a store, which keep chunks from being evicted, are `forebay-store`'s.
 
 use super::command::PeerRegion;
 use crate::timer::{Due, Timer};

@@ -1,5 +1,6 @@
-//! The TCP link: memory of other processes and machines, read and written over connections. One
-//! connection is one *flow*, one link of the mover. The bytes are in `docs/reference/wire.md`.
+//! The protocol with which memory of other processes and machines is read and written over a
+//! connection. It runs over TCP and over every other carrier: shared memory, RDMA. One connection
+//! is one *flow*, one link of the mover. `docs/reference/wire.md` describes the bytes.
 //!
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they
 //! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,

@@ -1,6 +1,6 @@
 //! Where an operation's bytes lie: pieces of memory in the order of the wire, cut into parts, one
-//! for each DATA. Together with `socket.rs` this is the only file of the TCP link that follows an
-//! address.
+//! for each DATA. Beside this file only carriers (`socket.rs`, `tls_session.rs`) and `Scatter` in
+//! `carrier.rs` read or write memory by its address.
 
 use super::carrier::slice;
 use super::export::{Export, Held, Piece};

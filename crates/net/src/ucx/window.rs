@@ -1,5 +1,5 @@
-//! Messages in the order in which they were sent, though UCX may deliver them in another: one that
-//! goes ahead waits for those before it.
+//! A reorder buffer. UCX may deliver messages in another order than they were sent in; a message
+//! that comes early is kept here until those before it have come.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,7 @@
-//! What one client holds: leases with the chunks that lie still under them, and slots that it
-//! writes. Time is an argument. This file knows limits and when something ends.
+//! What one client holds: leases with the chunks that stay in place under them, and slots that it
+//! writes. Time is an argument. A lease whose time is over stays usable until
+//! [`ClientLeases::expire`] removes it: only that looks at the time, and the session's thread calls
+//! it whenever it is about to wait and when the first lease runs out.
 //!
 //! When the client's connection ends, its leases end at once: whoever still reads finds that they
 //! are dead. Its slots do not: its copies may still write them until the process has exited, or has

@@ -1,7 +1,8 @@
 //! Load or compute: this is where the vLLM connector decides how many chunks of a stored prefix it
-//! loads. Python calls [`CostModel::chunks_to_load`] from
-//! `python/forebay/vllm/connector/load_or_compute.py`, the emulated engine from its
-//! `load_policy.rs`. Nothing here does I/O: callers say how long steps and loads took.
+//! loads. The decision is [`CostModel::chunks_to_load`]. The connector calls it as
+//! `forebay.Slack.worth`, in `python/forebay/vllm/connector/load_or_compute.py`; the emulated
+//! engine calls it in its `load_policy.rs`. Nothing here does I/O: callers report how long steps
+//! and loads took.
 //!
 //! [`CostModel`] keeps what was measured; [`choose`] is the decision, a pure function.
 //!

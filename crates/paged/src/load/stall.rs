@@ -1,4 +1,5 @@
-//! How long an engine stood still for layers of a load. Sans-IO: it is told moments.
+//! Measures how long an engine waited for layers of a load that were not there yet. It reads no
+//! clock: callers pass the times at which waits begin and end.
 
 use crate::busy_time::BusyTime;
 use std::collections::BTreeSet;

@@ -1,5 +1,6 @@
-//! What completed, failed, timed out or was cancelled, and how transfers end. A transfer ends when
-//! nothing of it is in flight; what a lost operation may still touch is named as quarantined.
+//! Ends of operations and of transfers: completed, failed, timed out or cancelled. A transfer ends
+//! when none of its operations is in flight. An operation that timed out may still write later: the
+//! end of its transfer lists the spans that it may touch as quarantined.
 
 use super::{Active, Ending, Event, Mover, Op, OpId};
 use crate::driver::Outcome;

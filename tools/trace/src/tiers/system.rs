@@ -1,5 +1,6 @@
-//! One memory tier above one SSD tier under one admission policy, serving the requests of a trace;
-//! and what the KV of a model is worth, in bytes and FLOPs of its tokens.
+//! Simulates the requests of a trace on one memory tier and one SSD tier, with one admission policy
+//! for the SSD. [`ModelCost`] is the size of a model's KV in bytes, and the FLOP that computing it
+//! takes.
 
 use super::report::TierRow;
 use super::size::TierSizes;
