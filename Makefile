@@ -144,7 +144,7 @@ lint: setup
 	$(VENV)/bin/mypy
 	$(PYTHON) testing/licences.py
 
-## Every benchmark beside its ceiling; results go to bench/results/.
+## Benchmarks beside their ceilings: those that bench/README.md lists; results go to bench/results/.
 bench: build
 	$(FOREBAY) bench copy --host --json bench/results/copy.json
 	$(FOREBAY) bench store --json bench/results/store.json

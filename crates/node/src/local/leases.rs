@@ -93,7 +93,7 @@ impl ClientLeases {
         name
     }
 
-    /// A live lease that has the chunk.
+    /// A lease that has the chunk and was not removed; `expire` removes those whose time is over.
     pub fn lease(&self, name: u64, chunk: usize) -> Result<&HeldLease, NotHeld> {
         let held = self.leases.get(&name).ok_or(NotHeld::DeadLease { lease: name })?;
         match held.ids.len() {

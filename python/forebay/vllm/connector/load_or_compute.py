@@ -3,8 +3,8 @@
 `CostModel.chunks_to_load` asks `forebay.Slack`, which is `CostModel` in Rust: the decision itself is
 `choose` in `crates/paged/src/cost_model/choose.rs`. It weighs the time to load against the time to
 compute, for this request and for those that wait meanwhile, as this engine's steps and loads have
-taught it. Without the setting `gate`, and as long as no step has been timed, all is loaded. How a
-load then runs is decided in `load_mode.py`.
+taught it. Without the setting `gate`, all is loaded; so it is until steps of two size classes are
+timed, unless there is a profile. How a load then runs is decided in `load_mode.py`.
 """
 
 from collections import Counter
