@@ -2,8 +2,8 @@
 //! engines say, and have to register the memory first.
 
 use forebay_transfer::Arena;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, RegionId, Span};
-use parking_lot::Mutex;
 use std::fmt::{self, Debug, Formatter};
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::protocol::answer::{ChunkPlace, Leased};
 use crate::protocol::request::Request;
 use forebay_store::{NotVerified, Unreadable, checksum};
 use forebay_transfer::Span;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

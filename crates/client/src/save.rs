@@ -11,8 +11,8 @@ use super::{Client, Shared};
 use crate::protocol::request::NewChunk;
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, ShapeError, StoreEnd};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, Forked, Span, SpanPair, Transfer};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use thiserror::Error;
 

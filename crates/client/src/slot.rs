@@ -13,7 +13,7 @@ use crate::protocol::answer::{Answer, Commitment, Reservation};
 use crate::protocol::request::{Filled, NewChunk, Request, TOGETHER_MAX};
 use forebay_store::{ChunkShape, StoreEnd, checksum};
 use forebay_transfer::Span;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 
 /// Filled slots of a group that wait to be committed at most.

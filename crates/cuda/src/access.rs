@@ -3,8 +3,8 @@
 //! answered as if nobody else had, and the real access stays.
 
 use crate::driver::abi::{self, ContextHandle, Status};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use libc::c_uint;
-use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
 use std::collections::HashMap;
 

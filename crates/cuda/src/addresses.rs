@@ -2,8 +2,8 @@
 
 use crate::driver::abi::Address;
 use crate::kernels::Piece;
+use forebay_transfer::lock::RwLock;
 use forebay_transfer::{LinkOp, Memory, RegionId, Span};
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use thiserror::Error;
 

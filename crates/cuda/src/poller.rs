@@ -4,7 +4,7 @@
 
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, Driver, Relaxed};
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
 //! Memory that operations which were given up may still touch, and who waits until they cannot.
 
+use forebay_transfer::lock::{Condvar, Mutex};
 use forebay_transfer::{Closed, End, MoverHandle, PostError, Span, SubmitError, Transfer};
-use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, mpsc};
 
 /// The spans, each as often as operations hold it.

@@ -21,8 +21,8 @@ use crate::tcp::{
     ServerStats, Service, TcpServer,
 };
 use crate::timer::TimerThread;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
-use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@ use crate::notifications::{IncomingNotifications, Notification};
 use crate::rails::Rails;
 use crate::tcp::{Event, Identity, LeaseTable, Reply, Service};
 use forebay_transfer::LogGate;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 
 /// First byte of a call that is a notification.

@@ -7,10 +7,10 @@ use crate::flow_control::Advice;
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::tcp::{Flow, FlowHandle};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, PathSpec, Place,
 };
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

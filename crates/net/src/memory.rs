@@ -7,9 +7,9 @@ use crate::error::AgentError;
 use crate::prepared::Blocks;
 use crate::request::Requests;
 use crate::tcp::{Access, Exports, PeerRegion};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, MoverHandle, Place, RegionId};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Memory that an agent offers, and uses itself.

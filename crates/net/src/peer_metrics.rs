@@ -5,7 +5,7 @@
 use crate::flow_control::{Advice, FlowControl, Moved};
 use crate::tcp::UnreachableReason;
 use forebay_transfer::Outcome;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::BTreeMap;
 use std::time::Instant;
 

@@ -9,10 +9,10 @@ use crate::peer::Peer;
 use crate::prepared::Pairs;
 use crate::shared::Shared;
 use crate::timer::Due;
+use forebay_transfer::lock::{Condvar, Mutex, MutexGuard};
 use forebay_transfer::{
     Class, End as Moved, Forked, Process, Reason, RegionId, SpanPair, Submitted, Transfer,
 };
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 

@@ -5,8 +5,8 @@ use crate::endpoints::EndpointPool;
 use crate::rails::Rails;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use crate::timer::Timer;
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use forebay_transfer::{MoverHandle, Process, RegionId};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Jobs and the times at which they are due, on one thread that sleeps in between.
 
 use forebay_transfer::Process;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,7 +1,7 @@
 //! Who touches the cache's pages: everything that reads or writes them holds an [`Accessing`], and
 //! closing the cache waits until there is none.
 
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// Gives access until it is closed.

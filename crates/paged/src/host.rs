@@ -3,11 +3,11 @@
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Backing, Class, End, LinkSpec, MoverHandle, PathSpec, Place, RegionId, Span, SpanPair, Transfer,
 };
 use forebay_transfer::{HostLink, mapped};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The host's memory: the arena and the cache.

@@ -4,7 +4,7 @@
 use crate::busy_time::BusyTime;
 use crate::cost_model::Tier;
 use crate::load::{LoadEnd, LoadStall, Loaded, TierBytes};
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 //! limits. Whoever wants a permit is called back when there is one, in the order of coming; no
 //! thread waits.
 
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;

@@ -8,8 +8,8 @@ use crate::limiter::Limiter;
 use crate::stats::Counters;
 use crate::thread_pool::TaskQueue;
 use forebay_client::{Client, NodeArena};
+use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{LogGate, MoverHandle};
-use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -14,7 +14,7 @@ use forebay_client::{Reserved, Slot};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, StoreEnd};
 use forebay_transfer::Span;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -2,7 +2,7 @@
 //! may hold up a mover's or a connection's thread. Loads go before stores. With nothing to do the
 //! threads sleep.
 
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;

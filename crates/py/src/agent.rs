@@ -10,7 +10,7 @@ use crate::rows::{self, Rows};
 use crate::transfer::{Prepared, Transfer};
 use forebay_net::tcp::TlsConfig;
 use forebay_net::{Access, AgentConfig, AgentError, Histogram, Op, PeerError, PeerStat, Run, Select};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use forebay_transfer::lock::{Mutex, MutexGuard, RwLock};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};

@@ -3,7 +3,7 @@
 
 use crate::errors::invalid;
 use forebay_paged::cost_model::{self, Question, Tier};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use pyo3::prelude::*;
 
 /// What computing costs, learned online; load or recompute.

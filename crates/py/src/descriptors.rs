@@ -3,7 +3,7 @@
 
 use crate::errors::invalid;
 use crate::rows::{Row, read_plain, read_row};
-use parking_lot::{Mutex, MutexGuard};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

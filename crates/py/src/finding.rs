@@ -7,7 +7,7 @@ use crate::chunk::Ending;
 use crate::process::Own;
 use forebay_client::{Client, Found, Lease, fetch};
 use forebay_kv::ChunkId;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,11 +13,11 @@ use crate::watching::{Said, Watching};
 use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
+use forebay_transfer::lock::{Mutex, MutexGuard, RwLock};
 use forebay_transfer::{
     Class, Closed, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place as At, Span,
 };
 use forebay_transfer::{HostLink, mapped};
-use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;

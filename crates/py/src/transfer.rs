@@ -4,7 +4,7 @@
 use crate::errors::{of_agent, of_end};
 use crate::process::Own;
 use forebay_net::{End, Request, State};
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

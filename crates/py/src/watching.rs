@@ -3,7 +3,7 @@
 
 use forebay_client::{Client, Gone};
 use forebay_kv::ChunkId;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

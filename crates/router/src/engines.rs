@@ -7,7 +7,7 @@ use crate::dispatcher::{Assignment, BackendSet, Dispatcher, End, RoutingFacts};
 use crate::health::{Change, Failure};
 use crate::log_lines::{EngineLines, RouterLines};
 use crate::stats::RouterStats;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Notify;

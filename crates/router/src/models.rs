@@ -7,8 +7,8 @@
 use crate::config::Target;
 use crate::dispatcher::BackendSet;
 use crate::probe::ShortAnswer;
+use forebay_transfer::lock::RwLock;
 use http::StatusCode;
-use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashMap;

@@ -6,12 +6,12 @@
 use crate::config::{Limits, Target};
 use crate::health::Failure;
 use bytes::{Bytes, BytesMut};
+use forebay_transfer::lock::Mutex;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -1,6 +1,6 @@
 //! The bell of a thread that sleeps until a time, or until it is called earlier.
 
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

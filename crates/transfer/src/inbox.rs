@@ -1,7 +1,7 @@
 //! Messages to a thread of a disk or network link. The thread sleeps in the kernel, not here, so a
 //! post to a sleeping thread wakes it there. This file carries messages.
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 /// Wakes a thread that sleeps in the kernel, from any thread. A wake-up that nobody waits for is

@@ -38,6 +38,7 @@ mod host;
 mod inbox;
 mod link;
 pub mod listen;
+pub mod lock;
 mod log_gate;
 mod lot;
 pub mod mapped;

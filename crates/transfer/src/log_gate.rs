@@ -1,7 +1,7 @@
 //! Keeps a log line that could repeat from filling the log: one line a minute, with the count of
 //! those that were left out. It knows times.
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use std::time::{Duration, Instant};
 
 /// One line in this time.

@@ -1,8 +1,8 @@
 //! Memory: the addresses behind region ids. Links resolve spans here and nowhere else. Together
 //! with the links it is the only place that touches pointers.
 
+use crate::lock::RwLock;
 use crate::region::{RegionId, Span};
-use parking_lot::RwLock;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
 use std::ptr::NonNull;

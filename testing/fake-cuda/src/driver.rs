@@ -11,7 +11,7 @@ use crate::order::Order;
 use crate::settings::Settings;
 use crate::stats::Stats;
 use crate::stream::{Capture, Event, Recorded, Stream};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use forebay_transfer::lock::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::ops::{Deref, DerefMut};

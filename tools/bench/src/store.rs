@@ -5,7 +5,7 @@ use crate::output::{CommandResult, Output, finish};
 use forebay_kv::{ChunkId, NamespaceKey};
 use forebay_results::{Results, Row};
 use forebay_store::{Begun, ChunkShape, MemoryTier, SLOT_ALIGN_BYTES, TenantId, TierConfig};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

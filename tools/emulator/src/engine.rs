@@ -16,7 +16,7 @@ use crate::truth::{KvShape, KvTruth, ShapeError};
 use crate::worker::{Jobs, Worker};
 use axum::serve::ListenerExt;
 use forebay_kv::NamespaceKey;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};

@@ -19,7 +19,7 @@
 
 use crate::scheduler::CacheEvent;
 use bytes::Bytes;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use rmpv::Value;
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -10,7 +10,7 @@ use crate::job::{Delivery, End, Job, JobId, Message, Update};
 use crate::latency::{LatencyModel, StepShare};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
 use crate::stats::Stats;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

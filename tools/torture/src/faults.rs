@@ -4,7 +4,7 @@
 use crate::power::Power;
 use crate::protocol::{Fault, IoFault};
 use crate::random::Random;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::io;
 
 /// The faults of one worker, shared by everything that does I/O for the store.

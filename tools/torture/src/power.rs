@@ -8,7 +8,7 @@
 
 use crate::random::Random;
 use crate::value::SECTOR_BYTES;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

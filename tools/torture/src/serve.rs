@@ -4,7 +4,7 @@
 
 use crate::faults::Faults;
 use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Is, Setup, read_frame, write_frame};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::io::{self, Read, Write};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! killed. This file knows processes and frames.
 
 use crate::protocol::{Answer, Command, Do, Is, Setup, read_frame, write_frame};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufReader, BufWriter};

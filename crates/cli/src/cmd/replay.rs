@@ -17,8 +17,8 @@ use forebay_trace::replay::{
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
+use forebay_transfer::lock::Mutex;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
 use forebay_trace::replay::{Instance, Transport, sample_load};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;

@@ -4,7 +4,7 @@
 //! parent, which ends it when it is done with it, and what it started with it. A child whose parent
 //! is gone ends too: see `--end-with` in `main.rs`; another program sees to it itself.
 
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group};
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -6,7 +6,7 @@ use crate::driver::Driver;
 use crate::driver::abi::DeviceId;
 use crate::rates::Rates;
 use crate::stream_copy::StreamCopies;
-use parking_lot::{RwLock, RwLockReadGuard};
+use forebay_transfer::lock::{RwLock, RwLockReadGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -20,11 +20,11 @@ use crate::rates::Rates;
 use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use crate::stream_copy::{self, DeclineReason, StreamCopies};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, PathError, Place, Reason, RegionId, Span,
     SpanPair, SubmitError, Telemetry, Transfer,
 };
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

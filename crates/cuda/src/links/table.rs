@@ -5,7 +5,7 @@ use super::WINDOW_LOTS;
 use crate::device::{Device, HostMemory};
 use crate::driver::{CudaError, abi::Address};
 use crate::kernels::Piece;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 
 /// Pieces in a list at most: those of the largest lot, and the cuts that staging adds.

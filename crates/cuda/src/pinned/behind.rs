@@ -6,7 +6,7 @@ use super::pin::Pin;
 use crate::device::Device;
 use crate::driver::Relaxed;
 use forebay_transfer::Backing;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;

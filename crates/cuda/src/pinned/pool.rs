@@ -9,7 +9,7 @@ use crate::device::{Device, HostMemory};
 use crate::driver::abi;
 use crate::topology::MemoryFacts;
 use forebay_transfer::Backing;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use forebay_transfer::lock::{Condvar, Mutex, MutexGuard};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

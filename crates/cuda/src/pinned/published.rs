@@ -2,7 +2,7 @@
 //! so here, and whoever hands it to other processes is told when there is more or less of it.
 
 use forebay_transfer::Backing;
-use parking_lot::{Mutex, MutexGuard};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};

@@ -11,7 +11,7 @@ use crate::driver::{CudaError, abi::Address};
 use crate::links::Direction;
 use crate::pinned::Registered;
 use forebay_transfer::Backing;
-use parking_lot::{Condvar, Mutex, RwLock};
+use forebay_transfer::lock::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -4,8 +4,8 @@ use super::ring::Asker;
 use super::session::Session;
 use crate::links::Direction;
 use crate::poller::WatchTrack;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// The link. It stays for good; the connection behind its port comes and goes.

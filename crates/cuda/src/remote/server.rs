@@ -13,7 +13,7 @@ use crate::open::{LeftOut, open_one, those_that_open};
 use crate::pinned::Registered;
 use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Admission, Room};
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

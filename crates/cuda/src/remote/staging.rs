@@ -4,7 +4,7 @@ use super::nonce;
 use super::wire::{Hex, Offer, Uuid};
 use crate::device::{Device, DeviceMemory};
 use crate::driver::abi::Address;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 
 /// Staging on a relay for all engines together.

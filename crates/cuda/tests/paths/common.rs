@@ -4,8 +4,8 @@
 use forebay_cuda::device::{DeviceMemory, HostMemory};
 use forebay_cuda::driver::{Driver, LIBRARY_VARIABLE, abi};
 use forebay_cuda::{Copier, CopierOptions};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, RegionId};
-use parking_lot::Mutex;
 use std::ffi::{CString, c_char, c_void};
 use std::io::Write;
 use std::process::Command;

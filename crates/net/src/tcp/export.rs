@@ -4,7 +4,7 @@
 use super::command::{Fault, FaultCode, PeerRegion, Section};
 use super::leases::LeaseTable;
 use forebay_transfer::Backing;
-use parking_lot::{RwLock, RwLockReadGuard};
+use forebay_transfer::lock::{RwLock, RwLockReadGuard};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use super::frame::REGIONS_MAX;
 use super::leases::LeaseTable;
 use super::payload::Payload;
 use forebay_transfer::Backing;
-use parking_lot::RwLock;
+use forebay_transfer::lock::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

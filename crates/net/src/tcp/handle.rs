@@ -5,8 +5,8 @@ use super::command::PeerRegion;
 use super::error::Broken;
 use super::greeting::Identity;
 use super::tls::TlsConfig;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Completion, Inbox, LinkOp, Memory, OpId, Outcome};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// How a flow is used.

@@ -8,7 +8,7 @@
 use super::command::PeerRegion;
 use crate::timer::{Due, Timer};
 use forebay_transfer::LogGate;
-use parking_lot::RwLock;
+use forebay_transfer::lock::RwLock;
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::hash::BuildHasher;
@@ -268,7 +268,7 @@ fn check(spans: &[LeasedSpan]) -> Result<(), NoLease> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use parking_lot::Mutex;
+    use forebay_transfer::lock::Mutex;
     use std::time::{Duration, Instant};
 
     const REGION: PeerRegion = PeerRegion { key: 7, generation: 3, len: 1_000 };

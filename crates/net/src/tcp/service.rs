@@ -4,7 +4,7 @@
 use super::error::Broken;
 use super::frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, Frame};
 use super::greeting::Identity;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

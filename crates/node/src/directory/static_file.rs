@@ -14,7 +14,7 @@
 use super::record::{check_name, id_of, node_of_name};
 use super::{Directory, DirectoryFaults, DirectoryStat, Holders, NodeRecord, RecordError};
 use forebay_kv::ChunkId;
-use parking_lot::{Mutex, MutexGuard};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::fs::{File, Metadata};

@@ -7,7 +7,7 @@
 
 use forebay_client::protocol::frame::Frame;
 use forebay_client::protocol::socket::{WakeUp, send_some};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::io;

@@ -4,7 +4,7 @@
 //! once.
 
 use forebay_client::protocol::answer::{Answer, Brought, ChunkPlace, Refusal};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 
 /// Bytes of chunks that wait to be told at most: what a disk reads in a few milliseconds.

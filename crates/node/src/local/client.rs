@@ -10,7 +10,7 @@ use forebay_client::protocol::frame::UNASKED;
 use forebay_client::protocol::request::IDS_MAX;
 use forebay_kv::ChunkId;
 use forebay_store::{Left, TenantId};
-use parking_lot::{Mutex, MutexGuard};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

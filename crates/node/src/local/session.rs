@@ -13,7 +13,7 @@ use forebay_client::protocol::request::{Filled, NewChunk, Request};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, Lease, NotCommitted, NotStored, ReadGuard};
 use forebay_transfer::Class;
-use parking_lot::MutexGuard;
+use forebay_transfer::lock::MutexGuard;
 use std::sync::Arc;
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by

@@ -2,7 +2,7 @@
 //! file knows numbers of requests.
 
 use crate::metrics::{Spans, Trace};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -6,12 +6,12 @@
 use super::{Metrics, prometheus};
 use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Room, RoomPlace};
+use forebay_transfer::lock::Mutex;
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};

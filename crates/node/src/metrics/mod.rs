@@ -21,7 +21,7 @@ pub use spans::{Span, Spans};
 pub use trace::Trace;
 
 use forebay_transfer::LogGate;
-use parking_lot::RwLock;
+use forebay_transfer::lock::RwLock;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

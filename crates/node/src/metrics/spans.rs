@@ -1,6 +1,6 @@
 //! Spans of sampled transfers, until they are pushed: a bounded number of them.
 
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -9,8 +9,8 @@ use crate::metrics::Trace;
 use forebay_kv::ChunkId;
 use forebay_net::{Agent, PeerError, PeerRegion};
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 

@@ -6,7 +6,7 @@ use forebay_client::NodeArena;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_transfer::Backing;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::{Arc, Weak};
 
 /// An arena is pinned in so many pieces, so that threads share the work and a first load waits for

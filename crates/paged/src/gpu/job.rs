@@ -8,7 +8,7 @@ use super::stalls::Stalls;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::device::Event;
 use forebay_cuda::kernels::Piece;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
 

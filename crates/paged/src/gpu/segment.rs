@@ -8,7 +8,7 @@ use forebay_cuda::kernels::Piece;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_cuda::stream_copy::BATCH_PIECES_MAX;
 use forebay_transfer::Backing;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

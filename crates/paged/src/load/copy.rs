@@ -10,8 +10,8 @@ use crate::stats::add;
 use crate::thread_pool::Urgency;
 use forebay_client::{LeasedChunk, NodeArena};
 use forebay_store::{NotVerified, Unreadable};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{RegionId, Span};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

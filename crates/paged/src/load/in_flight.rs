@@ -14,7 +14,7 @@ use crate::stats::{add, take};
 use crate::thread_pool::Urgency;
 use forebay_client::{Lease, LeasedChunk};
 use forebay_transfer::Class;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

@@ -9,7 +9,7 @@ pub use pinned::{PinnedBuffer, PinnedPool};
 
 use crate::errors::failed;
 use forebay_cuda::driver::Driver;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use pyo3::PyResult;
 
 /// The driver, loaded once for the whole process. Where there is none, it is looked for again the

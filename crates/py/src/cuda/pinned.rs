@@ -7,7 +7,7 @@ use crate::process::Own;
 use forebay_cuda::device::Device;
 use forebay_cuda::pinned::{self, PinError, PoolConfig};
 use forebay_transfer::Backing;
-use parking_lot::{Mutex, MutexGuard};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;

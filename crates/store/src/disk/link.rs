@@ -10,10 +10,10 @@ use super::threads::{DISK_THREADS_MAX, Threads};
 use super::uring::Uring;
 use super::worker::{Message, Shared, Worker};
 use forebay_transfer::Inbox;
+use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{
     Backing, Completion, Link, LinkOp, Memory, MoverHandle, Outcome, Place, Process, RegionId,
 };
-use parking_lot::{Mutex, RwLock};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;

@@ -3,7 +3,7 @@
 
 use super::kernel::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -19,7 +19,7 @@ use super::format::{
 use super::medium::Medium;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -4,7 +4,7 @@
 use super::log_lines::LogLines;
 use super::pool::Pool;
 use super::stat::VolumeStat;
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

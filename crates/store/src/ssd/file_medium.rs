@@ -4,8 +4,8 @@
 use super::error::SsdError;
 use crate::disk::DiskError;
 use crate::log::{Medium, PAGE_BYTES, VolumeSpace};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, HostBuffer};
-use parking_lot::Mutex;
 use rustix::fs::{self, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{self as system, Errno};
 use std::fs::File;

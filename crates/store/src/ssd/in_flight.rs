@@ -1,7 +1,7 @@
 //! A limiter of operations in flight: each has a permit, there are at most so many, and whoever
 //! closes the store waits until the last permit is gone.
 
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::sync::Arc;
 
 /// Gives permits until it is closed.

@@ -3,8 +3,8 @@
 
 use super::staging::{Block, FreeSpace};
 use crate::lost::bytes_in;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, RegionId, Span};
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;

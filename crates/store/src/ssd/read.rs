@@ -14,8 +14,8 @@ use crate::checksum;
 use crate::chunk_leases::LeaseId;
 use crate::log::{DiskRead, DiskTier, Footer, PAGE_BYTES, crc32c};
 use crate::tier::ReadEnd;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};
-use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! A pool of a few threads for checksums, copies and callbacks: work that is too long for the
 //! mover's thread.
 
-use parking_lot::{Condvar, Mutex};
+use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

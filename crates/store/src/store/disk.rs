@@ -8,7 +8,7 @@ use crate::admission::{Chunk, ChunkKey};
 use crate::ssd::{Ssd, SsdError, SsdStat};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -7,7 +7,7 @@ use crate::ssd::DiskLease;
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 

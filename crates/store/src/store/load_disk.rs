@@ -7,8 +7,8 @@ use super::reserve::ChunkName;
 use super::{Lease, Store, StoreInner};
 use crate::ssd::{LayerRead, NotRead, ReadResults, Staged};
 use crate::store::lease::{DiskChecksums, DiskPart};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 type OnEnd = Box<dyn FnOnce(End) + Send>;

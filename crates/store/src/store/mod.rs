@@ -36,10 +36,10 @@ use crate::tenant::TenantId;
 use crate::tier::{MemoryTier, TierConfig};
 use disk::Disk;
 use forebay_kv::ChunkId;
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Arena, ArenaError, Backing, Closed, End, LogGate, MoverHandle, Pages, Place, RegionId, Span,
 };
-use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};

@@ -152,8 +152,8 @@ impl StoreInner {
 mod tests {
     use super::*;
     use crate::{ChunkShape, TenantId, TierConfig};
+    use forebay_transfer::lock::Mutex;
     use forebay_transfer::{Limits, MoverThread, Pages, Place};
-    use parking_lot::Mutex;
     use std::sync::mpsc::channel;
 
     const TENANT: TenantId = TenantId(0);

@@ -1,6 +1,6 @@
 //! What the tests of this program wrote to the log, by the file that a line names.
 
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Once;

@@ -4,9 +4,9 @@
 mod copy;
 mod pieces;
 
+use crate::lock::{Condvar, Mutex};
 use crate::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome, Process};
 use copy::Kernel;
-use parking_lot::{Condvar, Mutex};
 use pieces::Piece;
 use std::collections::VecDeque;
 use std::sync::Arc;

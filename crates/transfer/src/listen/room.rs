@@ -6,7 +6,7 @@
 //! every connection has [`GRACE_US`] undisturbed, in which one that means well has authenticated.
 
 use crate::LogGate;
-use parking_lot::{Condvar, Mutex};
+use crate::lock::{Condvar, Mutex};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use forebay_cuda::kernels::{Kernels, Piece};
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
 use forebay_cuda::{Copier, CopierOptions};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
-use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 

@@ -2,7 +2,7 @@
 //! memory of prefixes.
 
 use super::{BlockHash, BlockKeys, BlockSums, ContextDigest, KvTruth};
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 
 /// Predicts tokens. Remembers the digests of the prefixes it saw last, because the turns of a

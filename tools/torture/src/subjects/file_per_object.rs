@@ -7,7 +7,7 @@ use super::files;
 use crate::faults::Faults;
 use crate::protocol::{Is, Setup};
 use crate::serve::Subject;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};

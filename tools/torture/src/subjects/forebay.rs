@@ -14,8 +14,8 @@ use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
     Existing, FileMedium, LayerRead, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
-use parking_lot::Mutex;
 use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;

@@ -3,7 +3,7 @@
 
 use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
 use crate::format::Lines;
-use parking_lot::Mutex;
+use forebay_transfer::lock::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

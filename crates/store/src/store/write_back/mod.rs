@@ -16,8 +16,8 @@ use crate::ssd::{NotWritten, Source, SsdWriteEnd};
 use crate::stat::Refused;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
+use forebay_transfer::lock::{Condvar, Mutex};
 use forebay_transfer::{Class, LogGate};
-use parking_lot::{Condvar, Mutex};
 use queue::{EPOCH, Losses, Queue};
 use std::sync::{Arc, Weak};
 
