@@ -15,8 +15,16 @@
 //! 2. Add `mod` for it to `lib.rs`, and add it to the list in `transports.rs`, with a `use`. A
 //!    program may also give an agent a transport of its own:
 //!    [`RailOptions`](crate::RailOptions) takes any.
-//! 3. Add its name to the types of `forebay.Rail` in `python/forebay/_forebay.pyi`, and to the
-//!    tables in `docs/python.md` and `docs/reference/configuration.md`.
+//! 3. Give it a `code` that no other transport has or had: 1, 2 and 3 are taken by UCX
+//!    (`ucx/fabric.rs`). Add the code to `docs/reference/wire.md`.
+//! 4. Add its name to the types of `forebay.Rail` in `python/forebay/_forebay.pyi`, to the table
+//!    and the list of `paths` in `docs/python.md`, to the tables in
+//!    `docs/reference/configuration.md` and `bench/README.md`, to the example in `docs/node.md`, to
+//!    the help of `--rail` in `tools/bench/src/net.rs`, and to comments in `crates/py/src/rail.rs`
+//!    and `crates/node/src/config/peers.rs`.
+//! 5. Three tests hold an error's text with all names, `"memory", "rdma" and "tcp"`. Change it in
+//!    `crates/node/src/config/tests.rs`, `crates/cli/tests/bench_net.rs` and
+//!    `tests/test_py_rails.py`.
 //!
 //! Configuration, the command line, Python, metrics and stats take the names from its
 //! [`TransportInfo`]. The protocol of `docs/reference/wire.md` runs on every
@@ -40,7 +48,8 @@ pub struct TransportInfo {
     pub path: &'static str,
     /// How agents name it to each other. Never reused for another one.
     pub code: u8,
-    /// Bytes go over the transport with the lowest rank of those that work.
+    /// Bytes go over the transport with the lowest rank of those that work. Where ranks are equal,
+    /// the rail that the agent was given first is tried first.
     pub rank: u8,
     pub reach: Reach,
 }
