@@ -19,7 +19,7 @@ pub enum Severity {
     Note,
     /// Copies are slower than they could be.
     Warning,
-    /// No copies at all.
+    /// No copies, or wrong ones.
     Fault,
 }
 
