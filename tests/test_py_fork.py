@@ -328,7 +328,7 @@ def test_a_child_that_exits_as_programs_do_ends_without_a_signal(daemon: Daemon)
     assert said == []
 
 
-def test_a_child_makes_objects_of_its_own(daemon: Daemon) -> None:
+def test_each_of_many_children_makes_objects_of_its_own(daemon: Daemon) -> None:
     node = forebay.Node(daemon.socket)
     ids, data = stored(node)
 
@@ -341,5 +341,6 @@ def test_a_child_makes_objects_of_its_own(daemon: Daemon) -> None:
         mine.close()
         return f"{loaded} {target.tobytes() == data}"
 
-    assert in_child(act) == "True True"
+    # Locks that know of the parent's threads failed one child in a hundred (decision 021).
+    assert {in_child(act) for _ in range(40)} == {"True True"}
     assert node.is_connected
