@@ -29,9 +29,10 @@ pub(crate) fn when_up(
     let mut state = peer.state();
     let want = state.connection.want();
     let now = match &want {
-        Want::Go => Some(Ok(())),
+        // While those who came before are told, it is told behind them.
+        Want::Go if !state.waiting_are_told => Some(Ok(())),
         Want::Never(why) => Some(Err(why.clone())),
-        Want::Wait | Want::Connect => None,
+        Want::Go | Want::Wait | Want::Connect => None,
     };
     if let Some(result) = now {
         drop(state);
@@ -40,6 +41,7 @@ pub(crate) fn when_up(
     let waits = state.wait(Box::new(then));
     drop(state);
     match waits {
+        Err(then) if want == Want::Go => then(Ok(())),
         Err(then) => {
             let what = format!("{WAITING_MAX} requests wait for a connection to peer {}", peer.name);
             then(Err(PeerError::Full(what)));
@@ -158,15 +160,32 @@ pub(crate) fn arrived(shared: &Arc<Shared>, peer: &Arc<Peer>, flow: Flow, via: V
         }
     }
     state.flows.push(PeerFlow { number, slot, handle: handle.clone(), via, stands_by: false });
-    let waiting = state.take_waiting();
+    let tells = !std::mem::replace(&mut state.waiting_are_told, true);
     drop(state);
     drop(site);
     arrange(shared, peer);
     let (weak, timer, its) = (Arc::downgrade(shared), shared.timer.clone(), Arc::clone(peer));
     handle.on_broken(move |why| timer.soon(move || broken(&weak, &its, number, &why)));
-    waiting.into_iter().for_each(|then| then(Ok(())));
+    if tells {
+        tell_waiting(peer);
+    }
     // It may wait for what it has begun.
     drop(left);
+}
+
+/// Tells those who wait for a connection that there is one, in the order in which they came, and
+/// those too who come meanwhile.
+fn tell_waiting(peer: &Peer) {
+    loop {
+        let mut state = peer.state();
+        let waiting = state.take_waiting();
+        if waiting.is_empty() {
+            state.waiting_are_told = false;
+            return;
+        }
+        drop(state);
+        waiting.into_iter().for_each(|then| then(Ok(())));
+    }
 }
 
 /// Has bytes go over rails where there are any, and over TCP otherwise.

@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub connection: ConnectionState,
     waiting: BTreeMap<u64, OnUp>,
     next_waiting: u64,
+    /// Somebody tells them that there is a connection, and goes on until nobody waits.
+    pub waiting_are_told: bool,
     pub flows: Vec<PeerFlow>,
     next_flow: u64,
     /// How the last flow ended, or why none came about.

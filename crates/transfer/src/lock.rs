@@ -212,8 +212,10 @@ mod tests {
             panic!("as the test wants it");
         };
         assert!(std::thread::spawn(panics).join().is_err());
-        assert_eq!((*mutex.lock(), mutex.try_lock().map(|guard| *guard)), (2, Some(2)));
-        assert_eq!((*shared.read(), shared.try_read().map(|guard| *guard)), (2, Some(2)));
+        assert_eq!(*mutex.lock(), 2);
+        assert_eq!(mutex.try_lock().map(|guard| *guard), Some(2));
+        assert_eq!(*shared.read(), 2);
+        assert_eq!(shared.try_read().map(|guard| *guard), Some(2));
     }
 
     #[test]
