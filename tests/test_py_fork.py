@@ -341,6 +341,6 @@ def test_each_of_many_children_makes_objects_of_its_own(daemon: Daemon) -> None:
         mine.close()
         return f"{loaded} {target.tobytes() == data}"
 
-    # Locks that know of the parent's threads failed one child in a hundred (decision 021).
+    # Locks that know of the parent's threads failed one child in about a hundred (decision 021).
     assert {in_child(act) for _ in range(40)} == {"True True"}
     assert node.is_connected
