@@ -13,6 +13,7 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 
 from forebay.vllm.connector.admission import IDLE_PASSES, LoadAdmission  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
+from forebay.vllm.connector.policies import State, Window  # noqa: E402
 
 pytestmark = pytest.mark.smoke
 
@@ -194,11 +195,11 @@ def test_who_has_no_room_for_a_load_though_nothing_is_in_its_way_computes() -> N
 @pytest.mark.parametrize(
     ("group", "tokens", "blocks"),
     [
-        (Group(16, 8, None), 33, 3),
-        (Group(16, 8, 128), 33, 3),
-        (Group(16, 8, 128), 10_000, (127 + 512 + 15) // 16 + 1),
-        (Group(512, 1, None, state=True), 10_000, 3),
-        (Group(512, 1, None, state=True), 600, 2),
+        (Group(16, 8), 33, 3),
+        (Group(16, 8, Window(128)), 33, 3),
+        (Group(16, 8, Window(128)), 10_000, (127 + 512 + 15) // 16 + 1),
+        (Group(512, 1, State()), 10_000, 3),
+        (Group(512, 1, State()), 600, 2),
     ],
 )
 def test_a_request_never_has_more_blocks_than_is_counted_on(group: Group, tokens: int, blocks: int) -> None:

@@ -15,6 +15,7 @@ from forebay.vllm.connector import handover  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
+from forebay.vllm.connector.policies import FULL, Window  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import Found, TrackedRequest  # noqa: E402
 
@@ -51,7 +52,7 @@ class Place:
     """A matcher, its node and its clock."""
 
     def __init__(self, windows: bool = False, **settings: Any) -> None:
-        groups = (Group(BLOCK, 8, 40 if windows else None),)
+        groups = (Group(BLOCK, 8, Window(40) if windows else FULL),)
         self.finder, self.facts, self.now = Finder(), facts(groups=groups), 100.0
         cost_model: Any = SimpleNamespace(chunks_to_load=lambda found, *_: found.chunks)
         finder: Any = self.finder

@@ -18,6 +18,7 @@ from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import LoadResult, Report, StoreResult  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
+from forebay.vllm.connector.policies import Local, Window  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest  # noqa: E402
@@ -43,7 +44,7 @@ def facts(**different: Any) -> Facts:
         "chunk_bytes": 1 << 20,
         "state_bytes": 0,
         "on_cpu": False,
-        "groups": (Group(BLOCK, 8, None),),
+        "groups": (Group(BLOCK, 8),),
         "media": None,
     }
     return Facts(**(same | different))
@@ -328,7 +329,7 @@ def test_stores_that_read_a_block_are_known_until_they_end() -> None:
 
 
 def test_a_chunk_whose_blocks_went_to_others_is_not_stored_and_nothing_behind_it() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 8, 40)))
+    both = facts(groups=(Group(BLOCK, 8), Group(BLOCK, 8, Window(40))))
     planner, one = stores.Stores(both, workers=1), a_request(256, 2)
     one.blocks = [one.blocks[0], list(range(101, 117))]
     one.planned, one.computed = 1, 120  # Token 120 sees those from 81 on.
@@ -344,28 +345,35 @@ def test_a_chunk_whose_blocks_went_to_others_is_not_stored_and_nothing_behind_it
 def test_a_chunk_is_whole_in_the_step_that_ends_it_and_never_lacks_what_a_load_asks_for(
     window: int, block_tokens: int
 ) -> None:
-    group = Group(block_tokens, 8, window)
-    table = list(range(1, 512 // block_tokens + 1))
-    for end in (64, 128, 448, 431):  # a chunk's; the last one is of a tail
-        start = (end - 1) // 64 * 64
-        for computed in range(end + 70):  # before the step
-            now = [0] * group.blocks_unseen_from(computed) + table[group.blocks_unseen_from(computed) :]
-            kept = group.blocks_to_store(now, start, end, 64, computed)
-            if kept is None:
-                assert computed >= end, "it is whole in the step that ends it"
-                continue
-            assert set(kept.tolist()) <= set(table)
-            for loaded in (end - 1, end, end + 1, end + 15, end + 63, end + 64):  # at least all but one
-                asked = [0] * group.blocks_unseen_from(loaded) + table[group.blocks_unseen_from(loaded) :]
-                wanted = group.blocks_to_load(asked, start, end, 0)
-                assert all(ask in (-1, has) for ask, has in zip(wanted, kept, strict=True))
+    for group in (Group(block_tokens, 8, Window(window)), Group(block_tokens, 8, Local(window))):
+        table = list(range(1, 512 // block_tokens + 1))
+
+        def from_token(token: int, group: Group = group, table: list[int] = table) -> list[int]:
+            """The table when nothing that this token does not see is there any more."""
+            unseen = int(group.first_seen(token)) // group.block_tokens
+            return [0] * unseen + table[unseen:]
+
+        for end in (64, 128, 448, 431):  # a chunk's; the last one is of a tail
+            start = (end - 1) // 64 * 64
+            for computed in range(end + 70):  # before the step
+                stored = group.blocks_to_store(from_token(computed), start, end, 64, computed)
+                if stored is None:
+                    assert computed >= end, "it is whole in the step that ends it"
+                    continue
+                assert set(stored.tolist()) <= set(table)
+                for loaded in (end - 1, end, end + 1, end + 15, end + 63, end + 64):  # at least all but one
+                    wanted = group.blocks_to_load(from_token(loaded), start, end, 0)
+                    assert all(ask in (-1, has) for ask, has in zip(wanted, stored, strict=True))
+                    most = group.kept_pages(64) + (end % block_tokens > 0)
+                    kept = wanted[max(0, len(wanted) - most) :]
+                    assert (wanted >= 0).sum() == (kept >= 0).sum(), "no page is wanted that is not kept"
 
 
 def test_tables_say_what_is_wanted() -> None:
-    group = Group(BLOCK, 8, 40)
+    group = Group(BLOCK, 8, Window(40))
     assert group.blocks_to_load([0, 0, 7, 8, 9], 16, 80, 0).tolist() == [-1, 7, 8, 9]
     assert group.blocks_to_load([5, 6, 7, 8], 0, 70, 32).tolist() == [-1, -1, 7, 8, -1]
-    assert Group(BLOCK, 8, None).blocks_to_store([5, 0, 7, 8], 0, 64, 64, 0) is None
+    assert Group(BLOCK, 8).blocks_to_store([5, 0, 7, 8], 0, 64, 64, 0) is None
     assert group.blocks_to_store([5, 6, 7], 0, 64, 64, 0) is None, "there is no block for the end"
 
 

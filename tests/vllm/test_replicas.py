@@ -35,11 +35,12 @@ from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.metadata import Report, Step, Store, StoreResult  # noqa: E402
+from forebay.vllm.connector.policies import State  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-LATENT = Group(BLOCK, 1, None, shared=True)
+LATENT = Group(BLOCK, 1, shared=True)
 TOKENS, COUNT = ASKED["short"]
 
 
@@ -58,7 +59,7 @@ def test_one_rank_of_each_stage_stores_and_all_load() -> None:
 def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:
     eight, one = Shape(8, BLOCK), Shape(1, BLOCK)
     assert facts(groups=(LATENT, LATENT)).cut(eight) == one
-    for other in (Group(BLOCK, 1, None), Group(BLOCK, 1, None, state=True)):
+    for other in (Group(BLOCK, 1), Group(BLOCK, 1, State())):
         assert facts(groups=(LATENT, other)).cut(eight) == eight
 
 

@@ -8,52 +8,32 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from test_parts import BLOCK, facts  # noqa: E402
+from test_policies import FULL_SPEC, LATENT_SPEC  # noqa: E402
 
 import forebay  # noqa: E402
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import namespace  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
-from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
+from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.namespace import refuse_shape  # noqa: E402
+from forebay.vllm.connector.policies import Window  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
 pytestmark = pytest.mark.smoke
 
 
-def a_model(*kinds: str, **more: Any) -> SimpleNamespace:
-    """Groups of such kinds."""
-    specs = [
-        type(kind, (), {"block_size": BLOCK, "num_kv_heads": 2, "sliding_window": 128, **more})
-        for kind in kinds
-    ]
-    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec()) for spec in specs])
-
-
-def test_groups_of_other_kinds_are_refused() -> None:
-    full, window = groups_of(a_model("FullAttentionSpec", "SlidingWindowSpec"))
-    assert full == Group(BLOCK, 2, None) and window == Group(BLOCK, 2, 128)
-    for kind in ("CrossAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowMLASpec"):
-        with pytest.raises(InvalidError, match=f"keeps KV as {kind}; allowed are Full"):
-            groups_of(a_model("FullAttentionSpec", kind))
-    assert [fail_as_one(groups) for groups in [(full,), (window,), (full, full)]] == [False, True, True]
-
-
 def test_latents_are_one_head_however_many_are_computed_from_them() -> None:
     model = SimpleNamespace(get_total_num_kv_heads=lambda: 128)
-    latents, heads = a_model("MLAAttentionSpec"), a_model("FullAttentionSpec")
-    found = [
-        namespace.heads_of_model(model, one.kv_cache_groups[0].kv_cache_spec) for one in (latents, heads)
-    ]
-    assert found == [1, 128]
+    assert [namespace.heads_of_model(model, spec) for spec in (LATENT_SPEC, FULL_SPEC)] == [1, 128]
 
 
 def test_shapes_that_cannot_be_cut_are_refused() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 4, 40)))
+    both = facts(groups=(Group(BLOCK, 8), Group(BLOCK, 4, Window(40))))
     with pytest.raises(InvalidError, match="block_tokens is 32; allowed with several groups of layers is 16"):
         refuse_shape("here", Shape(1, 32), both)
     with pytest.raises(InvalidError, match="tp is 2; allowed is 1"):
         refuse_shape("here", Shape(2, BLOCK), both)
-    for uneven in (both, facts(groups=(Group(BLOCK, 8, None, even=False),))):
+    for uneven in (both, facts(groups=(Group(BLOCK, 8, even=False),))):
         refuse_shape("here", Shape(1, BLOCK), uneven)
         for shape in (Shape(2, BLOCK), Shape(1, 32)):
             with pytest.raises(InvalidError, match="allowed"):
@@ -71,11 +51,13 @@ def place(heads: int, *shape: int, block_tokens: int = 128, strides: Any = None,
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(shape, dtype=torch.bfloat16)
     tensor = tensor if strides is None else tensor.permute(strides)
-    spec = SimpleNamespace(num_kv_heads=heads)
+    spec = SimpleNamespace(
+        num_kv_heads=heads, block_size=block_tokens, real_page_size_bytes=heads * block_tokens * 64 * 2
+    )
     half: Any = SimpleNamespace(
         num_blocks=4,
-        specs=[spec],
-        groups=(Group(block_tokens, heads, None),),
+        layers_of_groups=[{"layer 0": spec}],
+        groups=(Group(block_tokens, heads),),
         settings=settings_of({"layout": layout}),
     )
     at, *found = WorkerHalf.place(half, "layer 0", tensor, 0)
@@ -101,6 +83,8 @@ def test_pages_are_what_their_namespace_says_or_are_refused() -> None:
         place(8, 4, 128, 8, 64, strides=(0, 2, 1, 3))
     with pytest.raises(InvalidError, match="has 6 blocks; allowed are multiples of 4"):
         place(8, 6, 8, 128, 64)
+    with pytest.raises(InvalidError, match="has pages of 65536 bytes, .*; its specification says 131072"):
+        place(8, 4, 8, 128, 32)
 
 
 def test_pages_with_tokens_before_heads_are_taken_where_that_was_said() -> None:

@@ -8,13 +8,14 @@ import pytest
 pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vllm`")
 
 from test_parts import BLOCK, CHUNK, a_request, facts  # noqa: E402
-from test_shapes import a_model  # noqa: E402
+from test_policies import FULL_SPEC, a_model, a_state  # noqa: E402
 
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group, fail_as_one, groups_of  # noqa: E402
+from forebay.vllm.connector.policies import State  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.states import WithStates, place_of  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
@@ -24,25 +25,19 @@ pytestmark = pytest.mark.smoke
 
 
 def test_states_are_stored_only_where_vllm_keeps_them_where_steps_end() -> None:
-    good = {"mamba_cache_mode": "align", "num_speculative_blocks": 0}
-    full, state = groups_of(a_model("FullAttentionSpec", "MambaSpec", **good))
-    assert full == Group(BLOCK, 2, None) and state == Group(BLOCK, 1, None, state=True)
+    full, state = groups_of(a_model(FULL_SPEC, a_state()))
+    assert full == Group(BLOCK, 2) and state == Group(BLOCK, 1, State())
     assert fail_as_one((full, state))
-    for kinds, more, says in (
-        (
-            ("FullAttentionSpec", "MambaSpec"),
-            {"mamba_cache_mode": "all"},
-            "mamba_cache_mode is 'all'; allowed",
-        ),
-        (("FullAttentionSpec", "MambaSpec"), {"num_speculative_blocks": 2}, "has 2 blocks; allowed are 0"),
-        (("MambaSpec",), {}, "all layers of the model keep MambaSpec; allowed"),
+    for specs, says in (
+        ((FULL_SPEC, a_state(mamba_cache_mode="all")), "mamba_cache_mode is 'all'; allowed is 'align'"),
+        ((a_state(),), "no layer of the model keeps KV of tokens; allowed"),
     ):
         with pytest.raises(InvalidError, match=says):
-            groups_of(a_model(*kinds, **(good | more)))
+            groups_of(a_model(*specs))
 
 
 def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 1, None, state=True)), state_bytes=9)
+    both = facts(groups=(Group(BLOCK, 8), Group(BLOCK, 1, State())), state_bytes=9)
     planner, one = stores.Stores(both, workers=1), a_request(256, 0)
     one.blocks = [one.blocks[0], [0] * 7 + [50]]
     assert planner.plan_state(one, 1) is None, "no step ended at a chunk"
@@ -66,7 +61,7 @@ def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
 
 
 def test_a_hit_ends_where_all_ranks_have_a_state() -> None:
-    both = facts(groups=(Group(BLOCK, 8, None), Group(BLOCK, 1, None, state=True)), shape=Shape(2, BLOCK))
+    both = facts(groups=(Group(BLOCK, 8), Group(BLOCK, 1, State())), shape=Shape(2, BLOCK))
     ids = [[bytes([rank, chunk]) * 16 for chunk in range(100)] for rank in range(2)]
     asked: list[list[bytes]] = []
 

@@ -15,7 +15,8 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash
 from vllm.v1.outputs import KVConnectorOutput
 
-from forebay.vllm.connector.groups import fail_as_one, groups_of
+from forebay.errors import InvalidError
+from forebay.vllm.connector.groups import fail_as_one, groups_of, layers_of
 
 # Each block of a layer in one piece, heads before tokens or behind them: old names and new ones.
 LAYOUT_NAMES = {"HND": "LBHNC", "NHD": "LBNHC"}
@@ -202,11 +203,12 @@ def event_blocks(vllm_config: Any, kv_cache_config: Any) -> EventBlocks | None:
 
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     windows = [get_kv_cache_spec_sliding_window(spec) for spec in specs]
-    of_tokens = [number for number, one in enumerate(groups_of(kv_cache_config)) if not one.state]
-    group = next((number for number in of_tokens if windows[number] is None), of_tokens[0])
+    groups = groups_of(kv_cache_config, vllm_config.parallel_config.decode_context_parallel_size)
+    of_tokens = [number for number, one in enumerate(groups) if one.paged]
+    group = next((number for number in of_tokens if not groups[number].leaves), of_tokens[0])
     _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     kind = str(get_kv_cache_spec_kind(specs[group]).value)
-    return EventBlocks(group, specs[group].block_size, hash_tokens, kind, windows[group])
+    return EventBlocks(group, groups[group].block_tokens, hash_tokens, kind, windows[group])
 
 
 def hit_only_where_states_are() -> None:
@@ -225,6 +227,20 @@ def hit_only_where_states_are() -> None:
         return blocks, (tokens,) * len(blocks)
 
     HybridKVCacheCoordinator.find_longest_cache_hit_per_group = find
+
+
+def refuse_foreign_managers(kv_cache_config: Any) -> None:
+    """Refuses layers whose blocks something else than vLLM manages: it may give them back anywhere."""
+    from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+    for group in kv_cache_config.kv_cache_groups:
+        for name, spec in layers_of(group).items():
+            manager = KVCacheSpecRegistry.get_manager_class(spec)
+            if manager is not None and not manager.__module__.startswith("vllm.v1."):
+                raise InvalidError(
+                    f"layer {name}: the blocks of {type(spec).__name__} are managed by "
+                    f"{manager.__module__}.{manager.__name__}; allowed are vLLM's own managers"
+                )
 
 
 def stop_at(request: Any, token: int) -> None:
@@ -307,7 +323,9 @@ def devices_of_ranks(vllm_config: Any) -> range:
 
 def world(vllm_config: Any) -> tuple[int, int]:
     """This worker's rank, tensor-parallel ranks first, and the number of ranks."""
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+    from vllm.distributed.parallel_state import get_pcp_group, get_pp_group, get_tp_group
 
-    tp, pp = get_tp_group(), get_pp_group()
-    return pp.rank_in_group * tp.world_size + tp.rank_in_group, pp.world_size * tp.world_size
+    rank, ranks = 0, 1
+    for group in (get_pp_group(), get_pcp_group(), get_tp_group()):
+        rank, ranks = rank * group.world_size + group.rank_in_group, ranks * group.world_size
+    return rank, ranks

@@ -98,12 +98,14 @@ class Finder:
 
     def sources(self, shape: Shape, ids: list[list[bytes]]) -> list[list[Source]]:
         """For each rank of this engine, which chunks hold its heads, and where in them."""
-        facts, tp = self.facts, self.facts.ranks
+        facts, parts = self.facts, self.facts.parts
         return [
             [
                 (ids[stage * shape.tp + theirs], there, here, heads)
-                for theirs, there, here, heads in forebay.head_reads(facts.heads, tp, rank, shape.tp)
+                for theirs, there, here, heads in forebay.head_reads(
+                    facts.heads, parts, rank % parts, shape.tp
+                )
             ]
             for stage in range(facts.pp)
-            for rank in range(tp)
+            for rank in range(facts.ranks)
         ]

@@ -1,19 +1,17 @@
 """Groups of layers that share a block table, and which blocks of a chunk such a group must have.
 
-With full attention a group has blocks for all tokens. With a sliding window it has them as long as
-a later token sees them; after that its table says 0, and other requests may have the blocks. Nor
-does vLLM give blocks for loaded tokens that are not seen from the end of the load. Loads end where
-chunks end. So a chunk is whole if each group has what is seen from the chunk's last token on, which
-holds in the step that computes that token. In place of earlier blocks, which nobody will ask for, a
-chunk has the bytes of its last block.
+Loads end where chunks end. So a chunk is whole if each group has what is seen from the chunk's last
+token on, which holds in the step that computes that token. A group whose blocks leave a request
+keeps no more than that of a chunk: its pages at the chunk's end. Which blocks leave, `policies.py`
+says. In place of blocks that have left already and that nobody will ask for, a chunk has the bytes
+of its last block.
 
-Layers of Mamba and other linear attention have a state instead of KV, which stands for all tokens
-before it. There is one where a step has ended, in the block of its last token. It is stored by
-itself, under an id of its own.
+A state stands for all tokens before it. There is one where a step has ended, in the block of its
+last token. It is stored by itself, under an id of its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.errors import InvalidError
+from forebay.vllm.connector.policies import FULL, Absent, Full, Local, Policy, State, Window, policy_of
 
-# Names of vLLM's specs for what a layer keeps.
-STATE = "MambaSpec"
-LATENT = "MLAAttentionSpec"
 # Blocks of a state: of the last step, of this one, and a copy.
 STATE_BLOCKS = 3
-KINDS = ("FullAttentionSpec", "SlidingWindowSpec", LATENT, STATE)
+# MLA's layers, whose KV all tensor-parallel ranks have. Newer specifications say so in a field.
+LATENT = ("MLAAttentionSpec", "SlidingWindowMLASpec")
 
 
 @dataclass(frozen=True)
@@ -36,28 +33,60 @@ class Group:
 
     block_tokens: int
     heads: int  # KV heads that a rank has, in the first layer
-    window: int | None  # tokens that a token sees, itself and those before it
-    even: bool = True  # all layers have the same number of heads
-    state: bool = False  # its layers have states instead of KV
+    policy: Policy = FULL
+    even: bool = True  # all layers have the same number of heads, and pages can be cut by them
     shared: bool = False  # all tensor-parallel ranks have the same KV
+
+    @property
+    def state(self) -> bool:
+        return isinstance(self.policy, State)
+
+    @property
+    def paged(self) -> bool:
+        """Whether chunks have pages of it."""
+        return not isinstance(self.policy, State | Absent)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether blocks leave a request before it ends, and chunks have pages of them."""
+        return isinstance(self.policy, Window | Local)
 
     def block_ending(self, table: Sequence[int], token: int) -> int:
         """The block that ends the first `token` tokens; 0 if there is none."""
         number = -(-token // self.block_tokens) - 1
         return table[number] if number < len(table) else 0
 
-    def blocks_unseen_from(self, token: int) -> int:
-        """How many blocks lie before everything that `token` sees."""
-        return 0 if self.window is None else max(0, token + 1 - self.window) // self.block_tokens
+    def first_seen(self, token: Any) -> Any:
+        """The first token whose KV a token sees. Also of an array of tokens."""
+        assert not isinstance(self.policy, State | Absent)
+        return self.policy.first_seen(token)
+
+    def kept_pages(self, chunk_tokens: int) -> int:
+        """How many pages of a whole chunk are kept: those at its end that are seen from there.
+
+        A chunk that ends within a block keeps one more: what is seen begins within one too.
+        """
+        pages = chunk_tokens // self.block_tokens
+        match self.policy:
+            case Window(tokens=seen):
+                return min(pages, -(-seen // self.block_tokens))
+            case Local(tokens=seen):
+                return min(pages, -(-seen // self.block_tokens) + (seen % self.block_tokens > 0))
+            case _:
+                return pages
 
     def blocks_at_most(self, tokens: int, step_tokens: int) -> int:
         """The most blocks of a request of so many tokens, in steps of up to `step_tokens`."""
         blocks = -(-tokens // self.block_tokens)
-        if self.state:
-            return min(STATE_BLOCKS, blocks)
-        if self.window is None:
-            return blocks
-        return min(blocks, -(-(self.window - 1 + step_tokens) // self.block_tokens) + 1)
+        match self.policy:
+            case State(drafts=drafts):
+                return min(STATE_BLOCKS + drafts, blocks + drafts)
+            case Absent():
+                return 1
+            case Window(tokens=seen) | Local(tokens=seen):
+                return min(blocks, -(-(seen - 1 + step_tokens) // self.block_tokens) + 1)
+            case _:
+                return blocks
 
     def blocks_to_load(self, table: Sequence[int], start: int, end: int, held: int) -> npt.NDArray[np.int32]:
         """The blocks for `start` to `end`; -1 where there is none and for the `held` tokens."""
@@ -80,69 +109,86 @@ class Group:
         if len(blocks) < last - first:
             return None
         numbers = np.arange(first, last)
-        there = (blocks != 0) & (numbers >= self.blocks_unseen_from(computed))
-        ends = np.minimum((numbers * self.block_tokens // chunk_tokens + 1) * chunk_tokens, end)
-        if self.window is None:
+        there = (blocks != 0) & (numbers >= self.first_seen(computed) // self.block_tokens)
+        if not self.leaves:
             return blocks if there.all() else None
-        seen = numbers >= (ends - self.window) // self.block_tokens
+        ends = np.minimum((numbers * self.block_tokens // chunk_tokens + 1) * chunk_tokens, end)
+        seen = numbers >= self.first_seen(ends - 1) // self.block_tokens
         if not there[seen].all():
             return None
         return np.where(there, blocks, blocks[-(-ends // self.block_tokens) - 1 - first])
 
 
-def groups_of(kv_cache_config: Any) -> tuple[Group, ...]:
-    """The groups of a model. Refuses kinds that cannot be stored."""
-    groups = tuple(group_of(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups)
-    if groups and all(group.state for group in groups):
-        raise InvalidError(f"all layers of the model keep {STATE}; allowed are models with attention too")
+def groups_of(kv_cache_config: Any, context_ranks: int = 1) -> tuple[Group, ...]:
+    """The groups of a model. Refuses kinds that cannot be stored.
+
+    `context_ranks`: so many ranks hold the tokens of a block in turn (decode context parallelism).
+    """
+    groups = tuple(group_of(group, context_ranks) for group in kv_cache_config.kv_cache_groups)
+    if groups and not any(group.paged for group in groups):
+        raise InvalidError("no layer of the model keeps KV of tokens; allowed are models with attention too")
     return groups
 
 
-def group_of(spec: Any) -> Group:
-    """One group."""
-    for layer in layers_of(spec):
-        if type(layer).__name__ not in KINDS:
+def group_of(group: Any, context_ranks: int = 1) -> Group:
+    """One group of layers, which have one policy."""
+    layers = layers_of(group)
+    if getattr(group, "host_resident", False):
+        raise InvalidError(
+            f"layer {next(iter(layers))} keeps its KV in host memory (HiSparse); allowed is KV on the device"
+        )
+    if not getattr(group, "enable_kv_transfer", True):
+        return Group(group.kv_cache_spec.block_size, 1, Absent("replica"))
+    policies = {name: policy_of(name, spec) for name, spec in layers.items()}
+    (first, policy), spec = next(iter(policies.items())), next(iter(layers.values()))
+    for name, other in policies.items():
+        if other != policy:
             raise InvalidError(
-                f"the model keeps KV as {type(layer).__name__}; allowed are {', '.join(KINDS)}"
+                f"layers {first} and {name} share blocks, and are {policy} and {other}; allowed is one policy"
             )
-    one = layers_of(spec)[0]
-    if type(one).__name__ == STATE:
-        refuse_other_states(layers_of(spec))
-        return Group(one.block_size, 1, None, state=True)
-    window = one.sliding_window if type(one).__name__ == "SlidingWindowSpec" else None
-    even = all(layer.num_kv_heads == one.num_kv_heads for layer in layers_of(spec))
-    shared = all(type(layer).__name__ == LATENT for layer in layers_of(spec))
-    return Group(one.block_size, one.num_kv_heads, window, even, shared=shared)
+    if not isinstance(policy, Full | Window | Local):
+        return Group(spec.block_size, 1, policy)
+    of_ranks = context_ranks if getattr(spec, "dcp_sharded", True) else 1
+    return Group(
+        spec.block_size * of_ranks,
+        spec.num_kv_heads,
+        policy,
+        even=all(is_cut_by_heads(one) and one.num_kv_heads == spec.num_kv_heads for one in layers.values()),
+        shared=of_ranks == 1 and all(is_replicated(one) for one in layers.values()),
+    )
 
 
-def refuse_other_states(layers: list[Any]) -> None:
-    """Allows only states that stay unchanged in a block of their own where a step ends."""
-    for layer in layers:
-        if layer.mamba_cache_mode != "align":
-            raise InvalidError(
-                f"mamba_cache_mode is {layer.mamba_cache_mode!r}; allowed is 'align': set "
-                "--enable-prefix-caching --mamba-cache-mode align"
-            )
-        if layer.num_speculative_blocks:
-            raise InvalidError(
-                f"speculative decoding with {STATE} has {layer.num_speculative_blocks} blocks; allowed are 0"
-            )
+def is_cut_by_heads(spec: Any) -> bool:
+    """Whether a page has one part for each KV head."""
+    return getattr(spec, "num_head_slots", None) in (None, spec.num_kv_heads)
 
 
-def layers_of(spec: Any) -> list[Any]:
-    """The specs of a group's layers. There is one for all, unless they differ."""
-    return list(getattr(spec, "kv_cache_specs", {}).values()) or [spec]
+def is_replicated(spec: Any) -> bool:
+    """Whether all tensor-parallel ranks have the same KV."""
+    parts = getattr(spec, "max_tp_shards", None)
+    return parts == 1 or (parts is None and any(base.__name__ in LATENT for base in type(spec).__mro__))
 
 
-def heads_of(spec: Any, name: str) -> int:
-    """KV heads that a rank has in one layer of a group."""
-    one = getattr(spec, "kv_cache_specs", {}).get(name) or layers_of(spec)[0]
-    return int(one.num_kv_heads)
+def layers_of(group: Any) -> Mapping[str, Any]:
+    """The specifications of a group's layers, by name. vLLM has one for all unless they differ."""
+    spec = group.kv_cache_spec
+    each: Mapping[str, Any] | None = getattr(spec, "kv_cache_specs", None)
+    return each if each else dict.fromkeys(group.layer_names, spec)
+
+
+def page_bytes_of(spec: Any) -> int:
+    """Bytes of a layer's block, without room behind it."""
+    if hasattr(spec, "real_page_size_bytes"):
+        return int(spec.real_page_size_bytes)
+    # A state in 0.26 has no name for that.
+    return sum(
+        math.prod(shape) * dtype.itemsize for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+    )
 
 
 def block_tokens_of(groups: Sequence[Group]) -> int:
     """Tokens that are whole blocks in each group. vLLM's own cache holds multiples of it."""
-    return math.lcm(*(group.block_tokens for group in groups))
+    return math.lcm(*(group.block_tokens for group in groups if not isinstance(group.policy, Absent)))
 
 
 def fail_as_one(groups: Sequence[Group]) -> bool:
@@ -150,4 +196,4 @@ def fail_as_one(groups: Sequence[Group]) -> bool:
 
     vLLM gives blocks of a window for the end of a load. A load that ends sooner would need others.
     """
-    return len(groups) > 1 or any(group.window is not None for group in groups)
+    return len(groups) > 1 or any(group.leaves for group in groups)

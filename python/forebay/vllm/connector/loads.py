@@ -35,7 +35,7 @@ def plan(
         pages=[
             group.blocks_to_load(table, first * size, found.tokens, tracked.held)
             for group, table in zip(facts.groups, tracked.blocks, strict=True)
-            if not group.state
+            if group.paged
         ],
         tokens=tokens,
         source_page_tokens=None if theirs == mine else theirs,

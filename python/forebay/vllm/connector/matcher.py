@@ -142,11 +142,12 @@ class Matcher:
         ticket, size = tracked.ticket, self.facts.chunk_tokens
         assert ticket is not None
         prompt = tracked.request.all_token_ids[: tracked.request.num_prompt_tokens]
-        most = len(prompt) - self.facts.has_states  # the last one needs the state before
+        most = len(prompt) - self.facts.ends_at_chunks  # the last one needs the state before
         ids = ChunkIds(ticket.shape, self.namespaces(tracked, ticket.shape), size, tracked.ids.media)
         ids.grow(prompt)
         whole = min(ticket.tokens, most) // size
-        covered = ticket.tokens if ticket.tokens <= most else whole * size
+        has_tail = ticket.tokens <= most and not self.facts.has_rings
+        covered = ticket.tokens if has_tail else whole * size
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
 
     def namespaces(self, tracked: TrackedRequest, shape: Shape) -> list[bytes]:
@@ -194,7 +195,7 @@ class Matcher:
                 tracked.other_ids[shape] = ids
             ids.grow(tokens)
             limit = len(ids.ranks[0]) if tracked.chunk_limit is None else tracked.chunk_limit
-            if self.facts.has_states:
+            if self.facts.ends_at_chunks:
                 # At least one token is computed, and a state cannot go back by one.
                 limit = min(limit, (len(tokens) - 1) // size)
             named = [of_rank[:limit] for of_rank in ids.ranks]

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from vllm.config import get_current_vllm_config_or_none
@@ -18,16 +18,49 @@ import forebay
 from forebay.errors import InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
-from forebay.vllm.connector.groups import LATENT, STATE, Group, block_tokens_of, groups_of, layers_of
+from forebay.vllm.connector.groups import (
+    Group,
+    block_tokens_of,
+    groups_of,
+    is_replicated,
+    layers_of,
+    page_bytes_of,
+)
 from forebay.vllm.connector.media import processing_of
+from forebay.vllm.connector.policies import Absent, Full
 from forebay.vllm.connector.weights import digest_of_weights
 
 # Fields of a model's configuration that say who wrote it, not what it computes.
 VOLATILE = ("_name_or_path", "transformers_version")
+# Fields of a specification that other facts say, or that say where its bytes lie and not what they
+# are. KV heads are cut over ranks, so those of one rank say nothing.
+SAID_ELSEWHERE = {
+    *("block_size", "num_kv_heads", "num_head_slots", "dcp_sharded", "max_tp_shards", "is_draft"),
+    *("page_size_padded", "alignment", "block_stride_alignment", "indexes_kv_by_block_stride"),
+    *("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"),
+}
 # At most so many ranks per KV head: the chunks of each rank have to be named.
 RANKS_AT_MOST = 4
 # Namespaces of requests' salts and adapters: so many are kept.
 SALTS_KEPT = 256
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """How ranks share the tokens of a block: each has every so many of them in turn."""
+
+    decode: int = 1
+    prefill: int = 1
+    interleave: int = 1  # tokens in a row that one rank has
+
+    @property
+    def shards(self) -> bool:
+        """Whether ranks have different tokens."""
+        return self.decode > 1
+
+    def facts(self) -> dict[str, str]:
+        """What it adds to a namespace."""
+        return {"context": f"{self.decode} ranks, {self.interleave} tokens each"} if self.shards else {}
 
 
 @dataclass
@@ -40,7 +73,7 @@ class Facts:
     salt: bytes
     heads: int  # KV heads of the whole model
     shape: Shape
-    ranks: int  # tensor-parallel
+    ranks: int  # of a pipeline stage, all of its tensor-parallel ranks one after another
     pp: int
     layers: int
     chunk_tokens: int
@@ -53,20 +86,42 @@ class Facts:
         default_factory=dict, compare=False
     )
     layout: str = "HND"
+    context: ContextParallel = ContextParallel()
     resets: int = 0
 
     @property
     def has_windows(self) -> bool:
         """Whether blocks leave a request before it ends."""
-        return any(group.window is not None for group in self.groups)
+        return any(group.leaves for group in self.groups)
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether only KV of the prompt is what a later prompt would have in its place."""
+        return any(group.policy == Full(prompt_only=True) for group in self.groups)
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether vLLM makes something anew behind a hit, which it can where a block ends only."""
+        return any(isinstance(group.policy, Absent) for group in self.groups)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the ranks of a stage cut KV. Ranks behind these have it all again."""
+        return self.ranks if self.context.shards else self.ranks // self.context.prefill
 
     @property
     def has_states(self) -> bool:
         return any(group.state for group in self.groups)
 
+    @property
+    def ends_at_chunks(self) -> bool:
+        """Whether a request can go on only behind whole chunks, or where a state was stored."""
+        return self.has_states or self.has_rings
+
     def cut(self, shape: Shape) -> Shape:
         """How engines of that shape cut KV. With MLA all ranks have the same, so it is not cut."""
-        return replace(shape, tp=1) if all(group.shared for group in self.groups) else shape
+        stored = [group for group in self.groups if not isinstance(group.policy, Absent)]
+        return replace(shape, tp=1) if all(group.shared for group in stored) else shape
 
     def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
         found = self.keys.get((request_salt, shape, adapter))
@@ -103,6 +158,7 @@ class Facts:
                 "tp": (tp, shape.tp),
                 "pp": (pp, self.pp),
                 "attention": self.attention,
+                **self.context.facts(),
                 "lora": adapter,
                 "salt": salt,
             }
@@ -117,11 +173,13 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     """Reads the facts, and refuses what could make KV wrong."""
     refuse_what_is_not_supported(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    groups = groups_of(kv_cache_config)
+    context = context_of(parallel)
+    compat.refuse_foreign_managers(kv_cache_config)
+    groups = groups_of(kv_cache_config, context.decode)
     if any(group.state for group in groups):
         refuse_finer_hits(vllm_config.cache_config)
     named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
-    first = next(layers_of(group.kv_cache_spec)[0] for one, group in named if not one.state)
+    first = next(next(iter(layers_of(group).values())) for one, group in named if one.paged)
     config = model_text(model)
     chunk_tokens = chunk_tokens_of(settings, groups)
     facts = Facts(
@@ -149,23 +207,35 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         salt=settings.salt + of_tenant(settings.tenant),
         heads=heads_to_cut(heads_of_model(model, first), parallel.tensor_parallel_size, settings.layout),
         layout=settings.layout,
+        context=context,
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
-        ranks=parallel.tensor_parallel_size,
+        ranks=parallel.tensor_parallel_size * context.prefill,
         pp=parallel.pipeline_parallel_size,
         layers=sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups),
         chunk_tokens=chunk_tokens,
         chunk_bytes=sum(
-            page_bytes_of(group) * (chunk_tokens // one.block_tokens) for one, group in named if not one.state
+            bytes_of_block(group) * one.kept_pages(chunk_tokens) for one, group in named if one.paged
         ),
-        state_bytes=sum(page_bytes_of(group) for one, group in named if one.state),
+        state_bytes=sum(bytes_of_block(group) for one, group in named if one.state),
         on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
         groups=groups,
         media=processing_of(model),
     )
+    if context.shards:  # Each rank has heads and tokens of its own, so each is a part by itself.
+        facts.heads, facts.shape = facts.ranks, replace(facts.shape, tp=facts.ranks)
     facts.shape = facts.cut(facts.shape)
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", facts.cut(shape), facts)
     return facts
+
+
+def context_of(parallel: Any) -> ContextParallel:
+    """How the engine's ranks share the tokens of a block."""
+    return ContextParallel(
+        int(parallel.decode_context_parallel_size),
+        int(parallel.prefill_context_parallel_size),
+        int(parallel.cp_kv_cache_interleave_size),
+    )
 
 
 def heads_to_cut(heads: int, ranks: int, layout: str) -> int:
@@ -189,31 +259,39 @@ def of_tenant(tenant: int) -> bytes:
 
 def heads_of_model(model: Any, spec: Any) -> int:
     """KV heads of a layer over all ranks. MLA keeps one."""
-    return 1 if type(spec).__name__ == LATENT else int(model.get_total_num_kv_heads())
+    return 1 if is_replicated(spec) else int(model.get_total_num_kv_heads())
 
 
 def attention_of(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
     """What the bytes of layers depend on. Block sizes are part of it where they differ."""
-    groups = [layers_of(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
-    layers = [layer_of(vllm_config, spec) for spec in groups]
-    if len(layers) == 1:
-        return layers[0]
-    blocks = [{"block": str(spec.block_size)} for spec in groups]
-    return {"groups": json.dumps([one | block for one, block in zip(layers, blocks, strict=True)])}
+    groups = [kinds_of(vllm_config, group) for group in kv_cache_config.kv_cache_groups]
+    if len(groups) == 1 and len(groups[0]) == 1:
+        return groups[0][0]
+    blocks = [{"block": str(group.kv_cache_spec.block_size)} for group in kv_cache_config.kv_cache_groups]
+    named = [[kind | block for kind in kinds] for kinds, block in zip(groups, blocks, strict=True)]
+    return {"groups": json.dumps(named)}
+
+
+def kinds_of(vllm_config: Any, group: Any) -> list[dict[str, str]]:
+    """What the bytes of a group's layers depend on, once for neighbours that are alike."""
+    kinds: list[dict[str, str]] = []
+    for spec in layers_of(group).values():
+        kind = layer_of(vllm_config, spec)
+        if not kinds or kinds[-1] != kind:
+            kinds.append(kind)
+    return kinds
 
 
 def layer_of(vllm_config: Any, spec: Any) -> dict[str, str]:
-    """What the bytes of one layer depend on."""
-    kind = type(spec).__name__
-    if kind == STATE:
-        what = f"{spec.mamba_type} {list(zip(spec.shapes, spec.dtypes, strict=True))}"
-        return {"kind": kind, "state": what, "order": compat.state_order()}
-    return {
-        "head": f"{spec.head_size} {getattr(spec, 'head_size_v', None)}",
-        "window": str(getattr(spec, "sliding_window", None)),
-        "kind": kind,
-        "kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size)),
+    """What the bytes of one layer depend on: every field that is not what it is for most layers."""
+    kind = {"kind": type(spec).__name__} | {
+        field.name: str(getattr(spec, field.name))
+        for field in fields(spec)
+        if field.name not in SAID_ELSEWHERE and getattr(spec, field.name) != field.default
     }
+    if not hasattr(spec, "head_size"):
+        return kind | {"order": compat.state_order()}
+    return kind | {"kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size))}
 
 
 def unquantized_of(cache_config: Any) -> dict[str, str]:
@@ -230,14 +308,9 @@ def stages_of(model: Any, stages: int) -> dict[str, str]:
     return {"stages": str([get_pp_indices(layers, stage, stages) for stage in range(stages)])}
 
 
-def page_bytes_of(group: Any) -> int:
-    """Bytes of a block of all layers of a group, without padding behind states."""
-    layers = [
-        replace(layer, page_size_padded=None) if type(layer).__name__ == STATE else layer
-        for layer in layers_of(group.kv_cache_spec)
-    ]
-    each = len(group.layer_names) if len(layers) == 1 else 1
-    return sum(int(layer.page_size_bytes) for layer in layers) * each
+def bytes_of_block(group: Any) -> int:
+    """Bytes of a block of all layers of a group, without room behind them."""
+    return sum(page_bytes_of(spec) for spec in layers_of(group).values())
 
 
 def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
@@ -253,7 +326,10 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
         raise InvalidError(
             f"{what}: block_tokens is {theirs.block_tokens}; allowed {where} is {mine.block_tokens}"
         )
-    uneven = not all(group.even and group.heads == facts.groups[0].heads for group in facts.groups)
+    if facts.context.shards and theirs != mine:
+        raise InvalidError(f"{what}: {theirs}; allowed is {mine}, since ranks share the tokens of a block")
+    stored = [group for group in facts.groups if group.paged]
+    uneven = not all(group.even and group.heads == stored[0].heads for group in stored)
     for name, there, here in (
         ("tp", theirs.tp, mine.tp),
         ("block_tokens", theirs.block_tokens, mine.block_tokens),
@@ -306,18 +382,10 @@ def chunk_tokens_of(settings: Settings, groups: Sequence[Group]) -> int:
 
 def refuse_what_is_not_supported(vllm_config: Any) -> None:
     """Refuses settings that would make KV wrong."""
-    parallel = vllm_config.parallel_config
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        raise InvalidError(
-            "calculate_kv_scales is True: scales would depend on the first prompt; allowed is False"
-        )
     if getattr(vllm_config.model_config, "is_diffusion", False):
         raise InvalidError(
             "the model is a diffusion model, which writes KV again that is stored already; allowed are others"
         )
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) != 1:
-            raise InvalidError(f"{name} is {getattr(parallel, name)}; allowed is 1")
 
 
 def refuse_finer_hits(cache_config: Any) -> None:
@@ -325,7 +393,7 @@ def refuse_finer_hits(cache_config: Any) -> None:
     unit = getattr(cache_config, "prefix_match_unit", None)
     if unit not in (None, cache_config.block_size):
         raise InvalidError(
-            f"prefix_match_unit is {unit}; allowed is none for a model with {STATE}, or the block size, "
+            f"prefix_match_unit is {unit}; allowed is none for a model with states, or the block size, "
             f"{cache_config.block_size}"
         )
 
@@ -334,7 +402,7 @@ def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
     """Refuses the V2 model runner with states: it zeroes blocks that stores may still read."""
     if device == "cuda" and getattr(vllm_config, "use_v2_model_runner", False):
         raise InvalidError(
-            f"the V2 model runner is used for a model with {STATE}; allowed is VLLM_USE_V2_MODEL_RUNNER=0"
+            "the V2 model runner is used for a model with states; allowed is VLLM_USE_V2_MODEL_RUNNER=0"
         )
 
 

@@ -55,7 +55,7 @@ class Stores:
         A prefiller stores the prompt to its last token, others whole chunks.
         """
         request, size, prompt = tracked.request, self.facts.chunk_tokens, tracked.request.num_prompt_tokens
-        certain = min(computed, request.num_tokens)
+        certain = min(computed, prompt if self.facts.prompt_only else request.num_tokens)
         if is_prefill:
             certain = min(certain, prompt)
             # The node may have more of this answer. The tail is behind the last whole chunk.
@@ -65,7 +65,8 @@ class Stores:
             )
             # On CPUs a page is compared with its checksum: the last one must be final.
             ends = not self.facts.on_cpu or request.max_tokens == 1 or request.is_finished()
-            tracked.tail = certain == prompt and prompt % size > 0 and not tracked.tailed and ends
+            has_tail = certain == prompt and prompt % size > 0 and not self.facts.has_rings
+            tracked.tail = has_tail and not tracked.tailed and ends
         elif certain > prompt:
             certain -= self.volatile
         tracked.goal = max(tracked.goal, certain // size)
@@ -139,14 +140,21 @@ class Stores:
 
     def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
         """What each worker stores. Of several workers with the same KV, the first one stores it."""
-        alike = self.facts.ranks // self.facts.shape.tp
-        return [part if first else [] for part in parts for first in (True, *[False] * (alike - 1))]
+        facts, cut = self.facts, self.facts.shape.tp
+        alike, again = facts.parts // cut, facts.ranks - facts.parts
+        nothing: list[Stored] = []
+        found = []
+        for stage in range(facts.pp):
+            for part in parts[stage * cut : (stage + 1) * cut]:
+                found += [part, *[nothing] * (alike - 1)]
+            found += [nothing] * again
+        return found
 
     def pages(self, tracked: TrackedRequest, start: int, end: int) -> Pages | None:
         """The blocks of the tokens from `start` to `end`; None if others have some of them."""
         pages = []
         for group, table in zip(self.facts.groups, tracked.blocks, strict=False):
-            if group.state:
+            if not group.paged:
                 continue
             kept = group.blocks_to_store(table, start, end, self.facts.chunk_tokens, tracked.computed)
             if kept is None:

@@ -15,7 +15,7 @@ from forebay._log import LimitedLog
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
-from forebay.vllm.connector.groups import fail_as_one, groups_of, heads_of
+from forebay.vllm.connector.groups import fail_as_one, groups_of, is_cut_by_heads, layers_of, page_bytes_of
 from forebay.vllm.connector.metadata import Load, LoadResult, Report, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
@@ -46,16 +46,16 @@ class WorkerHalf:
         refuse_what_is_not_supported(vllm_config)
         refuse_another_policy(vllm_config)
         self.vllm_config, self.settings = vllm_config, settings
-        groups = groups_of(kv_cache_config)
+        groups = groups_of(kv_cache_config, vllm_config.parallel_config.decode_context_parallel_size)
         self.chunk_tokens = chunk_tokens_of(settings, groups)
         self.is_alone = is_alone(vllm_config)
         self.may_back_off = not compat.in_lockstep(vllm_config)
         self.as_one = fail_as_one(groups)
         named = list(zip(groups, kv_cache_config.kv_cache_groups, strict=True))
-        self.groups = [one for one, _ in named if not one.state]
-        self.names = [group.layer_names for one, group in named if not one.state]
-        self.specs = [group.kv_cache_spec for one, group in named if not one.state]
+        self.groups = [one for one, _ in named if one.paged]
+        self.layers_of_groups = [layers_of(group) for one, group in named if one.paged]
         self.with_states = [group.layer_names for one, group in named if one.state]
+        self.cuts_heads = settings.layout == "HND"
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
         self.cache: forebay.PagedCache | WithStates | None = None
@@ -91,7 +91,7 @@ class WorkerHalf:
         """
         if not self.groups:
             return
-        layers = [(name, number) for number, names in enumerate(self.names) for name in names]
+        layers = [(name, number) for number, names in enumerate(self.layers_of_groups) for name in names]
         layers = [(name, number) for name, number in layers if name in tensors]
         layers.sort(key=lambda layer: compat.layer_number(layer[0]))
         absent = set(range(len(self.groups))) - {number for _, number in layers}
@@ -113,7 +113,10 @@ class WorkerHalf:
             places,
             page_tokens=[group.block_tokens for group in self.groups],
             chunk_tokens=self.chunk_tokens,
-            heads=[group.heads if self.settings.layout == "HND" else 1 for group in self.groups],
+            heads=[
+                group.heads if self.settings.layout == "HND" and group.even else 1 for group in self.groups
+            ],
+            **self.kept_pages(),
         )
         self.cache = kv
         if self.with_states:
@@ -142,6 +145,11 @@ class WorkerHalf:
             sibling_devices=compat.devices_of_ranks(self.vllm_config),
         )
 
+    def kept_pages(self) -> dict[str, list[int]]:
+        kept = [group.kept_pages(self.chunk_tokens) for group in self.groups]
+        whole = [self.chunk_tokens // group.block_tokens for group in self.groups]
+        return {} if kept == whole else {"kept_pages": kept}
+
     def place(self, name: str, tensor: Any, group: int) -> Place:
         """Where a layer's pages lie. Refuses pages whose bytes are in another order than `layout`
         says: checksums would not tell them apart.
@@ -151,10 +159,16 @@ class WorkerHalf:
                 f"layer {name} has {tensor.shape[0]} blocks; allowed are multiples of {self.num_blocks}"
             )
         parts = tensor.shape[0] // self.num_blocks  # kernels may have smaller blocks
-        width, layout = tensor.element_size(), self.settings.layout
-        heads, page = heads_of(self.specs[group], name), tuple(tensor.shape[1:])
-        one_head = heads == 1 and page[:-2] in ((), (1,))
-        tokens = self.groups[group].block_tokens // (parts if layout == "NHD" else 1)
+        spec, layout = self.layers_of_groups[group][name], self.settings.layout
+        page_bytes = tensor[0].numel() * tensor.element_size() * parts
+        if page_bytes != page_bytes_of(spec):
+            raise InvalidError(
+                f"layer {name} has pages of {page_bytes} bytes, {tuple(tensor.shape[1:])}; its "
+                f"specification says {page_bytes_of(spec)}: set another --attention-backend"
+            )
+        heads, page = spec.num_kv_heads, tuple(tensor.shape[1:])
+        one_head = not is_cut_by_heads(spec) or (heads == 1 and page[:-2] in ((), (1,)))
+        tokens = spec.block_size // (parts if layout == "NHD" else 1)
         if not one_head and page[:-1] != (heads, tokens):
             raise InvalidError(
                 f"layer {name} has pages of {page}; allowed are {heads} heads of {tokens} tokens with both "
@@ -167,8 +181,7 @@ class WorkerHalf:
                 "layout in kv_connector_extra_config to that of the --attention-backend, and no "
                 "VLLM_KV_CACHE_LAYOUT"
             )
-        page_bytes = tensor[0].numel() * width * parts
-        stride_bytes = tensor.stride(0) * width * parts
+        stride_bytes = tensor.stride(0) * tensor.element_size() * parts
         return tensor.data_ptr(), self.num_blocks, stride_bytes, page_bytes, group
 
     def drain(self, keeps_kv: bool) -> None:
