@@ -31,10 +31,12 @@ pytest.importorskip("vllm.config", reason="SKIPPED: no vLLM here: `make test-vll
 
 from test_parts import facts  # noqa: E402
 
+from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector.config import Shape  # noqa: E402
 from forebay.vllm.connector.finder import Finder  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
 from forebay.vllm.connector.metadata import Report, Step, Store, StoreResult  # noqa: E402
+from forebay.vllm.connector.namespace import ContextParallel, refuse_shape  # noqa: E402
 from forebay.vllm.connector.policies import State  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
@@ -54,6 +56,36 @@ def test_one_rank_of_each_stage_stores_and_all_load() -> None:
     plain = facts(shape=Shape(4, BLOCK), pp=2)
     every: Any = [[number] for number in range(8)]
     assert Stores(plain, workers=8).for_workers(every) == every
+
+
+def loaded_by(engine: Any, ids: list[list[bytes]]) -> list[list[bytes]]:
+    """The chunks that each worker loads."""
+    finder = Finder(SimpleNamespace(), engine, lambda: 0.0)  # type: ignore[arg-type]
+    return [
+        [name for names, *_ in of_rank for name in names] for of_rank in finder.sources(engine.shape, ids)
+    ]
+
+
+def test_ranks_that_share_the_tokens_of_a_block_store_and_load_their_own() -> None:
+    # Four ranks, of which two share the tokens of each head.
+    four, context = Shape(4, BLOCK), ContextParallel(decode=2)
+    engine = facts(heads=4, groups=(Group(BLOCK, 1),), shape=four, context=context, pp=2)
+    every: Any = [[number] for number in range(8)]
+    assert Stores(engine, workers=8).for_workers(every) == every
+    assert loaded_by(engine, [[bytes([number])] for number in range(8)]) == [[bytes([n])] for n in range(8)]
+    with pytest.raises(InvalidError, match="tp=2.*; allowed is .*tp=4.*, since ranks share the tokens"):
+        refuse_shape("here", Shape(2, BLOCK), engine)
+    spread = (ContextParallel(), context, ContextParallel(4), ContextParallel(2, interleave=8))
+    assert len({facts(context=one).identity() for one in spread}) == 4, "other ranks have other tokens"
+
+
+def test_ranks_that_prefill_the_same_kv_together_store_it_once() -> None:
+    engine = facts(shape=Shape(2, BLOCK), ranks=4, context=ContextParallel(prefill=2), pp=2)
+    parts: Any = [[number] for number in range(4)]
+    assert Stores(engine, workers=8).for_workers(parts) == [[0], [1], [], [], [2], [3], [], []]
+    ids = [[bytes([number])] for number in range(4)]
+    assert loaded_by(engine, ids) == [[ids[0][0]], [ids[1][0]]] * 2 + [[ids[2][0]], [ids[3][0]]] * 2
+    assert engine.identity() == facts(pp=2).identity(), "an engine without that has the same KV"
 
 
 def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:

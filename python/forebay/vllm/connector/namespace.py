@@ -157,8 +157,7 @@ class Facts:
                 "block_tokens": shape.block_tokens,
                 "tp": (tp, shape.tp),
                 "pp": (pp, self.pp),
-                "attention": self.attention,
-                **self.context.facts(),
+                "attention": self.attention | self.context.facts(),
                 "lora": adapter,
                 "salt": salt,
             }
