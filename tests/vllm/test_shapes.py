@@ -102,7 +102,7 @@ def test_pages_with_tokens_before_heads_are_taken_where_that_was_said() -> None:
 
 def test_kv_with_tokens_before_heads_has_names_of_its_own_and_is_cut_over_as_many_ranks() -> None:
     two = Shape(2, BLOCK)
-    hnd, nhd = facts(shape=two), facts(shape=two, layout="NHD", heads=namespace.heads_to_cut(8, 2, "NHD"))
+    hnd, nhd = facts(shape=two), facts(shape=two, layout="NHD", heads=namespace.heads_to_cut(8, 2, False))
     assert hnd.identity() != nhd.identity()
     assert hnd.namespaces(None, two) != nhd.namespaces(None, two)
     refuse_shape("here", Shape(2, 32), nhd)

@@ -176,6 +176,12 @@ def layers_of(group: Any) -> Mapping[str, Any]:
     return each if each else dict.fromkeys(group.layer_names, spec)
 
 
+def cells_of(spec: Any) -> int:
+    """How many cells a head has in a block: one for a token, or for several where KV is compressed."""
+    compressed = getattr(spec, "storage_block_size", spec.block_size)  # of 0.26
+    return int(getattr(spec, "num_states", compressed))
+
+
 def page_bytes_of(spec: Any) -> int:
     """Bytes of a layer's block, without room behind it."""
     if hasattr(spec, "real_page_size_bytes"):
@@ -189,6 +195,12 @@ def page_bytes_of(spec: Any) -> int:
 def block_tokens_of(groups: Sequence[Group]) -> int:
     """Tokens that are whole blocks in each group. vLLM's own cache holds multiples of it."""
     return math.lcm(*(group.block_tokens for group in groups if not isinstance(group.policy, Absent)))
+
+
+def can_cut_heads(groups: Sequence[Group]) -> bool:
+    """Whether KV of another number of tensor-parallel ranks is a range of heads of each page."""
+    stored = [group for group in groups if group.paged]
+    return all(group.even and group.heads == stored[0].heads for group in stored)
 
 
 def fail_as_one(groups: Sequence[Group]) -> bool:

@@ -21,6 +21,7 @@ from forebay.vllm.connector.config import CHUNK_TOKENS, Settings, Shape
 from forebay.vllm.connector.groups import (
     Group,
     block_tokens_of,
+    can_cut_heads,
     groups_of,
     is_replicated,
     layers_of,
@@ -204,7 +205,11 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt + of_tenant(settings.tenant),
-        heads=heads_to_cut(heads_of_model(model, first), parallel.tensor_parallel_size, settings.layout),
+        heads=heads_to_cut(
+            heads_of_model(model, first),
+            parallel.tensor_parallel_size,
+            settings.layout == "HND" and can_cut_heads(groups),
+        ),
         layout=settings.layout,
         context=context,
         shape=Shape(parallel.tensor_parallel_size, block_tokens_of(groups)),
@@ -237,9 +242,9 @@ def context_of(parallel: Any) -> ContextParallel:
     )
 
 
-def heads_to_cut(heads: int, ranks: int, layout: str) -> int:
-    """Into how many parts heads can be cut. In NHD a rank's heads are one part."""
-    return heads if layout == "HND" else min(heads, ranks)
+def heads_to_cut(heads: int, ranks: int, can_cut: bool) -> int:
+    """Into how many parts heads can be cut. If they cannot be, a rank's heads are one part."""
+    return heads if can_cut else min(heads, ranks)
 
 
 def longest_of(model: Any) -> str:
@@ -327,8 +332,7 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
         )
     if facts.context.shards and theirs != mine:
         raise InvalidError(f"{what}: {theirs}; allowed is {mine}, since ranks share the tokens of a block")
-    stored = [group for group in facts.groups if group.paged]
-    uneven = not all(group.even and group.heads == stored[0].heads for group in stored)
+    uneven = not can_cut_heads(facts.groups)
     for name, there, here in (
         ("tp", theirs.tp, mine.tp),
         ("block_tokens", theirs.block_tokens, mine.block_tokens),

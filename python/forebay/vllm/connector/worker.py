@@ -15,7 +15,15 @@ from forebay._log import LimitedLog
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
-from forebay.vllm.connector.groups import fail_as_one, groups_of, is_cut_by_heads, layers_of, page_bytes_of
+from forebay.vllm.connector.groups import (
+    can_cut_heads,
+    cells_of,
+    fail_as_one,
+    groups_of,
+    is_cut_by_heads,
+    layers_of,
+    page_bytes_of,
+)
 from forebay.vllm.connector.metadata import Load, LoadResult, Report, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
@@ -55,7 +63,7 @@ class WorkerHalf:
         self.groups = [one for one, _ in named if one.paged]
         self.layers_of_groups = [layers_of(group) for one, group in named if one.paged]
         self.with_states = [group.layer_names for one, group in named if one.state]
-        self.cuts_heads = settings.layout == "HND"
+        self.cuts_heads = settings.layout == "HND" and can_cut_heads(groups)
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
         self.cache: forebay.PagedCache | WithStates | None = None
@@ -113,9 +121,7 @@ class WorkerHalf:
             places,
             page_tokens=[group.block_tokens for group in self.groups],
             chunk_tokens=self.chunk_tokens,
-            heads=[
-                group.heads if self.settings.layout == "HND" and group.even else 1 for group in self.groups
-            ],
+            heads=[group.heads if self.cuts_heads else 1 for group in self.groups],
             **self.kept_pages(),
         )
         self.cache = kv
@@ -168,7 +174,7 @@ class WorkerHalf:
             )
         heads, page = spec.num_kv_heads, tuple(tensor.shape[1:])
         one_head = not is_cut_by_heads(spec) or (heads == 1 and page[:-2] in ((), (1,)))
-        tokens = spec.block_size // (parts if layout == "NHD" else 1)
+        tokens = cells_of(spec) // (parts if layout == "NHD" else 1)
         if not one_head and page[:-1] != (heads, tokens):
             raise InvalidError(
                 f"layer {name} has pages of {page}; allowed are {heads} heads of {tokens} tokens with both "
