@@ -43,6 +43,7 @@ class Engine:
     daemon: Daemon
     heads: range
     page_tokens: int
+    kept_pages: int | None = None
     pages: npt.NDArray[np.uint8] = field(init=False)
     cache: forebay.PagedCache = field(init=False)
 
@@ -60,6 +61,7 @@ class Engine:
             chunk_tokens=CHUNK_TOKENS,
             heads=[len(self.heads)],
             name="engine",
+            kept_pages=None if self.kept_pages is None else [self.kept_pages],
         )
 
     def blocks(self, seed: int, tokens: int = TOKENS) -> npt.NDArray[np.int32]:
@@ -68,7 +70,9 @@ class Engine:
     def compute(self, blocks: npt.NDArray[np.int32]) -> None:
         known = truth(len(blocks) * self.page_tokens, self.heads)
         for number, block in enumerate(blocks):
-            self.pages[:, block] = known[:, :, number * self.page_tokens : (number + 1) * self.page_tokens]
+            if block >= 0:
+                start = number * self.page_tokens
+                self.pages[:, block] = known[:, :, start : start + self.page_tokens]
 
     def held(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         return np.concatenate([self.pages[:, block] for block in blocks], axis=2)
@@ -191,6 +195,38 @@ def test_other_ranks_and_other_blocks_are_only_another_mapping(daemon: Daemon) -
         blocks = reader.blocks(2)
         assert reader.load(1, [(ids, 0, 0, 2)], blocks, source.page_tokens) == (TOKENS, None)
         assert reader.is_true(blocks)
+
+
+def test_a_chunk_keeps_so_many_pages_at_its_end_and_a_store_needs_no_others(daemon: Daemon) -> None:
+    writer, reader = (Engine(daemon, range(2), 16, kept_pages=1) for _ in range(2))
+    ids, dropped = ids_of(b"kept"), [0, 1, 2, 4, 5, 6, 8, 9, 10, 12]
+    blocks = writer.blocks(3)
+    blocks[dropped] = -1
+    writer.compute(blocks)
+    chunks = list(zip(ids, [None, *ids[:-1]], (64, 64, 64, 21), strict=True))
+    writer.cache.store(1, chunks, [blocks])
+    assert writer.cache.wait_stored([1], TIMEOUT_S)
+    assert writer.cache.take_ended() == ([], [(1, [])])
+    page_bytes = 2 * 16 * CELL_BYTES
+    assert writer.cache.stats()["bytes_stored"] == LAYERS * 4 * page_bytes
+
+    blocks = reader.blocks(9)
+    assert reader.load(1, [(ids, 0, 0, 2)], blocks) == (TOKENS, None)
+    assert not reader.pages[:, blocks[dropped]].any(), "what a chunk does not keep is not written"
+    known = truth(TOKENS, range(2))
+    for number in (3, 7, 11, 13):
+        start, end = number * 16, min(number * 16 + 16, TOKENS)
+        assert (reader.pages[:, blocks[number], :, : end - start] == known[:, :, start:end]).all()
+
+    for table, says in ((3, "page -1 of block 3"), (13, "page -1 of block 13")):
+        lacking = blocks.copy()
+        lacking[table] = -1
+        with pytest.raises(forebay.InvalidError, match=says):
+            writer.cache.store(2, chunks, [lacking])
+    with pytest.raises(forebay.InvalidError, match="source_page_tokens is 32; allowed: 16"):
+        reader.load(2, [(ids, 0, 0, 2)], blocks, source_page_tokens=32)
+    with pytest.raises(forebay.InvalidError, match="kept_pages of group 0 is 0"):
+        Engine(daemon, range(2), 16, kept_pages=0)
 
 
 def test_a_dead_node_costs_tokens_and_its_successor_is_used(daemon: Daemon) -> None:

@@ -209,6 +209,7 @@ class PagedCache:
         tenant: int = 0,
         copy_threads: int = 2,
         sibling_devices: Sequence[int] = (),
+        kept_pages: Sequence[int] | None = None,
     ) -> Self: ...
     @property
     def is_connected(self) -> bool: ...

@@ -5,6 +5,8 @@ use thiserror::Error;
 
 pub const MAX_LAYERS: usize = forebay_store::MAX_LAYERS;
 pub const MAX_CHUNK_TOKENS: u32 = forebay_kv::MAX_CHUNK_TOKENS;
+/// What [`Group::kept_pages`] is where a chunk keeps all pages.
+pub const ALL_PAGES: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layer {
@@ -23,6 +25,9 @@ pub struct Group {
     pub page_tokens: u32,
     /// KV heads of a page where heads come before tokens; 1 where a page is never cut by heads.
     pub heads: u32,
+    /// A chunk keeps at most so many pages, those at its end: nobody needs a sliding window's
+    /// earlier ones. [`ALL_PAGES`] for all of them. It is the same for all who share chunks.
+    pub kept_pages: u32,
 }
 
 /// The shape of a cache. Every size was looked at: no sum or product of them overflows.
@@ -89,7 +94,7 @@ impl CacheShape {
     /// Bytes of each layer of a chunk of `tokens` tokens: whole pages, also if the last one is not
     /// full.
     pub fn layer_bytes(&self, tokens: u32) -> impl Iterator<Item = u64> + '_ {
-        self.layers.iter().map(move |layer| self.group_of(layer).pages_of(tokens) * layer.page_bytes)
+        self.layers.iter().map(move |layer| self.group_of(layer).kept_of(tokens) * layer.page_bytes)
     }
 }
 
@@ -98,14 +103,27 @@ impl Group {
         tokens.div_ceil(self.page_tokens).into()
     }
 
+    /// How many pages a chunk of `tokens` tokens keeps.
+    pub fn kept_of(&self, tokens: u32) -> u64 {
+        self.pages_of(tokens).min(self.kept_pages.into())
+    }
+
+    /// The first page of a chunk of `tokens` tokens that it keeps.
+    pub fn first_kept_of(&self, tokens: u32) -> u64 {
+        self.pages_of(tokens) - self.kept_of(tokens)
+    }
+
     fn check(&self, number: usize, chunk_tokens: u32) -> Result<(), BadValue> {
-        let Group { page_tokens, heads } = *self;
+        let Group { page_tokens, heads, kept_pages } = *self;
         if page_tokens == 0 || !chunk_tokens.is_multiple_of(page_tokens) {
             let allowed = format!("a divisor of chunk_tokens, {chunk_tokens}");
             return Err(BadValue::new(format!("page_tokens of group {number}"), page_tokens, allowed));
         }
         if heads == 0 {
             return Err(BadValue::new(format!("heads of group {number}"), 0_u64, "1 or more"));
+        }
+        if kept_pages == 0 {
+            return Err(BadValue::new(format!("kept_pages of group {number}"), 0_u64, "1 or more"));
         }
         Ok(())
     }
@@ -123,12 +141,12 @@ impl Layer {
         let Some(of) = groups.get(group) else {
             return Err(BadValue::new(what("the group"), group as u64, format!("below {}", groups.len())));
         };
-        let cells = u64::from(of.heads) * u64::from(of.page_tokens);
-        if page_bytes == 0 || !page_bytes.is_multiple_of(cells) {
+        // Not of its tokens: a page of compressed KV has fewer cells than tokens.
+        if page_bytes == 0 || !page_bytes.is_multiple_of(of.heads.into()) {
             return Err(BadValue::new(
                 what("page_bytes"),
                 page_bytes,
-                format!("a multiple of {cells}, heads by tokens"),
+                format!("a multiple of {}, the heads", of.heads),
             ));
         }
         if stride_bytes < page_bytes {
@@ -162,7 +180,7 @@ mod tests {
     use super::*;
 
     const LAYER: Layer = Layer { address: 4096, pages: 10, stride_bytes: 512, page_bytes: 256, group: 0 };
-    const GROUP: Group = Group { page_tokens: 16, heads: 2 };
+    const GROUP: Group = Group { page_tokens: 16, heads: 2, kept_pages: ALL_PAGES };
 
     #[test]
     fn what_cannot_be_is_refused_with_the_field_the_value_and_what_is_allowed() {
@@ -174,8 +192,10 @@ mod tests {
             (LAYER, GROUP, 0, "chunk_tokens is 0"),
             (LAYER, GROUP, 250, "page_tokens of group 0 is 16; allowed: a divisor of chunk_tokens, 250"),
             (LAYER, Group { heads: 0, ..GROUP }, 256, "heads of group 0 is 0"),
+            (LAYER, Group { kept_pages: 0, ..GROUP }, 256, "kept_pages of group 0 is 0"),
             (Layer { group: 1, ..LAYER }, GROUP, 256, "the group of layer 0 is 1; allowed: below 1"),
-            (Layer { page_bytes: 100, ..LAYER }, GROUP, 256, "page_bytes of layer 0 is 100"),
+            (Layer { page_bytes: 101, ..LAYER }, GROUP, 256, "page_bytes of layer 0 is 101"),
+            (Layer { page_bytes: 0, ..LAYER }, GROUP, 256, "page_bytes of layer 0 is 0"),
             (Layer { stride_bytes: 255, ..LAYER }, GROUP, 256, "stride_bytes of layer 0 is 255"),
             (Layer { pages: 0, ..LAYER }, GROUP, 256, "pages of layer 0 is 0"),
             (Layer { address: 0, ..LAYER }, GROUP, 256, "pages of layer 0"),
@@ -192,5 +212,27 @@ mod tests {
         let shape = CacheShape::new(vec![LAYER; 2], vec![GROUP], 256).unwrap();
         assert_eq!(shape.layer_bytes(17).collect::<Vec<_>>(), [512, 512]);
         assert_eq!(LAYER.bytes(), 9 * 512 + 256);
+    }
+
+    #[test]
+    fn a_chunk_keeps_so_many_pages_at_its_end_and_a_short_one_no_more_than_it_has() {
+        let group = Group { kept_pages: 3, ..GROUP };
+        let shape = CacheShape::new(vec![LAYER], vec![group], 256).unwrap();
+        for (tokens, kept, first) in [(1, 1, 0), (48, 3, 0), (49, 3, 1), (256, 3, 13)] {
+            assert_eq!(
+                (group.kept_of(tokens), group.first_kept_of(tokens)),
+                (kept, first),
+                "{tokens} tokens"
+            );
+            assert_eq!(shape.layer_bytes(tokens).collect::<Vec<_>>(), [kept * 256]);
+        }
+    }
+
+    #[test]
+    fn a_page_of_compressed_kv_may_have_fewer_cells_than_tokens() {
+        let layer = Layer { page_bytes: 2 * 584, stride_bytes: 2 * 584, ..LAYER };
+        let group = Group { page_tokens: 256, heads: 1, kept_pages: ALL_PAGES };
+        let shape = CacheShape::new(vec![layer], vec![group], 512).unwrap();
+        assert_eq!(shape.layer_bytes(512).collect::<Vec<_>>(), [4 * 584]);
     }
 }

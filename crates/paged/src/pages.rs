@@ -2,17 +2,17 @@
 //! tokens and offsets.
 //!
 //! ```text
-//! layer of a chunk = page of block 0 | block 1 | ...      as its storer had them
+//! layer of a chunk = page of block 0 | block 1 | ...      as its storer had them; where a chunk keeps
+//!                                                         fewer pages than it has, the last ones
 //! page             = head 0 | head 1 | ...                where heads come before tokens
 //! head of a page   = token 0 | token 1 | ...              cells of equal size
 //! ```
 //!
 //! A storer of the same shape has the same pages, and whole pages are copied. Others may have had
-//! other heads (another tensor parallel size) or other pages (another block size): then the cells
-//! are found one run of tokens of one head at a time. Where pages have as many tokens, a head's
-//! part of a page is copied whole, also of a chunk's last page with fewer tokens: vLLM on CPUs
-//! keeps keys transposed there, so no part of it is the first tokens. Pieces that are adjacent on
-//! both sides become one.
+//! other heads (another tensor parallel size): then the heads' part of each page is copied whole,
+//! also of a chunk's last page with fewer tokens, for vLLM on CPUs keeps keys transposed there, so
+//! no part of it is the first tokens. Or other pages (another block size): then the cells are found
+//! one run of tokens of one head at a time. Pieces that are adjacent on both sides become one.
 
 use crate::cache::{BadValue, CacheShape, Group, Layer};
 use crate::copies::Piece;
@@ -73,8 +73,8 @@ pub enum Misfit {
 }
 
 impl PageTables {
-    /// Tables for a sequence of `tokens` tokens. Blocks that are not wanted may be only where
-    /// `holes`.
+    /// Tables for a sequence of `tokens` tokens. Blocks that are not wanted may be anywhere where
+    /// `holes`, or else only where a chunk does not keep the page.
     pub fn new(
         cache: &CacheShape,
         tables: Vec<Vec<i64>>,
@@ -94,16 +94,20 @@ impl PageTables {
             return Err(BadPages::Groups { given: tables.len(), groups });
         }
         for (group, table) in tables.iter().enumerate() {
-            let needed = tokens.div_ceil(cache.groups()[group].page_tokens.into());
+            let of = cache.groups()[group];
+            let needed = tokens.div_ceil(of.page_tokens.into());
             if (table.len() as u64) < needed {
                 return Err(BadPages::Short { group, given: table.len(), needed, tokens });
             }
             let layers = cache.layers().iter().filter(|layer| layer.group == group);
             let pages = layers.map(|layer| layer.pages).min().unwrap_or(0);
-            let is_good = |page: i64| (holes && page == NO_PAGE) || (page >= 0 && (page as u64) < pages);
-            if let Some(block) = table.iter().position(|page| !is_good(*page)) {
-                let allowed =
-                    format!("0 to {}{}", pages.saturating_sub(1), if holes { ", or -1" } else { "" });
+            let is_page = |page: i64| page >= 0 && (page as u64) < pages;
+            let may_lack = |block: usize| holes || is_dropped(of, cache.chunk_tokens(), tokens, block as u64);
+            let is_good =
+                |(block, page): (usize, &i64)| is_page(*page) || (*page == NO_PAGE && may_lack(block));
+            if let Some(block) = table.iter().enumerate().position(|at| !is_good(at)) {
+                let none = if may_lack(block) { ", or -1" } else { "" };
+                let allowed = format!("0 to {}{none}", pages.saturating_sub(1));
                 return Err(BadPages::Page { group, block, page: table[block], allowed });
             }
         }
@@ -115,6 +119,14 @@ impl PageTables {
         let page = *self.0.get(layer.group)?.get(usize::try_from(block).ok()?)?;
         u64::try_from(page).ok().map(|page| page * layer.stride_bytes)
     }
+}
+
+/// Whether a page lies in a chunk that does not keep it. The last chunk may be short.
+fn is_dropped(group: Group, chunk_tokens: u32, tokens: u64, block: u64) -> bool {
+    let pages = u64::from(chunk_tokens / group.page_tokens);
+    let start = block / pages * u64::from(chunk_tokens);
+    let chunk = tokens.saturating_sub(start).min(chunk_tokens.into()) as u32;
+    block % pages < group.first_kept_of(chunk)
 }
 
 impl Source {
@@ -144,6 +156,10 @@ impl Source {
             let allowed = "none for a cache of several groups";
             return Err(BadValue::new("source_page_tokens", page_tokens, allowed));
         }
+        let is_other = |layer: &&Layer| cache.group_of(layer).page_tokens != page_tokens;
+        for layer in cache.layers().iter().filter(is_other) {
+            Cells::of(cache, layer, page_tokens)?;
+        }
         Ok(())
     }
 
@@ -153,10 +169,7 @@ impl Source {
         let group = cache.group_of(layer);
         let HeadRange { first_there, first_here, .. } = self.heads;
         let same_pages = self.page_tokens.is_none_or(|page_tokens| page_tokens == group.page_tokens);
-        same_pages
-            && first_there == 0
-            && first_here == 0
-            && bytes == group.pages_of(tokens) * layer.page_bytes
+        same_pages && first_there == 0 && first_here == 0 && bytes == group.kept_of(tokens) * layer.page_bytes
     }
 }
 
@@ -181,8 +194,14 @@ pub fn pieces(
         return Ok(());
     }
     let foreign = Foreign::of(cache, layer, number, at, source, bytes)?;
-    foreign.pieces(tables, layer, at, arena_offset, &mut found);
+    foreign.pieces(cache.group_of(layer), tables, layer, at, arena_offset, &mut found);
     Ok(())
+}
+
+/// The blocks of a chunk whose pages it keeps, as they are counted in the sequence.
+fn kept_blocks(group: Group, at: ChunkAt) -> impl Iterator<Item = u64> {
+    let first = at.first_token / u64::from(group.page_tokens);
+    (first + group.first_kept_of(at.tokens))..(first + group.pages_of(at.tokens))
 }
 
 fn whole_pages(
@@ -193,10 +212,9 @@ fn whole_pages(
     arena_offset: u64,
     found: &mut Joined<'_>,
 ) {
-    let first = at.first_token / u64::from(group.page_tokens);
-    for block in 0..group.pages_of(at.tokens) {
-        if let Some(page) = tables.offset(layer, first + block) {
-            found.add(arena_offset + block * layer.page_bytes, page, layer.page_bytes);
+    for (number, block) in (0..).zip(kept_blocks(group, at)) {
+        if let Some(page) = tables.offset(layer, block) {
+            found.add(arena_offset + number * layer.page_bytes, page, layer.page_bytes);
         }
     }
 }
@@ -204,10 +222,19 @@ fn whole_pages(
 /// The pages of a storer of another shape.
 struct Foreign {
     heads: HeadRange,
-    cell_bytes: u64,
-    /// Tokens of its pages, and of pages here.
-    page_tokens: (u64, u64),
+    /// Bytes of a head of one of its pages.
+    head_bytes: u64,
     page_bytes: u64,
+    /// Where its pages have other tokens.
+    cells: Option<Cells>,
+}
+
+/// Tokens of pages of different sizes.
+struct Cells {
+    /// Bytes of a token of one head.
+    bytes: u64,
+    page_tokens_there: u64,
+    page_tokens_here: u64,
 }
 
 impl Foreign {
@@ -226,43 +253,103 @@ impl Foreign {
         if heads.first_here.saturating_add(heads.heads) > group.heads {
             return Err(misfit(format!("its page here has {} heads", group.heads)));
         }
-        let cell_bytes = layer.page_bytes / (u64::from(group.heads) * u64::from(group.page_tokens));
-        let page_tokens = source.page_tokens.unwrap_or(group.page_tokens);
-        let pages = u64::from(at.tokens.div_ceil(page_tokens));
-        let head_bytes = u64::from(page_tokens) * cell_bytes;
+        let head_bytes_here = layer.page_bytes / u64::from(group.heads);
+        let other = source.page_tokens.filter(|page_tokens| *page_tokens != group.page_tokens);
+        let cells = other.map(|there| Cells::of(cache, layer, there)).transpose()?;
+        let (pages, head_bytes) = match &cells {
+            None => (group.kept_of(at.tokens), head_bytes_here),
+            Some(cells) => (cells.pages_there(at.tokens), cells.page_tokens_there * cells.bytes),
+        };
         let page_bytes = bytes.checked_div(pages).unwrap_or(0);
         let heads_there = page_bytes / head_bytes;
         let enough = u64::from(heads.first_there) + u64::from(heads.heads) <= heads_there;
         if page_bytes * pages != bytes || heads_there * head_bytes != page_bytes || !enough {
-            let least = heads.first_there + heads.heads;
+            let least = u64::from(heads.first_there) + u64::from(heads.heads);
             return Err(misfit(format!("{pages} pages of {least} heads or more of {head_bytes} bytes fit")));
         }
-        Ok(Foreign {
-            heads,
-            cell_bytes,
-            page_tokens: (page_tokens.into(), group.page_tokens.into()),
-            page_bytes,
-        })
+        Ok(Foreign { heads, head_bytes, page_bytes, cells })
     }
 
     fn pieces(
         &self,
+        group: Group,
         tables: &PageTables,
         layer: &Layer,
         at: ChunkAt,
         arena_offset: u64,
         found: &mut Joined<'_>,
     ) {
-        let (there, here) = self.page_tokens;
-        let tokens = u64::from(at.tokens);
-        for (number, start) in (0..tokens).step_by(there as usize).enumerate() {
-            let page_there = arena_offset + number as u64 * self.page_bytes;
-            let end = if there == here { start + there } else { tokens.min(start + there) };
-            for head in 0..u64::from(self.heads.heads) {
-                let row = page_there + (u64::from(self.heads.first_there) + head) * there * self.cell_bytes;
-                self.row(tables, layer, at.first_token, (start, end), row, head, found);
+        match &self.cells {
+            None => self.parts_of_pages(group, tables, layer, at, arena_offset, found),
+            Some(cells) => self.runs_of_cells(cells, tables, layer, at, arena_offset, found),
+        }
+    }
+
+    /// Of pages with as many tokens: the heads are together on both sides.
+    fn parts_of_pages(
+        &self,
+        group: Group,
+        tables: &PageTables,
+        layer: &Layer,
+        at: ChunkAt,
+        arena_offset: u64,
+        found: &mut Joined<'_>,
+    ) {
+        let HeadRange { first_there, first_here, heads } = self.heads;
+        let [from, to, bytes] =
+            [first_there, first_here, heads].map(|heads| u64::from(heads) * self.head_bytes);
+        for (number, block) in (0..).zip(kept_blocks(group, at)) {
+            if let Some(page) = tables.offset(layer, block) {
+                found.add(arena_offset + number * self.page_bytes + from, page + to, bytes);
             }
         }
+    }
+
+    /// Of pages with other tokens, all of which a chunk keeps.
+    fn runs_of_cells(
+        &self,
+        cells: &Cells,
+        tables: &PageTables,
+        layer: &Layer,
+        at: ChunkAt,
+        arena_offset: u64,
+        found: &mut Joined<'_>,
+    ) {
+        let (there, tokens) = (cells.page_tokens_there, u64::from(at.tokens));
+        for (number, start) in (0..tokens).step_by(there as usize).enumerate() {
+            let page_there = arena_offset + number as u64 * self.page_bytes;
+            let end = tokens.min(start + there);
+            for head in 0..u64::from(self.heads.heads) {
+                let row = page_there + (u64::from(self.heads.first_there) + head) * self.head_bytes;
+                let here = u64::from(self.heads.first_here) + head;
+                cells.row(tables, layer, at.first_token, (start, end), row, here, found);
+            }
+        }
+    }
+}
+
+impl Cells {
+    /// Cells of pages of `there` tokens at a storer. A page here must have a cell for each token,
+    /// and a chunk must keep all of its pages: which tokens others keep is not known.
+    fn of(cache: &CacheShape, layer: &Layer, there: u32) -> Result<Cells, BadValue> {
+        let group = cache.group_of(layer);
+        let (here, head_bytes) = (group.page_tokens, layer.page_bytes / u64::from(group.heads));
+        let refuse = |why: String| {
+            Err(BadValue::new("source_page_tokens", there, format!("{here}, as here, because {why}")))
+        };
+        let first_kept = group.first_kept_of(cache.chunk_tokens());
+        if first_kept > 0 {
+            return refuse(format!("a chunk does not keep its first {first_kept} pages"));
+        }
+        if there == 0 || !head_bytes.is_multiple_of(here.into()) {
+            return refuse(format!("a head of a page has {head_bytes} bytes, which are no cells of tokens"));
+        }
+        let (page_tokens_there, page_tokens_here) = (there.into(), here.into());
+        Ok(Cells { bytes: head_bytes / page_tokens_here, page_tokens_there, page_tokens_here })
+    }
+
+    fn pages_there(&self, tokens: u32) -> u64 {
+        u64::from(tokens).div_ceil(self.page_tokens_there)
     }
 
     /// One head of one of the storer's pages: the tokens from `start` to `end` of the chunk, whose
@@ -278,18 +365,14 @@ impl Foreign {
         head: u64,
         found: &mut Joined<'_>,
     ) {
-        let (_, here) = self.page_tokens;
+        let here = self.page_tokens_here;
         let mut token = start;
         while token < end {
             let (block, within) = ((first_token + token) / here, (first_token + token) % here);
             let run = (here - within).min(end - token);
             if let Some(page) = tables.offset(layer, block) {
-                let cell = (u64::from(self.heads.first_here) + head) * here + within;
-                found.add(
-                    row + (token - start) * self.cell_bytes,
-                    page + cell * self.cell_bytes,
-                    run * self.cell_bytes,
-                );
+                let cell = head * here + within;
+                found.add(row + (token - start) * self.bytes, page + cell * self.bytes, run * self.bytes);
             }
             token += run;
         }
@@ -319,15 +402,28 @@ impl Joined<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::ALL_PAGES;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
     const CELL: u64 = 3;
 
     fn cache(heads: u32, page_tokens: u32, chunk_tokens: u32, pages: u64, gap: u64) -> CacheShape {
+        keeping(ALL_PAGES, heads, page_tokens, chunk_tokens, pages, gap)
+    }
+
+    fn keeping(
+        kept_pages: u32,
+        heads: u32,
+        page_tokens: u32,
+        chunk_tokens: u32,
+        pages: u64,
+        gap: u64,
+    ) -> CacheShape {
         let page_bytes = u64::from(heads) * u64::from(page_tokens) * CELL;
         let layer = Layer { address: 64, pages, stride_bytes: page_bytes + gap, page_bytes, group: 0 };
-        CacheShape::new(vec![layer], vec![Group { page_tokens, heads }], chunk_tokens).unwrap()
+        let group = Group { page_tokens, heads, kept_pages };
+        CacheShape::new(vec![layer], vec![group], chunk_tokens).unwrap()
     }
 
     /// Every byte by itself: where in the arena each byte of the layer of the cache comes from. Of
@@ -344,14 +440,16 @@ mod tests {
             (u64::from(group.page_tokens), u64::from(source.page_tokens.unwrap_or(group.page_tokens)));
         let mut bytes = BTreeMap::new();
         let tokens = u64::from(at.tokens);
-        for token in 0..if here == there { tokens.next_multiple_of(here) } else { tokens } {
+        let end = if here == there { tokens.next_multiple_of(here) } else { tokens };
+        let start = end.saturating_sub(here.saturating_mul(group.kept_pages.into()));
+        for token in start..end {
             let page = table[((at.first_token + token) / here) as usize];
             for head in (0..u64::from(source.heads.heads)).filter(|_| page >= 0) {
                 let in_page =
                     (u64::from(source.heads.first_here) + head) * here + (at.first_token + token) % here;
                 let in_row = (u64::from(source.heads.first_there) + head) * there + token % there;
                 let to = page as u64 * layer.stride_bytes + in_page * CELL;
-                let from = token / there * (heads_there * there * CELL) + in_row * CELL;
+                let from = (token - start) / there * (heads_there * there * CELL) + in_row * CELL;
                 bytes.extend((0..CELL).map(|byte| (to + byte, from + byte)));
             }
         }
@@ -377,9 +475,11 @@ mod tests {
             gap in 0u64..5,
             holes in prop::collection::vec(any::<bool>(), 64),
             shift in 0usize..64,
+            kept in prop::option::of(1u32..6),
         ) {
-            let (here, there) = (1 << here, 1 << there);
-            let cache = cache(first_here + heads + more_here, here, 16, 64, gap);
+            let (here, there) = (1 << here, if kept.is_some() { 1 << here } else { 1 << there });
+            let kept = kept.unwrap_or(ALL_PAGES);
+            let cache = keeping(kept, first_here + heads + more_here, here, 16, 64, gap);
             let table: Vec<i64> = holes.iter().enumerate().map(|(block, hole)| {
                 if *hole { NO_PAGE } else { ((block * 5 + shift) % 64) as i64 }
             }).collect();
@@ -391,7 +491,7 @@ mod tests {
             prop_assert_eq!(source.check(&cache), Ok(()));
             let at = ChunkAt { first_token: chunk * 16, tokens };
             let heads_there = u64::from(first_there + heads + more_there);
-            let bytes = u64::from(tokens.div_ceil(there)) * heads_there * u64::from(there) * CELL;
+            let bytes = u64::from(tokens.div_ceil(there).min(kept)) * heads_there * u64::from(there) * CELL;
             let mut found = Vec::new();
             pieces(&cache, &tables, 0, at, &source, (1000, bytes), &mut found).unwrap();
             let expected = by_hand(&cache, &table, at, &source, heads_there);
@@ -405,6 +505,29 @@ mod tests {
             }
             prop_assert_eq!(total, flat.len() as u64, "no byte is written twice");
             prop_assert!(found.windows(2).all(|two| two[0].arena_offset + two[0].bytes <= two[1].arena_offset));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_store_lacks_a_page_only_where_its_chunk_does_not_keep_it(
+            page_tokens in 0u32..4,
+            kept in 1u32..6,
+            tokens in 1u64..48,
+            lacking in 0usize..64,
+        ) {
+            let page_tokens = 1 << page_tokens;
+            let cache = keeping(kept, 1, page_tokens, 16, 64, 0);
+            let mut table: Vec<i64> = (0..64).collect();
+            table[lacking] = NO_PAGE;
+            // By hand: the chunk of the page, its end, and the pages from there back.
+            let start = lacking as u64 * u64::from(page_tokens);
+            let end = (start / 16 * 16 + 16).min(tokens).div_ceil(page_tokens.into());
+            let is_kept = (lacking as u64) < end && lacking as u64 + u64::from(kept) >= end;
+            let is_behind = start >= tokens;
+            let given = PageTables::new(&cache, vec![table.clone()], tokens, false);
+            prop_assert_eq!(given.is_err(), is_kept || is_behind, "{:?}", given);
+            prop_assert!(PageTables::new(&cache, vec![table], tokens, true).is_ok());
         }
     }
 
@@ -440,5 +563,33 @@ mod tests {
         };
         assert!(heads(1, 2).check(&cache).is_err() && heads(0, 0).check(&cache).is_err());
         assert!(Source { page_tokens: Some(3), ..heads(0, 2) }.check(&cache).is_err());
+    }
+
+    #[test]
+    fn pages_of_another_size_are_refused_where_they_cannot_be_cut_into_tokens() {
+        let source = |page_tokens| Source {
+            heads: HeadRange { first_there: 0, first_here: 0, heads: 1 },
+            page_tokens: Some(page_tokens),
+        };
+        let at = ChunkAt { first_token: 0, tokens: 4 };
+        let looked_at = |cache: &CacheShape, page_tokens, bytes| {
+            let tables = PageTables::new(cache, vec![vec![0; 4]], 16, true).unwrap();
+            let checked = source(page_tokens).check(cache).map_err(|error| error.to_string());
+            let copied = pieces(cache, &tables, 0, at, &source(page_tokens), (0, bytes), &mut Vec::new());
+            assert_eq!(checked.is_err(), copied.is_err(), "also of a chunk that has no page left out");
+            checked
+        };
+        let some = keeping(3, 1, 4, 16, 8, 0);
+        assert_eq!(looked_at(&some, 4, 4 * CELL), Ok(()));
+        let why = looked_at(&some, 8, 8 * CELL).unwrap_err();
+        assert!(why.contains("source_page_tokens is 8; allowed: 4, as here, because a chunk"), "{why}");
+        assert_eq!(looked_at(&keeping(4, 1, 4, 16, 8, 0), 8, 8 * CELL), Ok(()), "it keeps all it has");
+
+        let layer = Layer { address: 64, pages: 8, stride_bytes: 14, page_bytes: 14, group: 0 };
+        let group = Group { page_tokens: 4, heads: 2, kept_pages: ALL_PAGES };
+        let compressed = CacheShape::new(vec![layer], vec![group], 16).unwrap();
+        assert_eq!(looked_at(&compressed, 4, 14), Ok(()));
+        let why = looked_at(&compressed, 8, 14).unwrap_err();
+        assert!(why.contains("a head of a page has 7 bytes"), "{why}");
     }
 }

@@ -5,7 +5,7 @@ use crate::errors::{PeerLostError, failed, invalid, not_moved, of_absent, of_for
 use crate::ids::{id, ids};
 use crate::process::Own;
 use forebay_client::ClientOptions;
-use forebay_paged::cache::{CacheShape, Group, Layer};
+use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
 use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions};
 use forebay_store::TenantId;
@@ -30,7 +30,7 @@ impl PagedCache {
     #[new]
     #[pyo3(signature = (
         socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
-        tenant = 0, copy_threads = 2, sibling_devices = Vec::new()
+        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
     fn new(
@@ -46,8 +46,11 @@ impl PagedCache {
         tenant: u16,
         copy_threads: usize,
         sibling_devices: Vec<u16>,
+        kept_pages: Option<Vec<u32>>,
     ) -> PyResult<PagedCache> {
-        let cache = shape(layers.clone(), &page_tokens, &heads, chunk_tokens)?;
+        let kept_pages = kept_pages.unwrap_or_else(|| vec![ALL_PAGES; page_tokens.len()]);
+        let groups = groups(&page_tokens, &heads, &kept_pages)?;
+        let cache = shape(layers.clone(), groups, chunk_tokens)?;
         if device.is_none() {
             py.detach(|| layers.iter().try_for_each(check_layer)).map_err(of_absent)?;
         }
@@ -210,16 +213,26 @@ fn check_layer(
     }
 }
 
+fn groups(page_tokens: &[u32], heads: &[u32], kept_pages: &[u32]) -> PyResult<Vec<Group>> {
+    let groups = page_tokens.len();
+    for (name, given) in [("heads", heads.len()), ("kept_pages", kept_pages.len())] {
+        if given != groups {
+            return Err(invalid(format!("page_tokens has {groups} groups, {name} {given}: as many are")));
+        }
+    }
+    let group = |((page_tokens, heads), kept_pages): ((&u32, &u32), &u32)| Group {
+        page_tokens: *page_tokens,
+        heads: *heads,
+        kept_pages: *kept_pages,
+    };
+    Ok(page_tokens.iter().zip(heads).zip(kept_pages).map(group).collect())
+}
+
 fn shape(
     layers: Vec<(u64, u64, u64, u64, usize)>,
-    page_tokens: &[u32],
-    heads: &[u32],
+    groups: Vec<Group>,
     chunk_tokens: u32,
 ) -> PyResult<CacheShape> {
-    if page_tokens.len() != heads.len() {
-        let (groups, heads) = (page_tokens.len(), heads.len());
-        return Err(invalid(format!("page_tokens has {groups} groups, heads {heads}: as many are")));
-    }
     let layer = |(address, pages, stride_bytes, page_bytes, group)| Layer {
         address,
         pages,
@@ -227,8 +240,6 @@ fn shape(
         page_bytes,
         group,
     };
-    let group = |(page_tokens, heads): (&u32, &u32)| Group { page_tokens: *page_tokens, heads: *heads };
-    let groups = page_tokens.iter().zip(heads).map(group).collect();
     CacheShape::new(layers.into_iter().map(layer).collect(), groups, chunk_tokens).map_err(invalid)
 }
 

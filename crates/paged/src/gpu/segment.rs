@@ -144,7 +144,7 @@ fn cut_at_seams(
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::cache::{Group, Layer};
+    use crate::cache::{ALL_PAGES, Group, Layer};
 
     const ARENA: u64 = 1 << 40;
     const LAYER: u64 = 1 << 50;
@@ -156,7 +156,7 @@ mod tests {
             let address = LAYER + number * 10_000;
             Layer { address, pages: 10, stride_bytes: 1000, page_bytes: 1000, group: 0 }
         };
-        let group = Group { page_tokens: 1, heads: 1 };
+        let group = Group { page_tokens: 1, heads: 1, kept_pages: ALL_PAGES };
         CacheShape::new((0..layers).map(layer).collect(), vec![group], 1).unwrap()
     }
 

@@ -5,7 +5,7 @@ use forebay_client::ClientOptions;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
 use forebay_node::{Node, NodeConfig};
-use forebay_paged::cache::{CacheShape, Group, Layer};
+use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::pages::{PageTables, Source};
 use forebay_paged::{LoadEnd, LoadRequest, NewChunk, PagedCache, PagedOptions};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Engine {
             page_bytes: PAGE_BYTES as u64,
             group: 0,
         };
-        let group = Group { page_tokens: PAGE_TOKENS as u32, heads: 1 };
+        let group = Group { page_tokens: PAGE_TOKENS as u32, heads: 1, kept_pages: ALL_PAGES };
         let shape =
             CacheShape::new(layers.iter().map(layer).collect(), vec![group], CHUNK_TOKENS as u32).unwrap();
         // SAFETY: the memory is dropped after the cache, which closes it.

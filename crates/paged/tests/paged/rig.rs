@@ -4,7 +4,7 @@
 use forebay_client::ClientOptions;
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
-use forebay_paged::cache::{CacheShape, Group, Layer};
+use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
 use forebay_paged::pages::{HeadRange, NO_PAGE, PageTables, Source};
 use forebay_paged::{HostCopies, LoadEnd, LoadRequest, NewChunk, NotOpened, PagedCache, PagedOptions};
@@ -62,6 +62,14 @@ impl Site {
     /// An engine of this shape, whose pages are filled with nothing.
     pub fn engine(&self, heads: usize, first_head: usize, page_tokens: usize) -> Engine {
         Engine::new(heads, first_head, page_tokens, self.options())
+    }
+
+    /// An engine whose chunks keep so many pages at their end.
+    pub fn engine_that_keeps(&self, kept_pages: u32, heads: usize, first_head: usize) -> Engine {
+        Engine::open(heads, first_head, 16, kept_pages, |shape| {
+            // SAFETY: the memory is dropped after the cache, which closes it.
+            unsafe { PagedCache::on_host(shape, self.options()) }
+        })
     }
 
     /// One whose copies begin when a gate is opened. It has to be before the engine goes.
@@ -225,7 +233,7 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(heads: usize, first_head: usize, page_tokens: usize, options: PagedOptions) -> Engine {
-        Engine::open(heads, first_head, page_tokens, |shape| {
+        Engine::open(heads, first_head, page_tokens, ALL_PAGES, |shape| {
             // SAFETY: the memory is dropped after the cache, which closes it.
             unsafe { PagedCache::on_host(shape, options) }
         })
@@ -238,7 +246,7 @@ impl Engine {
         options: PagedOptions,
         copies: impl FnOnce(HostCopies) -> Arc<dyn Copies>,
     ) -> Engine {
-        Engine::open(heads, first_head, page_tokens, |shape| {
+        Engine::open(heads, first_head, page_tokens, ALL_PAGES, |shape| {
             PagedCache::open(shape, options, |mover, cache| {
                 // SAFETY: the memory is dropped after the cache, which closes it.
                 Ok(copies(unsafe { HostCopies::new(mover, cache, 1) }?))
@@ -250,6 +258,7 @@ impl Engine {
         heads: usize,
         first_head: usize,
         page_tokens: usize,
+        kept_pages: u32,
         open: impl FnOnce(CacheShape) -> Result<PagedCache, NotOpened>,
     ) -> Engine {
         let page_bytes = heads * page_tokens * CELL;
@@ -263,7 +272,7 @@ impl Engine {
             page_bytes: page_bytes as u64,
             group: 0,
         };
-        let group = Group { page_tokens: page_tokens as u32, heads: heads as u32 };
+        let group = Group { page_tokens: page_tokens as u32, heads: heads as u32, kept_pages };
         let shape = CacheShape::new(memory.iter().map(layer).collect(), vec![group], CHUNK_TOKENS).unwrap();
         let (paged, followed) = (open(shape).unwrap(), Arc::default());
         Engine { paged, memory, followed, heads, first_head, page_tokens }
@@ -293,12 +302,12 @@ impl Engine {
         Some(page * self.stride() + (head * self.page_tokens + token % self.page_tokens) * CELL)
     }
 
-    /// Computes tokens: writes what is true.
+    /// Computes tokens: writes what is true, where they have a page.
     pub fn compute(&self, blocks: &[i64], tokens: usize) {
         for layer in 0..LAYERS {
             for token in 0..tokens {
                 for head in 0..self.heads {
-                    let at = self.cell(blocks, token, head).unwrap();
+                    let Some(at) = self.cell(blocks, token, head) else { continue };
                     assert!(self.memory[layer].write(at, &truth(layer, token, self.first_head + head)));
                 }
             }
