@@ -25,8 +25,10 @@ pub struct Group {
     pub page_tokens: u32,
     /// KV heads of a page where heads come before tokens; 1 where a page is never cut by heads.
     pub heads: u32,
-    /// A chunk keeps at most so many pages, those at its end: nobody needs a sliding window's
-    /// earlier ones. [`ALL_PAGES`] for all of them. It is the same for all who share chunks.
+    /// A chunk that ends where a page ends keeps at most so many, those at its end: nobody needs a
+    /// sliding window's earlier ones. One that ends within a page keeps one more, for what is seen
+    /// from there begins within a page too. [`ALL_PAGES`] for all of them. It is the same for all
+    /// who share chunks: the length of a layer does not tell heads from pages.
     pub kept_pages: u32,
 }
 
@@ -105,7 +107,8 @@ impl Group {
 
     /// How many pages a chunk of `tokens` tokens keeps.
     pub fn kept_of(&self, tokens: u32) -> u64 {
-        self.pages_of(tokens).min(self.kept_pages.into())
+        let ends_within = !tokens.is_multiple_of(self.page_tokens);
+        self.pages_of(tokens).min(u64::from(self.kept_pages) + u64::from(ends_within))
     }
 
     /// The first page of a chunk of `tokens` tokens that it keeps.
@@ -215,10 +218,11 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_keeps_so_many_pages_at_its_end_and_a_short_one_no_more_than_it_has() {
+    fn a_chunk_keeps_so_many_pages_at_its_end_and_one_more_where_it_ends_within_a_page() {
         let group = Group { kept_pages: 3, ..GROUP };
         let shape = CacheShape::new(vec![LAYER], vec![group], 256).unwrap();
-        for (tokens, kept, first) in [(1, 1, 0), (48, 3, 0), (49, 3, 1), (256, 3, 13)] {
+        for (tokens, kept, first) in [(1, 1, 0), (48, 3, 0), (49, 4, 0), (64, 3, 1), (65, 4, 1), (256, 3, 13)]
+        {
             assert_eq!(
                 (group.kept_of(tokens), group.first_kept_of(tokens)),
                 (kept, first),

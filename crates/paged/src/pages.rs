@@ -441,7 +441,9 @@ mod tests {
         let mut bytes = BTreeMap::new();
         let tokens = u64::from(at.tokens);
         let end = if here == there { tokens.next_multiple_of(here) } else { tokens };
-        let start = end.saturating_sub(here.saturating_mul(group.kept_pages.into()));
+        // The tokens of so many pages before the chunk's end, and what is before them in their page.
+        let kept = here * u64::from(group.kept_pages);
+        let start = tokens.saturating_sub(kept) / here * here;
         for token in start..end {
             let page = table[((at.first_token + token) / here) as usize];
             for head in (0..u64::from(source.heads.heads)).filter(|_| page >= 0) {
@@ -491,7 +493,8 @@ mod tests {
             prop_assert_eq!(source.check(&cache), Ok(()));
             let at = ChunkAt { first_token: chunk * 16, tokens };
             let heads_there = u64::from(first_there + heads + more_there);
-            let bytes = u64::from(tokens.div_ceil(there).min(kept)) * heads_there * u64::from(there) * CELL;
+            let pages = tokens.div_ceil(there) - tokens.saturating_sub(there.saturating_mul(kept)) / there;
+            let bytes = u64::from(pages) * heads_there * u64::from(there) * CELL;
             let mut found = Vec::new();
             pieces(&cache, &tables, 0, at, &source, (1000, bytes), &mut found).unwrap();
             let expected = by_hand(&cache, &table, at, &source, heads_there);
@@ -520,10 +523,10 @@ mod tests {
             let cache = keeping(kept, 1, page_tokens, 16, 64, 0);
             let mut table: Vec<i64> = (0..64).collect();
             table[lacking] = NO_PAGE;
-            // By hand: the chunk of the page, its end, and the pages from there back.
+            // By hand: the chunk of the page, its end, and the tokens of so many pages before that.
             let start = lacking as u64 * u64::from(page_tokens);
-            let end = (start / 16 * 16 + 16).min(tokens).div_ceil(page_tokens.into());
-            let is_kept = (lacking as u64) < end && lacking as u64 + u64::from(kept) >= end;
+            let end = (start / 16 * 16 + 16).min(tokens);
+            let is_kept = start < end && start + u64::from(page_tokens) > end.saturating_sub(u64::from(kept * page_tokens));
             let is_behind = start >= tokens;
             let given = PageTables::new(&cache, vec![table.clone()], tokens, false);
             prop_assert_eq!(given.is_err(), is_kept || is_behind, "{:?}", given);

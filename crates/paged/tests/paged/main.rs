@@ -130,15 +130,15 @@ fn a_chunk_that_keeps_its_last_pages_has_no_others_and_comes_back_also_in_parts(
     let site = Site::new();
     let _node = site.node();
     let [left, right, both] =
-        [(2, 0), (2, 2), (4, 0)].map(|(heads, first)| site.engine_that_keeps(2, heads, first));
-    // Of 4 pages of a chunk the first 2; the tail has only 2.
-    let dropped = [0, 1, 4, 5, 8, 9, 12, 13];
+        [(2, 0), (2, 2), (4, 0)].map(|(heads, first)| site.engine_that_keeps(1, heads, first));
+    // Of 4 pages of a chunk the first 3. The tail ends within a page, and keeps 2.
+    let dropped = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14];
     let held = |engine: &Engine, seed| without(&engine.blocks(TOKENS, seed), &dropped);
     let source =
         |first_there, first_here| Source { heads: whole(first_there, first_here, 2), page_tokens: None };
     for (rank, writer) in [&left, &right].into_iter().enumerate() {
         writer.store(1, &held(writer, rank), TOKENS, 1 + rank as u8);
-        let kept_bytes = (LAYERS * (4 * 2 + 2) * 16 * 2 * CELL) as u64;
+        let kept_bytes = (LAYERS * (4 + 2) * 16 * 2 * CELL) as u64;
         assert_eq!(writer.paged.stats().bytes_stored, kept_bytes, "no other pages were stored");
     }
     let blocks = both.blocks(TOKENS, 7);
@@ -155,15 +155,15 @@ fn a_chunk_that_keeps_its_last_pages_has_no_others_and_comes_back_also_in_parts(
         let sources = vec![(ids(TOKENS, 9), source(first, 0))];
         reader.load_all(LoadRequest { sources, ..reader.request(1, &blocks, TOKENS, 0, false) }, &blocks);
     }
-    let same = site.engine_that_keeps(2, 4, 0);
+    let same = site.engine_that_keeps(1, 4, 0);
     let blocks = held(&same, 13);
     same.load_all(same.request(1, &blocks, TOKENS, 9, true), &blocks);
     assert!(same.is_clean_beside(&blocks));
 
-    let lacking = without(&kept, &[6]);
+    let lacking = without(&kept, &[7]);
     let tables = same.tables(&lacking, TOKENS);
     let refused = same.paged.store(3, new_chunks(TOKENS, 10), tables, 0).unwrap_err().to_string();
-    assert!(refused.contains("page -1 of block 6"), "{refused}");
+    assert!(refused.contains("page -1 of block 7"), "{refused}");
     let end = site.engine(4, 0, 16).load(same.request(1, &blocks, TOKENS, 9, true));
     assert_eq!(end.tokens, 0, "one that keeps all pages has no use for them");
 }

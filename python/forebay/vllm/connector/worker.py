@@ -122,7 +122,7 @@ class WorkerHalf:
             page_tokens=[group.block_tokens for group in self.groups],
             chunk_tokens=self.chunk_tokens,
             heads=[group.heads if self.cuts_heads else 1 for group in self.groups],
-            **self.kept_pages(),
+            kept_pages=[group.kept_pages(self.chunk_tokens) for group in self.groups],
         )
         self.cache = kv
         if self.with_states:
@@ -150,11 +150,6 @@ class WorkerHalf:
             copy_threads=self.settings.copy_threads,
             sibling_devices=compat.devices_of_ranks(self.vllm_config),
         )
-
-    def kept_pages(self) -> dict[str, list[int]]:
-        kept = [group.kept_pages(self.chunk_tokens) for group in self.groups]
-        whole = [self.chunk_tokens // group.block_tokens for group in self.groups]
-        return {} if kept == whole else {"kept_pages": kept}
 
     def place(self, name: str, tensor: Any, group: int) -> Place:
         """Where a layer's pages lie. Refuses pages whose bytes are in another order than `layout`
