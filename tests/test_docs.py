@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/**/*.md")) + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+SECTION = re.compile(r"\]\(([^)#:\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 COLUMNS = 100
 SERVER = re.compile(r"^forebay (node|engine|route)\b(?!.*--check-config)(?!.*&\s*$)", re.DOTALL)
 PASTE_S = 240
@@ -37,6 +39,21 @@ def ids(path: Path) -> str:
 def test_what_a_page_links_to_is_there(page: Path) -> None:
     links = [link for link in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in link]
     missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing, f"{page.name} links to {missing}"
+
+
+def sections(page: Path) -> set[str]:
+    """What links call the sections of a page."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_a_section_that_a_page_links_to_is_there(page: Path) -> None:
+    links = SECTION.findall(FENCE.sub("", page.read_text()))
+    missing = [
+        (file, name) for file, name in links if name not in sections(page.parent / file if file else page)
+    ]
     assert not missing, f"{page.name} links to {missing}"
 
 
