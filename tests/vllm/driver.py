@@ -345,8 +345,8 @@ def noise(seed: int) -> Any:
 
 
 def ticket(params: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a prefiller gives. Newer vLLMs add what it had cached itself; a decoder that is shown this says it
-    of itself, instead of what it has loaded.
+    """What a prefiller gives. From 0.32 on vLLM adds what it had cached itself; a decoder that is shown this
+    says it of itself, instead of what it has loaded.
     """
     return params and {name: said for name, said in params.items() if name != "remote_prefill_cached_tokens"}
 

@@ -113,7 +113,7 @@ class Counts:
         return found
 
     def sources(self) -> Any:
-        """What the page of metrics says of where hits came from. Older versions do not say it."""
+        """What the page of metrics says of where hits came from. Before 0.32 it does not say it."""
         from prometheus_client import REGISTRY
 
         families = [one for one in REGISTRY.collect() if one.name == "vllm:prompt_tokens_cached_by_source"]

@@ -29,6 +29,10 @@ TOKENS = CHUNKS * CHUNK + 5
 BLOCKS = -(-TOKENS // BLOCK)
 
 
+# Of a step that computes and is no CUDA graph.
+FORWARD = SimpleNamespace(attn_metadata={}, cudagraph_runtime_mode=SimpleNamespace(name="NONE"))
+
+
 class Place:
     """A scheduler's half with one request, which is found in the node."""
 
@@ -300,7 +304,7 @@ def test_loads_begin_before_vllm_prepares_the_step_unless_that_writes_blocks(wri
     (load,) = step.loads
     half.before_step(step)
     assert half.cache.loaded == ([load.job] if written is None else [])
-    half.begin_step(step, SimpleNamespace(attn_metadata={}))
+    half.begin_step(step, FORWARD)
     assert half.cache.loaded == [load.job], "once"
     assert half.layerwise == {load.job} and half.step is step
 
@@ -330,7 +334,7 @@ def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its
     metadata = (step, None) if first else (None, step)
     several.handle_preemptions(MultiKVConnectorMetadata(metadata=metadata))
     assert read == [[]], "a load writes what another connector still reads"
-    half.begin_step(step, SimpleNamespace(attn_metadata={}))
+    half.begin_step(step, FORWARD)
     assert half.cache.loaded == [load.job for load in step.loads]
 
 
@@ -355,11 +359,10 @@ def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_ne
     """With a drafter vLLM's first runner tells the last stage alone that all was computed."""
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
-    context = SimpleNamespace(attn_metadata={})
     store = Store(5, [[(bytes(32), None, CHUNK)]], [])
     for step in (Step(1, idle=False, stores=[store]), Step(2, idle=False)):
         half.before_step(step)
-        half.begin_step(step, context)
+        half.begin_step(step, FORWARD)
         half.take_finished()
     assert half.cache.stored == [5]
 

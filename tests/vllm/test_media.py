@@ -181,7 +181,7 @@ def test_eyes_differ_by_processor_settings_and_configuration(tmp_path: Path) -> 
             SimpleNamespace(
                 model=tmp_path,
                 revision=None,
-                multimodal_config=SimpleNamespace(**settings),
+                multimodal_config=SimpleNamespace(**dict.fromkeys(media.SETTINGS) | settings),
                 hf_config=SimpleNamespace(to_dict=lambda: {"sees": sees}),
                 is_mm_prefix_lm=prefix_lm,
             )

@@ -456,6 +456,8 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
         mm_features=[],
         lora_request=None,
         pooling_params=None,
+        prompt_embeds=None,
+        resumable=False,
         cache_salt=None,
         kv_transfer_params={"do_remote_prefill": True} if handed else None,
     )

@@ -57,6 +57,9 @@ def a_request(name: str, prompt_tokens: int, tokens: int, **more: Any) -> Reques
         "num_prompt_tokens": prompt_tokens,
         "num_tokens": tokens,
         "num_preemptions": 0,
+        "num_in_flight_tokens": 0,
+        "prompt_embeds": None,
+        "resumable": False,
         "mm_features": [],
         "pooling_params": None,
         "lora_request": None,
@@ -94,6 +97,7 @@ class Engine:
                 scheduled_new_reqs=[],
                 num_scheduled_tokens=tokens,
                 total_num_scheduled_tokens=sum(tokens.values()),
+                preempted_req_ids=None,
             )
         )
         self.steps += 1

@@ -28,6 +28,8 @@ def a_request(name: str, tokens: int) -> Request:
         num_prompt_tokens=tokens,
         num_tokens=tokens,
         num_preemptions=0,
+        prompt_embeds=None,
+        resumable=False,
         mm_features=[],
         lora_request=None,
         pooling_params=None,
@@ -133,7 +135,8 @@ def test_sleep_waits_for_all_copies_and_what_was_loaded_into_memory_that_goes_is
 
 
 @pytest.mark.skipif(
-    hasattr(KVConnectorBase_V1, "unregister_kv_caches"), reason="this vLLM tells its connectors itself"
+    hasattr(KVConnectorBase_V1, "unregister_kv_caches"),
+    reason="SKIPPED: this vLLM tells its connectors itself",
 )
 def test_connectors_are_quiet_before_the_worker_of_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu_worker import Worker

@@ -106,7 +106,7 @@ class Engine:
         return data
 
     def reset(self) -> None:
-        """As vLLM does it. Newer ones bring nothing up from a tier until workers have stopped writing."""
+        """As vLLM does it. 0.33 brings nothing up from a tier until workers have stopped writing."""
         self.tiering.reset_cache()
         getattr(self.tiering, "on_reset_flushed", lambda: None)()
 

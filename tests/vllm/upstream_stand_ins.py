@@ -58,7 +58,7 @@ class AtOnce(ForebayTierManager):
             keep_on_reset=True,  # As the example does. The tests wait with what vLLM calls for a reset alone.
         )
         self.made.append(self)
-        # Newer versions call them chunks.
+        # From 0.32 on they are called chunks.
         self.blocks = self.chunks = Blocks(self)
         self.completed_jobs = []
 

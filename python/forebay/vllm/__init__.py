@@ -14,17 +14,16 @@ CONNECTOR = "ForebayConnector"
 
 def register() -> None:
     """Registers connector, tier and sleep-mode backend. May be called again."""
-    # Some vLLMs lack a factory (`ModuleNotFoundError`). Some names are there already (`ValueError`).
-    if_possible = suppress(ModuleNotFoundError, ValueError)
-    with if_possible:
+    if_new = suppress(ValueError)  # A name that is there already is refused.
+    with if_new:
         from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
 
         SleepModeBackendFactory.register_backend(SLEEP_BACKEND, "forebay.vllm.sleep", "ForebayBackend")
-    with if_possible:  # Then the secondary tier type `forebay` names it. vLLM 0.26 knows no path for that.
+    with if_new:  # Then the secondary tier type `forebay` names it. vLLM 0.26 knows no path for that.
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
         SecondaryTierFactory.register_tier("forebay", "forebay.vllm.tiering", "ForebayTierManager")
-    with if_possible:  # Then `kv_connector` names it without a module's path.
+    with if_new:  # Then `kv_connector` names it without a module's path.
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
         KVConnectorFactory.register_connector(CONNECTOR, "forebay.vllm.connector", CONNECTOR)

@@ -90,7 +90,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self._here.register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
-        """The KV cache is about to go. Newer versions call this; for others see `before_sleep`."""
+        """The KV cache is about to go. vLLM 0.33 calls this; before that see `compat.before_sleep`."""
         self._here.drain(keeps_kv=False)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -119,7 +119,7 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self._here.take_finished()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """`get_finished` of newer versions. It also says which loads have failed."""
+        """`get_finished` from 0.32 on. It also says which loads have failed."""
         sent, received = self.get_finished(finished_req_ids)
         failed, self._here.failed = self._here.failed, set()
         return compat.transfer_results(sent, received, failed)
@@ -143,11 +143,11 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self._plans.blocks_allocated(request, blocks, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> Any:
-        """The tiers that the tokens of a load are in. Newer versions ask for this."""
+        """The tiers that the tokens of a load are in. vLLM asks for this from 0.32 on."""
         return compat.hit_sources(self._plans.sources(request, num_external_tokens))
 
     def has_pending_block_frees(self) -> bool:
-        """Whether blocks are free soon, so that none is preempted. Newer versions ask for this."""
+        """Whether blocks are free soon, so that none is preempted. vLLM asks from 0.32 on."""
         return self._plans.frees_soon()
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:

@@ -71,7 +71,7 @@ class Adapters:
             content = self.content(Path(os.path.expanduser(asked.lora_path)))
         except (OSError, ValueError):
             return b""  # Not on this host.
-        layout = bool(getattr(asked, "is_3d_lora_weight", False))
+        layout = asked.is_3d_lora_weight
         computed = f"forebay adapter 1 {self.computed} {layout} ".encode()
         return content and hashlib.sha256(computed + content).digest()
 

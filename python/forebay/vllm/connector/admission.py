@@ -4,8 +4,8 @@ It knows how many blocks there are, how many a request may come to need, and how
 looks at waiting requests: in order, up to the first one that has no room. A load's blocks are free
 only after its request was admitted and has ended. So vLLM 0.26 stops for ever if a request without
 room is before one whose load has ended, or if two loaded requests each hold what the other lacks
-(https://github.com/vllm-project/vllm/pull/45406). Newer versions look at requests that hold blocks
-first, but stop among these at one whose load has failed. Three rules keep all of them going:
+(https://github.com/vllm-project/vllm/pull/45406). From 0.32 on it looks at requests that hold
+blocks first, but stops among these at one whose load has failed. Three rules keep all of them going:
 
 - A background load begins only if all requests that wait with blocks fit in full. One always may.
 - After a pass in which a request had no room although a load had ended, requests without blocks are

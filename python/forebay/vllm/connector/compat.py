@@ -52,7 +52,7 @@ def transfer_results(sent: set[str] | None, received: set[str] | None, failed: s
 
 
 def hit_sources(tokens: Mapping[str, int]) -> Any:
-    """Loaded tokens by tier, in the words of newer versions."""
+    """Loaded tokens by tier, in vLLM's words, which it has from 0.32 on."""
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
     names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK, "peer": CacheHitSource.P2P}
@@ -184,7 +184,7 @@ class EventBlocks:
         for first in range(start, end, size):
             of_block, image = generate_block_hash_extra_keys(request, first, first + size, image)
             keys.append(of_block)
-        # Newer versions add the kind of a key, which events leave out.
+        # From 0.32 on a key says its kind, which events leave out.
         plain = getattr(kv_cache_utils, "to_event_extra_keys", list)
         return list(plain(keys))
 
@@ -215,7 +215,7 @@ def hit_only_where_states_are() -> None:
     """Has vLLM's own cache hit only up to where all groups of layers hit.
 
     With a connector, 0.26 hits as far as any group does, and expects the connector to bring the
-    states. Newer versions ask the connector whether it does.
+    states. From 0.32 on vLLM asks the connector whether it does.
     """
     from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator
 
@@ -261,9 +261,9 @@ def may_end(request: Any) -> bool:
     """Whether a request that asks for blocks may end before it gets them, by a token in flight.
 
     With three steps in flight, 0.26 asks for a request that it has just preempted. If a token ends
-    it then, 0.26 does not find it among waiting requests, and dies. Newer versions do not ask.
+    it then, 0.26 does not find it among waiting requests, and dies. 0.32 and 0.33 do not ask.
     """
-    in_flight = request.num_preemptions and getattr(request, "num_in_flight_tokens", 0)
+    in_flight = request.num_preemptions and request.num_in_flight_tokens
     return bool(in_flight) and not getattr(request, "async_tokens_to_discard", 0)
 
 
@@ -297,8 +297,8 @@ def writes_kv_first(output: Any) -> bool:
 
 def runs_whole_graph(forward_context: Any) -> bool:
     """Whether no layer's hook is called in this step: it computes nothing, or is one CUDA graph."""
-    mode = getattr(forward_context, "cudagraph_runtime_mode", None)
-    return forward_context.attn_metadata is None or getattr(mode, "name", "NONE") == "FULL"
+    mode = forward_context.cudagraph_runtime_mode.name
+    return forward_context.attn_metadata is None or mode == "FULL"
 
 
 def stream_of(device: Any) -> int:

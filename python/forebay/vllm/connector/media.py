@@ -89,15 +89,15 @@ def processing_of(model: Any) -> bytes | None:
     None: it takes no contents, how is not known, or tokens of a content see later ones, so that a
     chunk would depend on what follows it.
     """
-    settings = getattr(model, "multimodal_config", None)
-    if settings is None or getattr(model, "is_mm_prefix_lm", True):
+    settings = model.multimodal_config
+    if settings is None or model.is_mm_prefix_lm:
         return None
     try:
         folder = folder_of(str(model.model), model.revision)
     except InvalidError:
         return None
     config = json.dumps(model.hf_config.to_dict(), sort_keys=True, default=str)
-    changed = {name: str(getattr(settings, name, None)) for name in SETTINGS}
+    changed = {name: str(getattr(settings, name)) for name in SETTINGS}
     digest = hashlib.sha256(f"forebay media 1 {version('transformers')} {config} {changed}".encode())
     for path in sorted(folder.glob("*processor*.json")):  # How contents are cut and scaled.
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

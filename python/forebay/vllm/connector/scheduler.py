@@ -114,10 +114,10 @@ class SchedulerHalf:
         media = media_of(request, self.facts.media)
         if (
             request.prompt_token_ids is None
-            or getattr(request, "prompt_embeds", None) is not None
+            or request.prompt_embeds is not None
             or media is None
             or request.pooling_params is not None
-            or getattr(request, "resumable", False)
+            or request.resumable
         ):
             self.counts.add("requests_left_alone")
             return
@@ -379,7 +379,7 @@ class SchedulerHalf:
         """What the workers do in the step that vLLM has just scheduled."""
         self.step += 1
         self.finder.new_step()
-        for name in getattr(output, "preempted_req_ids", None) or ():
+        for name in output.preempted_req_ids or ():
             self.preempted(name)
         self.follow_step(output)
         tokens, requests = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)

@@ -32,7 +32,7 @@ def place_of(name: str, parts: Sequence[Any], blocks: int, group: int) -> tuple[
 
 
 def parts_of(states: Any) -> Sequence[Any]:
-    """The tensors of a layer's states. Newer versions give one tensor of bytes."""
+    """The tensors of a layer's states. From 0.32 on vLLM gives one tensor of bytes."""
     return states if isinstance(states, list | tuple) else [states]
 
 

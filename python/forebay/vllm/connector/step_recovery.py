@@ -29,15 +29,12 @@ def install_step_recovery() -> bool:
     vLLM itself lets them go on with fewer computed tokens. That gives wrong tokens with steps that
     are scheduled ahead, which count all the same, and with the V2 model runner, which counts on the
     GPU (https://github.com/vllm-project/vllm/issues/49250). A preemption is right in both: the
-    request begins anew with what vLLM's cache still has. False: this vLLM has other names for that.
+    request begins anew with what vLLM's cache still has. False: this vLLM counts in another way.
     """
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-    handle = getattr(Scheduler, "_handle_invalid_blocks", None)
-    preempt_request = getattr(Scheduler, "_preempt_request", None)
-    if handle is None or preempt_request is None:
-        return False
+    handle, preempt_request = Scheduler._handle_invalid_blocks, Scheduler._preempt_request
     counts_ahead = set(Request.__init__.__code__.co_names) >= COUNTS_AHEAD
     if not (can_drop_stale_output(preempt_request) or counts_ahead):
         return False
