@@ -7,10 +7,12 @@ LIBRARIES := python/forebay/lib
 # The oldest glibc that the libraries run with: Rust's own.
 GLIBC := 2.17
 BUILD_LIBRARIES := --release --locked -p forebay-preload -p forebay-cuda
+# What `testing/vllm_cpu.py` makes the environment of the tests with vLLM of.
+VLLM_033 := tests/vllm/requirements.txt 0.33.0
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: setup build libraries wheel demo test test-all test-rest forget-skips name-skips test-rust test-doc test-loom test-unverified \
-	test-python test-vllm test-vllm-smoke test-vllm-rest test-vllm-newer test-vllm-newest test-vllm-gpu soak lint bench bench-net clean
+	test-python test-vllm test-vllm-smoke test-vllm-rest test-vllm-032 test-vllm-026 test-vllm-gpu soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, pytest and ruff in a virtual environment.
 setup: $(VENV)/.done
@@ -98,27 +100,26 @@ test-python: build wheel
 	cargo build --release --locked -p forebay-store --example write_log
 	FOREBAY=$(abspath $(FOREBAY)) $(VENV)/bin/pytest -q tests --ignore tests/vllm
 
-## The wheel in a real vLLM, on the CPU, which is installed beside (6 GB); skipped where there is no room or no CPython 3.12.
+## The wheel in a real vLLM on the CPU, which is installed beside it (6 GB); skipped where there is no room or no CPython 3.12.
+## It is the Python of vLLM 0.33, which has no wheel for CPUs, with the kernels of 0.32.
 test-vllm: build wheel
-	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt)
+	$(call vllm_tests,.venv-vllm,$(VLLM_033))
 
 ## A few of these tests, of five minutes at most: each way of a chunk once, and the failures that matter most.
 test-vllm-smoke: build wheel
-	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt,-m smoke)
+	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m smoke)
 
 ## All others.
 test-vllm-rest: build wheel
-	$(call vllm_tests,.venv-vllm,tests/vllm/requirements.txt,-m "not smoke")
+	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m "not smoke")
 
-## The same with the newest vLLM that there is for the CPU. Not part of `make test-all`.
-test-vllm-newer: export FOREBAY_VLLM_BLOCK = 32
-test-vllm-newer: build wheel
-	$(call vllm_tests,.venv-vllm-newer,tests/vllm/requirements-newer.txt)
+## All of them with vLLM 0.32. Not part of `make test-all`.
+test-vllm-032: build wheel
+	$(call vllm_tests,.venv-vllm-032,tests/vllm/requirements.txt)
 
-## The same with one that has no wheel for CPUs yet: its Python, with the kernels of the one before. Not part of `make test-all`.
-test-vllm-newest: export FOREBAY_VLLM_BLOCK = 32
-test-vllm-newest: build wheel
-	$(call vllm_tests,.venv-vllm-newest,tests/vllm/requirements-newer.txt 0.33.0)
+## All of them with vLLM 0.26, the oldest that the connector supports. Not part of `make test-all`.
+test-vllm-026: build wheel
+	$(call vllm_tests,.venv-vllm-026,tests/vllm/requirements-026.txt)
 
 ## The same on GPUs, with the vLLM, the forebay and the pytest of $(PYTHON); with ON=graphs in CUDA graphs. Tests with two ranks
 ## want two. Not part of `make test-all`.
@@ -162,4 +163,4 @@ bench-net: build
 
 clean:
 	cargo clean
-	rm -rf $(VENV) .venv-vllm .venv-vllm-newer $(LIBRARIES) demo-out
+	rm -rf $(VENV) .venv-vllm .venv-vllm-032 .venv-vllm-026 $(LIBRARIES) demo-out

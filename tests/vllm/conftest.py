@@ -26,8 +26,6 @@ PYTHON = os.environ.get("FOREBAY_VLLM_PYTHON", sys.executable)
 ENGINE_S = 900.0
 ON_GPU = os.environ.get("FOREBAY_VLLM_ON", "cpu") in ("gpu", "graphs")
 GRAPHS = os.environ.get("FOREBAY_VLLM_ON") == "graphs"
-# Newer vLLMs take multiples of 32 only on a CPU.
-CHUNK, BLOCK = 64, int(os.environ.get("FOREBAY_VLLM_BLOCK", "16"))
 ROOM_TOKENS = 2560
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -43,16 +41,22 @@ ENVIRONMENT = {
 }
 
 
-def has_vllm() -> bool:
-    """Whether that Python has vLLM and forebay."""
-    script = "import importlib.util as u, sys; sys.exit(not (u.find_spec('vllm') and u.find_spec('forebay')))"
-    return subprocess.run([PYTHON, "-c", script], check=False).returncode == 0
+def installed_vllm() -> tuple[int, ...]:
+    """The version of vLLM in that Python, such as (0, 33); empty without vLLM or without forebay."""
+    script = "import importlib.metadata as m, forebay; print(*m.version('vllm').split('.')[:2])"
+    said = subprocess.run([PYTHON, "-c", script], check=False, capture_output=True, text=True)
+    return tuple(map(int, said.stdout.split()))
+
+
+VLLM = installed_vllm()
+# From 0.32 on, vLLM takes multiples of 32 only on a CPU.
+CHUNK, BLOCK = 64, 32 if VLLM >= (0, 32) else 16
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs vLLM where there is none."""
     mine = [item for item in items if HERE in item.path.parents]
-    if mine and not has_vllm():
+    if mine and not VLLM:
         why = f"SKIPPED: {PYTHON} has no vLLM or no forebay: `make test-vllm`, or set FOREBAY_VLLM_PYTHON"
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=why))
@@ -176,8 +180,8 @@ class Engine:
             self.kill()
 
 
-# vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs where 0.26 is made to.
-AHEAD: dict[str, Any] = {} if ON_GPU or BLOCK != 16 else {"ahead": True}
+# vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs if it is made to.
+AHEAD: dict[str, Any] = {} if ON_GPU else {"ahead": True}
 
 # Kernels that say the same to a token whatever is computed beside it: on GPUs, vLLM's usual ones do not.
 EXACT: dict[str, Any] = {"exact": True} if ON_GPU else {}

@@ -24,7 +24,7 @@ pytest.importorskip("vllm.config", reason="SKIPPED: this Python has no vLLM: `ma
 PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 # Longer than any store takes; what never comes is waited for once.
 WAIT_S = 30
-PAGE = Path(__file__).parents[2] / "docs/vllm.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/vllm-metrics.md"
 CROWD = [name for name in ASKED if name.startswith("crowd")]
 
 
@@ -98,11 +98,11 @@ def test_the_decoders_metrics_count_what_came_over(site: Site, alone: dict[str, 
 
 
 def test_every_counter_of_the_documentation_is_on_the_page(site: Site) -> None:
-    section = PAGE.read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
-    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    page = PAGE.read_text()
+    first_cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = {f"vllm:forebay_{name}_total" for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
     on_page = {name for name in site.decoder.counters() if name.startswith("vllm:forebay_")}
-    histograms = set(re.findall(r"`(vllm:forebay_\w+)` is a histogram", section))
+    histograms = set(re.findall(r"`(vllm:forebay_\w+)` is a histogram", page))
     assert histograms == {name.removesuffix("_bucket") for name in on_page if name.endswith("_bucket")}
     assert named == {name for name in on_page if name.endswith("_total")} and len(named) > 10
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from conftest import ASKED, BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
-if not ON_GPU and "amx_tile" in Path("/proc/cpuinfo").read_text():
-    why = "SKIPPED: vLLM's kernel for CPUs with AMX has no convolution in float32"
-    pytest.skip(why, allow_module_level=True)
+pytestmark = pytest.mark.skipif(
+    not ON_GPU and "amx_tile" in Path("/proc/cpuinfo").read_text(),
+    reason="SKIPPED: vLLM's kernel for CPUs with AMX has no convolution in float32",
+)
 
 STEP = 512
 # vLLM's kernel for GPUs has no wider convolutions.
