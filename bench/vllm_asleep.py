@@ -36,7 +36,7 @@ def engine(site: Site) -> Engine:
         return arguments | {
             "enable_sleep_mode": True,
             "worker_cls": WORKER,
-            "num_gpu_blocks_override": 4 * TOKENS // vllm_engine.BLOCK_TOKENS,
+            "num_gpu_blocks_override": 4 * TOKENS // site.block_tokens,
         }
 
     vllm_engine.engine_arguments = sleeping

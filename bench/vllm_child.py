@@ -51,6 +51,7 @@ class Child:
             mine = sorted(os.sched_getaffinity(0))
             environment |= vllm_engine.ON_CPU
             environment["VLLM_CPU_OMP_THREADS_BIND"] = str(mine[processor % len(mine)])
+            environment["OMP_NUM_THREADS"] = "1"  # More would wait for one another on that processor.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         self.log = log
         self.process = subprocess.Popen(
@@ -105,6 +106,12 @@ class Child:
         and without, in turns of `count` steps each: the medians of each pair of turns."""
         self.write({"requests": requests, "prompt_tokens": prompt_tokens, "turns": turns, "count": count})
         return [(attached, detached) for attached, detached in self.read()["steps"]]
+
+    def turn(self, requests: int, prompt_tokens: int, count: int) -> float:
+        """Seconds of such a step, as the engine is: the median of `count`. Before and after it the engine is
+        idle, and others may have the processor."""
+        self.write({"requests": requests, "prompt_tokens": prompt_tokens, "timed": count})
+        return float(self.read()["step_s"])
 
     def hits(self, prefix_tokens: int, runs: int, layerwise: bool) -> list[dict[str, float]]:
         """What loading a prefix takes each time: `Inside.hits` says what that is."""
@@ -216,16 +223,8 @@ class Inside:
 
     def steps(self, requests: int, prompt_tokens: int, turns: int, count: int) -> Iterator[dict[str, Any]]:
         """Times steps of requests that have all begun, with the connector and without, and drops them."""
-        draw = random.Random(self.asked)
-        prompts = [draw.choices(range(3, 1000), k=prompt_tokens) for _ in range(requests)]
-        most = BEGIN_STEPS + 2 * turns * (TURN_STEPS + count) + requests
-        names = [self.add(prompt, most) for prompt in prompts]
-        begun: set[str] = set()
-        while len(begun) < requests:
-            begun.update(output.request_id.split("-")[0] for output in self.engine.step())
+        names = self.begin(requests, prompt_tokens, 2 * turns * (TURN_STEPS + count))
         switch, pairs = Switch(self.core), []
-        for _ in range(BEGIN_STEPS):
-            self.engine.step()
         for turn in range(turns):
             found = {}
             for attached in (True, False) if turn % 2 == 0 else (False, True):
@@ -234,10 +233,33 @@ class Inside:
                 found[attached] = statistics.median(times[TURN_STEPS:])
             pairs.append((found[True], found[False]))
         switch.turn(True)
+        self.abort(names)
+        yield {"steps": pairs}
+
+    def turn(self, requests: int, prompt_tokens: int, timed: int) -> Iterator[dict[str, Any]]:
+        """Times steps of requests that have all begun, and drops them."""
+        names = self.begin(requests, prompt_tokens, timed)
+        step_s = statistics.median(self.timed_step() for _ in range(timed))
+        self.abort(names)
+        yield {"step_s": step_s}
+
+    def begin(self, requests: int, prompt_tokens: int, steps: int) -> list[str]:
+        """Adds requests and steps until all decode; so many steps may follow."""
+        draw = random.Random(self.asked)
+        prompts = [draw.choices(range(3, 1000), k=prompt_tokens) for _ in range(requests)]
+        names = [self.add(prompt, BEGIN_STEPS + steps + requests) for prompt in prompts]
+        begun: set[str] = set()
+        while len(begun) < requests:
+            begun.update(output.request_id.split("-")[0] for output in self.engine.step())
+        for _ in range(BEGIN_STEPS):
+            self.engine.step()
+        return names
+
+    def abort(self, names: list[str]) -> None:
+        """Drops requests."""
         self.engine.abort_request(names)
         while self.engine.has_unfinished_requests():
             self.engine.step()
-        yield {"steps": pairs}
 
     def timed_step(self) -> float:
         """Seconds that a step takes."""
@@ -373,7 +395,8 @@ def main() -> None:
     threading.Thread(target=forward, args=(lines,), daemon=True).start()
     while (line := inside.rest(lines)) is not None:
         order = json.loads(line)
-        do = inside.steps if "requests" in order else inside.hits if "runs" in order else inside.ask
+        kinds = {"timed": inside.turn, "turns": inside.steps, "runs": inside.hits, "prompt": inside.ask}
+        do = next(kind for key, kind in kinds.items() if key in order)
         for said in do(**order):
             answer(said)
 

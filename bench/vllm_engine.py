@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16  # On a GPU.
+CPU_BLOCK_TOKENS = 32  # vLLM takes only multiples of this one from 0.32 on.
 BF16_BYTES = 2
 CHUNK_TOKENS = 64  # The connector's usual one.
 LLAMA_8B = {
@@ -102,6 +103,11 @@ class Site:
         return int(2 * model["num_hidden_layers"] * heads * BF16_BYTES)
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return CPU_BLOCK_TOKENS if self.tiny else BLOCK_TOKENS
+
+    @property
     def socket(self) -> Path:
         """Where the node answers."""
         return self.folder / "node.sock"
@@ -127,7 +133,7 @@ def engine_arguments(site: Site, way: str, max_tokens: int) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "enforce_eager": site.tiny,  # On GPUs as vLLM is if it is told nothing: in CUDA graphs.
         "max_model_len": max_tokens,
-        "block_size": BLOCK_TOKENS,
+        "block_size": site.block_tokens,
         "enable_prefix_caching": True,
     }
     if not site.tiny:

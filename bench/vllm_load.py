@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_engine
-from vllm_engine import BLOCK_TOKENS, CHUNK_TOKENS, GIB, OURS, PEERS, Site
+from vllm_engine import CHUNK_TOKENS, GIB, OURS, PEERS, Site
 
 PARTS = ("hbm", "plain", *PEERS, "memory")
 MARGINALS = Path(__file__).with_suffix(".toml")
@@ -165,7 +165,7 @@ class Engine:
         if part == "hbm" and not site.tiny:
             arguments["gpu_memory_utilization"] = 0.9
         else:
-            arguments["num_gpu_blocks_override"] = shape.hbm_tokens // BLOCK_TOKENS
+            arguments["num_gpu_blocks_override"] = shape.hbm_tokens // site.block_tokens
         self.version = vllm.__version__
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         self.sampling = lambda tokens: vllm.SamplingParams(
