@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, Parent
 from nodes import Node
 from processes import free_port, kill, line_of, start_node, until
 
@@ -114,19 +115,24 @@ class Daemon:
         self.kill()
 
 
+parent = Parent(PYTHON, os.environ | ENVIRONMENT)
+
+
+def start_driver(log: Path) -> "subprocess.Popen[str] | Forked":
+    """`driver.py` in a process of its own. On CPUs it is forked, so all but the first start at once."""
+    if not ON_GPU:  # CUDA does not survive a fork.
+        return parent.fork(log)
+    command, pipe, errors = [PYTHON, str(HERE / "driver.py")], subprocess.PIPE, log.open("ab")
+    environment = os.environ | ENVIRONMENT
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment)
+
+
 class Engine:
     """vLLM in a process of its own. `engine.generate(...)` and so on are `driver.py`'s."""
 
     def __init__(self, arguments: dict[str, Any], log: Path) -> None:
         self.log = log
-        self.process = subprocess.Popen(
-            [PYTHON, str(HERE / "driver.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("ab"),
-            text=True,
-            env=os.environ | ENVIRONMENT,
-        )
+        self.process = start_driver(log)
         try:
             self.tell(arguments)
         except BaseException:
