@@ -95,7 +95,7 @@ class Pages:
             ]
             per = chunk_tokens // BLOCK_TOKENS
             pages = self.blocks(tokens)[at * per : (at + 64) * per]
-            self.cache.store(self.job, chunks, [pages], stream=self.stream)
+            self.cache.store(self.job, [chunks], [pages], stream=self.stream)
             if not self.cache.wait_stored([self.job], LIMIT_S):
                 sys.exit(f"chunks were not stored in {LIMIT_S:.0f} s")
             if (ended := self.cache.take_ended()[1]) != [(self.job, [])]:

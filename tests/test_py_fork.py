@@ -184,7 +184,7 @@ def test_every_call_of_a_paged_cache_raises_in_a_child(daemon: Daemon) -> None:
     table = np.arange(4, dtype=np.int32)
     calls: dict[str, Callable[[], object]] = {
         "is_connected": lambda: cache.is_connected,
-        "store": lambda: cache.store(1, [(bytes(32), None, 64)], [table]),
+        "store": lambda: cache.store(1, [[(bytes(32), None, 64)]], [table]),
         "wait_layer": lambda: cache.wait_layer(0),
         "wait_loads": cache.wait_loads,
         "take_ended": cache.take_ended,
@@ -197,7 +197,7 @@ def test_every_call_of_a_paged_cache_raises_in_a_child(daemon: Daemon) -> None:
     }
     assert in_child(refused(calls)) == ""
     until(lambda: cache.is_connected)
-    cache.store(1, [(bytes(32), None, 64)], [table])
+    cache.store(1, [[(bytes(32), None, 64)]], [table])
     assert cache.wait_stored([1], TIMEOUT_S) and cache.take_ended() == ([], [(1, [])])
     cache.close()
 

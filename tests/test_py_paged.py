@@ -82,7 +82,7 @@ class Engine:
         self.compute(blocks)
         parents = [None, *ids[:-1]]
         sizes = [min(CHUNK_TOKENS, TOKENS - n * CHUNK_TOKENS) for n in range(len(ids))]
-        self.cache.store(job, list(zip(ids, parents, sizes, strict=True)), [blocks])
+        self.cache.store(job, [list(zip(ids, parents, sizes, strict=True))], [blocks])
         assert self.cache.wait_stored([job], TIMEOUT_S)
         assert self.cache.take_ended() == ([], [(job, list(missing))])
 
@@ -197,6 +197,36 @@ def test_other_ranks_and_other_blocks_are_only_another_mapping(daemon: Daemon) -
         assert reader.is_true(blocks)
 
 
+@pytest.mark.parametrize("read_by", [1, 2, 4])
+@pytest.mark.parametrize("stored_by", [1, 2, 4])
+def test_heads_that_are_stored_one_by_one_are_read_by_ranks_of_any_number(
+    daemon: Daemon, stored_by: int, read_by: int
+) -> None:
+    ids = [ids_of(b"head %d" % head) for head in range(4)]
+    sizes = [min(CHUNK_TOKENS, TOKENS - n * CHUNK_TOKENS) for n in range(len(ids[0]))]
+
+    def heads(rank: int, ranks: int) -> range:
+        return range(4)[rank * 4 // ranks : (rank + 1) * 4 // ranks]
+
+    for rank in range(stored_by):
+        writer = Engine(daemon, heads(rank, stored_by), 16)
+        blocks = writer.blocks(rank)
+        writer.compute(blocks)
+        parts = [list(zip(ids[n], [None, *ids[n][:-1]], sizes, strict=True)) for n in writer.heads]
+        writer.cache.store(1, parts, [blocks])
+        assert writer.cache.wait_stored([1], TIMEOUT_S)
+        assert writer.cache.take_ended() == ([], [(1, [])])
+    for rank in range(read_by):
+        reader = Engine(daemon, heads(rank, read_by), 16)
+        blocks = reader.blocks(9)
+        reads = forebay.head_reads(4, read_by, rank, 4)
+        sources = [(ids[head], there, here, count) for head, there, here, count in reads]
+        assert reader.load(1, sources, blocks) == (TOKENS, None)
+        assert reader.is_true(blocks)
+    with pytest.raises(forebay.InvalidError, match="the number of parts is 3; allowed: a divisor of 2"):
+        Engine(daemon, range(2), 16).cache.store(1, [[]] * 3, [writer.blocks(0)])
+
+
 def test_a_chunk_keeps_so_many_pages_at_its_end_and_a_store_needs_no_others(daemon: Daemon) -> None:
     writer, reader = (Engine(daemon, range(2), 16, kept_pages=1) for _ in range(2))
     ids, dropped = ids_of(b"kept"), [0, 1, 2, 4, 5, 6, 8, 9, 10]
@@ -204,11 +234,12 @@ def test_a_chunk_keeps_so_many_pages_at_its_end_and_a_store_needs_no_others(daem
     blocks[dropped] = -1
     writer.compute(blocks)
     chunks = list(zip(ids, [None, *ids[:-1]], (64, 64, 64, 21), strict=True))
-    writer.cache.store(1, chunks, [blocks])
+    writer.cache.store(1, [chunks], [blocks])
     assert writer.cache.wait_stored([1], TIMEOUT_S)
     assert writer.cache.take_ended() == ([], [(1, [])])
     page_bytes = 2 * 16 * CELL_BYTES
-    assert writer.cache.stats()["bytes_stored"] == LAYERS * 5 * page_bytes, "a tail that ends within a page keeps one more"
+    # The tail ends within a page, and keeps one more.
+    assert writer.cache.stats()["bytes_stored"] == LAYERS * (3 + 2) * page_bytes
 
     blocks = reader.blocks(9)
     assert reader.load(1, [(ids, 0, 0, 2)], blocks) == (TOKENS, None)
@@ -222,7 +253,7 @@ def test_a_chunk_keeps_so_many_pages_at_its_end_and_a_store_needs_no_others(daem
         lacking = blocks.copy()
         lacking[table] = -1
         with pytest.raises(forebay.InvalidError, match=says):
-            writer.cache.store(2, chunks, [lacking])
+            writer.cache.store(2, [chunks], [lacking])
     with pytest.raises(forebay.InvalidError, match="source_page_tokens is 32; allowed: 16"):
         reader.load(2, [(ids, 0, 0, 2)], blocks, source_page_tokens=32)
     with pytest.raises(forebay.InvalidError, match="kept_pages of group 0 is 0"):
@@ -313,7 +344,7 @@ def test_what_cannot_be_is_refused_with_field_and_value(daemon: Daemon) -> None:
         with pytest.raises(forebay.InvalidError, match=says):
             engine.cache.load(1, sources, pages, tokens=TOKENS, layerwise=True)
     with pytest.raises(forebay.InvalidError, match="the tokens of a chunk is 3"):
-        engine.cache.store(1, [(ids[0], None, 3), (ids[1], ids[0], 64)], [blocks])
+        engine.cache.store(1, [[(ids[0], None, 3), (ids[1], ids[0], 64)]], [blocks])
     with pytest.raises(forebay.InvalidError, match="page_tokens of group 0 is 24"):
         forebay.PagedCache(daemon.socket, [(64, 1, 48, 48, 0)], page_tokens=[24], chunk_tokens=64, heads=[2])
 

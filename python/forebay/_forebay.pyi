@@ -230,7 +230,7 @@ class PagedCache:
     def store(
         self,
         job: int,
-        chunks: Sequence[tuple[bytes, bytes | None, int]],
+        parts: Sequence[Sequence[tuple[bytes, bytes | None, int]]],
         pages: Sequence[Buffer],
         *,
         stream: int = 0,

@@ -344,7 +344,7 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     half.back_off = lambda step, ended: None
-    store = Store(5, [[(bytes(32), None, CHUNK)]], [])
+    store = Store(5, [[[(bytes(32), None, CHUNK)]]], [])
     half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
     assert half.take_finished() == (None, None), "its blocks are still to be read"
     assert half.cache.stored == ([5] if idle else [])
@@ -359,7 +359,7 @@ def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_ne
     """With a drafter vLLM's first runner tells the last stage alone that all was computed."""
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
-    store = Store(5, [[(bytes(32), None, CHUNK)]], [])
+    store = Store(5, [[[(bytes(32), None, CHUNK)]]], [])
     for step in (Step(1, idle=False, stores=[store]), Step(2, idle=False)):
         half.before_step(step)
         half.begin_step(step, FORWARD)

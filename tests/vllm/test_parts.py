@@ -304,7 +304,7 @@ def test_what_there_is_no_room_for_is_stored_later(monkeypatch: pytest.MonkeyPat
     planner, one = stores.Stores(facts(), workers=2), a_request(600, 9)
     one.tail = True
     first = planner.plan(one, 1)
-    assert first is not None and len(first.chunks[0]) == 3
+    assert first is not None and len(first.chunks[0][0]) == 3
     assert first.pages[0].tolist() == list(range(1, 13))
     assert planner.plan(one, 2) is None, "three are on their way"
     assert planner.ended(1, StoreResult(1)) is None
@@ -314,10 +314,10 @@ def test_what_there_is_no_room_for_is_stored_later(monkeypatch: pytest.MonkeyPat
         planner.ended(1 + len(sizes), StoreResult(2))
         store = planner.plan(one, 2 + len(sizes))
         assert store is not None
-        sizes.append([tokens for _, _, tokens in store.chunks[0]])
+        sizes.append([tokens for _, _, tokens in store.chunks[0][0]])
     assert sizes == [[64] * 3, [64] * 3, [24]]
     names = one.ids.with_tail(one.request.all_token_ids, 9)[0]
-    assert store is not None and store.chunks[0] == [(names[9], names[8], 24)]
+    assert store is not None and store.chunks[0] == [[(names[9], names[8], 24)]]
 
 
 def test_stores_that_read_a_block_are_known_until_they_end() -> None:

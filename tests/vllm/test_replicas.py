@@ -50,13 +50,13 @@ TOKENS, COUNT = ASKED["short"]
 def test_one_rank_of_each_stage_stores_and_all_load() -> None:
     mla = facts(heads=1, groups=(LATENT,), ranks=4, pp=2)
     parts: Any = [["first stage"], ["second stage"]]
-    assert Stores(mla, workers=8).for_workers(parts) == [parts[0], [], [], [], parts[1], [], [], []]
+    assert Stores(mla, workers=8).for_workers(parts) == [[parts[0]], [], [], [], [parts[1]], [], [], []]
     finder = Finder(SimpleNamespace(), mla, lambda: 0.0)  # type: ignore[arg-type]
     loaded = [[name for name, *_ in of_rank] for of_rank in finder.sources(mla.shape, [[b"a"], [b"b"]])]
     assert loaded == [[[b"a"]]] * 4 + [[[b"b"]]] * 4
     plain = facts(shape=Shape(4, BLOCK), pp=2)
     every: Any = [[number] for number in range(8)]
-    assert Stores(plain, workers=8).for_workers(every) == every
+    assert Stores(plain, workers=8).for_workers(every) == [[one] for one in every]
 
 
 def loaded_by(engine: Any, ids: list[list[bytes]]) -> list[list[bytes]]:
@@ -72,7 +72,7 @@ def test_ranks_that_share_the_tokens_of_a_block_store_and_load_their_own() -> No
     four, context = Shape(4, BLOCK), ContextParallel(decode=2)
     engine = facts(heads=4, groups=(Group(BLOCK, 1),), shape=four, context=context, pp=2)
     every: Any = [[number] for number in range(8)]
-    assert Stores(engine, workers=8).for_workers(every) == every
+    assert Stores(engine, workers=8).for_workers(every) == [[one] for one in every]
     assert loaded_by(engine, [[bytes([number])] for number in range(8)]) == [[bytes([n])] for n in range(8)]
     with pytest.raises(InvalidError, match="tp=2.*; allowed is .*tp=4.*, since ranks share the tokens"):
         refuse_shape("here", Shape(2, BLOCK), engine)
@@ -83,7 +83,7 @@ def test_ranks_that_share_the_tokens_of_a_block_store_and_load_their_own() -> No
 def test_ranks_that_prefill_the_same_kv_together_store_it_once() -> None:
     engine = facts(shape=Shape(2, BLOCK), ranks=4, context=ContextParallel(prefill=2), pp=2)
     parts: Any = [[number] for number in range(4)]
-    assert Stores(engine, workers=8).for_workers(parts) == [[0], [1], [], [], [2], [3], [], []]
+    assert Stores(engine, workers=8).for_workers(parts) == [[[0]], [[1]], [], [], [[2]], [[3]], [], []]
     ids = [[bytes([number])] for number in range(4)]
     assert loaded_by(engine, ids) == [[ids[0][0]], [ids[1][0]]] * 2 + [[ids[2][0]], [ids[3][0]]] * 2
     assert engine.identity() == facts(pp=2).identity(), "an engine without that has the same KV"
@@ -99,11 +99,11 @@ def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:
 def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
     stored: list[Any] = []
     half: Any = object.__new__(WorkerHalf)
-    half.cache = SimpleNamespace(store=lambda job, chunks, pages, stream: stored.append(job))
+    half.cache = SimpleNamespace(store=lambda job, parts, pages, stream: stored.append(job))
     half.device, half.stores, half.with_states = SimpleNamespace(type="cpu"), set(), []
     for rank, reported, begun in ((0, {}, [7]), (1, {7: StoreResult(1)}, [7])):
         half.rank, half.report = rank, Report(1)
-        half.step = Step(1, idle=False, stores=[Store(7, [[(bytes(32), None, CHUNK)], []], [])])
+        half.step = Step(1, idle=False, stores=[Store(7, [[[(bytes(32), None, CHUNK)]], []], [])])
         half.start_stores()
         assert half.report.stores == reported and stored == begun
 

@@ -45,7 +45,7 @@ def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
     assert not one.is_stored
     store = planner.plan_state(one, 1)
     assert store is not None and store.state and one.is_stored
-    assert store.chunks == [[(state_id(one.ids.ranks[0][1]), None, 1)]]
+    assert store.chunks == [[[(state_id(one.ids.ranks[0][1]), None, 1)]]]
     assert [pages.tolist() for pages in store.pages] == [[50]] and planner.touched([50]) == [1]
     for gone in (1, 3):  # another step's, and where there is no block yet
         one.state = gone * CHUNK
@@ -54,7 +54,7 @@ def test_a_state_is_stored_from_the_block_that_ends_with_its_chunk() -> None:
     one.blocks = [one.blocks[0], [0] * 6 + [60]]
     store = planner.plan_state(one, 3)
     tail = one.ids.with_tail(one.request.all_token_ids[: 2 * CHUNK - BLOCK - 3], 1)[0][1]
-    assert store is not None and store.chunks == [[(state_id(tail), None, 1)]]
+    assert store is not None and store.chunks == [[[(state_id(tail), None, 1)]]]
     assert [pages.tolist() for pages in store.pages] == [[60]]
     one.state, one.gap = 2 * CHUNK, True
     assert planner.plan_state(one, 2) is None, "what is before it will not be found"

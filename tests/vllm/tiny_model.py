@@ -22,13 +22,13 @@ LATENT, ROPE, LATENT_HEAD = 512, 64, 128  # the only sizes that vLLM's kernels h
 SEEN = 33  # tokens that a convolution of LFM2 sees: a state is as large as a block of KV, as CPUs want it
 
 
-def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
+def of_attention(latent: bool, kv_heads: int) -> dict[str, tuple[int, ...]]:
     """The tensors of a layer's attention, by the names that Llama's files have, or DeepSeek's."""
     if not latent:
         return {
             "q_proj.weight": (HEADS * HEAD, WIDTH),
-            "k_proj.weight": (KV_HEADS * HEAD, WIDTH),
-            "v_proj.weight": (KV_HEADS * HEAD, WIDTH),
+            "k_proj.weight": (kv_heads * HEAD, WIDTH),
+            "v_proj.weight": (kv_heads * HEAD, WIDTH),
             "o_proj.weight": (WIDTH, HEADS * HEAD),
         }
     return {
@@ -40,8 +40,9 @@ def of_attention(latent: bool) -> dict[str, tuple[int, ...]]:
     }
 
 
-def shapes(layers: int, latent: bool) -> dict[str, tuple[int, ...]]:
+def shapes(layers: int, latent: bool, kv_heads: int = KV_HEADS) -> dict[str, tuple[int, ...]]:
     """The tensors of a model."""
+    attention = of_attention(latent, kv_heads)
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
         "model.norm.weight": (WIDTH,),
@@ -52,7 +53,7 @@ def shapes(layers: int, latent: bool) -> dict[str, tuple[int, ...]]:
         found |= {
             name + "input_layernorm.weight": (WIDTH,),
             name + "post_attention_layernorm.weight": (WIDTH,),
-            **{f"{name}self_attn.{tensor}": shape for tensor, shape in of_attention(latent).items()},
+            **{f"{name}self_attn.{tensor}": shape for tensor, shape in attention.items()},
             name + "mlp.gate_proj.weight": (INNER, WIDTH),
             name + "mlp.up_proj.weight": (INNER, WIDTH),
             name + "mlp.down_proj.weight": (WIDTH, INNER),
@@ -130,7 +131,13 @@ def write_adapter(folder: Path, layers: int, seed: int) -> None:
 
 
 def write_config(
-    folder: Path, layers: int, window: int | None, full: bool, latent: bool, seen: int | None
+    folder: Path,
+    layers: int,
+    window: int | None,
+    full: bool,
+    latent: bool,
+    seen: int | None,
+    kv_heads: int,
 ) -> None:
     """What kind of model it is. With a window, some layers see everything if it is `full`. Convolutions have
     `seen` so many tokens.
@@ -143,7 +150,7 @@ def write_config(
         "intermediate_size": INNER,
         "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_key_value_heads": kv_heads,
         "head_dim": HEAD,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
@@ -208,13 +215,23 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make(folder: Path, window: int | None, full: bool, latent: bool, seen: int | None, adapters: int) -> None:
+def make(
+    folder: Path,
+    window: int | None,
+    full: bool,
+    latent: bool,
+    seen: int | None,
+    adapters: int,
+    kv_heads: int,
+) -> None:
     """Writes all of it."""
     layers = LAYERS_WITH_WINDOWS if window is not None and full else LAYERS
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, layers, window, full, latent, seen)
+    write_config(folder, layers, window, full, latent, seen, kv_heads)
     write_tokenizer(folder)
-    write_weights(folder, shapes(layers, latent) if seen is None else shapes_with_states(seen), seed=7)
+    write_weights(
+        folder, shapes(layers, latent, kv_heads) if seen is None else shapes_with_states(seen), seed=7
+    )
     for number in range(adapters):
         write_adapter(folder / f"adapter{number}", layers, seed=100 + number)
 
@@ -229,9 +246,10 @@ def main() -> None:
     parser.add_argument("--latent", action="store_true", help="a small DeepSeek, for MLA")
     parser.add_argument("--states", action="store_true", help="a small LFM2, for layers with states")
     parser.add_argument("--seen", type=int, default=SEEN, help="tokens that a state comes from")
+    parser.add_argument("--kv-heads", type=int, default=KV_HEADS, help="of a Llama without adapters")
     said = parser.parse_args()
     seen = said.seen if said.states else None
-    make(said.folder, said.window, not said.all_windows, said.latent, seen, said.adapters)
+    make(said.folder, said.window, not said.all_windows, said.latent, seen, said.adapters, said.kv_heads)
 
 
 if __name__ == "__main__":

@@ -272,17 +272,19 @@ impl PagedCache {
     }
 
     /// Begins to store chunks, one after another in their sequence, with the pages of `tables` for
-    /// all of them together: every token has one, and only the last chunk may be short.
+    /// all of them together: every token has one, and only the last chunk may be short. Each of
+    /// `parts` names the same chunks of an equal part of the heads, in their order; one part is
+    /// whole pages.
     pub fn store(
         &self,
         job: u64,
-        chunks: Vec<NewChunk>,
+        parts: Vec<Vec<NewChunk>>,
         tables: PageTables,
         stream: u64,
     ) -> Result<(), NotBegun> {
         self.here()?;
         let shared = &self.shared;
-        tables.check(&shared.cache, self.tokens_of(&chunks)?, false)?;
+        tables.check(&shared.cache, self.tokens_of(&parts)?, false)?;
         if shared.client().is_none() {
             return Err(NotBegun::Closed);
         }
@@ -290,22 +292,40 @@ impl PagedCache {
         if !shared.jobs.begin_store(job) {
             return Err(BadValue::new("job", job, "a number of which no store is under way").into());
         }
-        Storing::begin(shared, job, chunks, tables, copying);
+        Storing::begin(shared, job, parts, tables, copying);
         Ok(())
     }
 
     /// Tokens of chunks that are to be stored together, if they may be: only the last one may be
-    /// short.
-    pub fn tokens_of(&self, chunks: &[NewChunk]) -> Result<u64, NotBegun> {
-        let whole = self.shared.cache.chunk_tokens();
-        for (number, chunk) in chunks.iter().enumerate() {
-            let is_last = number + 1 == chunks.len();
+    /// short, and all parts have the same.
+    pub fn tokens_of(&self, parts: &[Vec<NewChunk>]) -> Result<u64, NotBegun> {
+        let cache = &self.shared.cache;
+        let Some((first, others)) = parts.split_first() else {
+            return Err(BadValue::new("the number of parts", 0_u64, "1 or more").into());
+        };
+        for (number, group) in cache.groups().iter().enumerate() {
+            if !(group.heads as usize).is_multiple_of(parts.len()) {
+                let allowed = format!("a divisor of {}, the heads of group {number}", group.heads);
+                return Err(BadValue::new("the number of parts", parts.len() as u64, allowed).into());
+            }
+        }
+        let whole = cache.chunk_tokens();
+        for (number, chunk) in first.iter().enumerate() {
+            let is_last = number + 1 == first.len();
             if chunk.tokens == 0 || chunk.tokens > whole || (chunk.tokens < whole && !is_last) {
                 let allowed = format!("{whole}, or fewer for the last chunk");
                 return Err(BadValue::new("the tokens of a chunk", chunk.tokens, allowed).into());
             }
         }
-        Ok(chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum())
+        for (number, part) in (1..).zip(others) {
+            let alike = part.iter().zip(first).all(|(one, other)| one.tokens == other.tokens);
+            if part.len() != first.len() || !alike {
+                let allowed = format!("{}, of as many tokens as those of part 0", first.len());
+                let what = format!("the chunks of part {number}");
+                return Err(BadValue::new(what, part.len() as u64, allowed).into());
+            }
+        }
+        Ok(first.iter().map(|chunk| u64::from(chunk.tokens)).sum())
     }
 
     /// Loads and stores that have ended since this was asked last. Nothing of them touches a page

@@ -1,12 +1,14 @@
-//! A store under way: its chunks get slots in the node's arena, are copied there from the engine's
+//! A store under way. Its chunks may be of parts of the heads: then what is one chunk of the sequence
+//! is stored as several. They get slots in the node's arena, are copied there from the engine's
 //! pages, and become visible to others. It ends with its last chunk, when nothing of it touches a
 //! page any more.
 
 use crate::access::Accessing;
+use crate::cache::Layer;
 use crate::copies::{Batch, Job, NotCopied};
 use crate::jobs::JobStored;
 use crate::limiter::Permit;
-use crate::pages::{ChunkAt, PageTables, Source, pieces};
+use crate::pages::{ChunkAt, HeadRange, PageTables, Source, pieces};
 use crate::shared::Shared;
 use crate::stats::{add, take};
 use crate::thread_pool::Urgency;
@@ -31,10 +33,12 @@ pub struct Storing {
     shared: Arc<Shared>,
     job: u64,
     tables: PageTables,
+    /// Into how many equal parts the heads are cut.
+    parts: u32,
     copying: Arc<dyn Job>,
     /// Chunks that have not ended, and one while they are begun.
     left: AtomicUsize,
-    /// The numbers of those that the node neither took nor had.
+    /// The numbers of those of which the node neither took nor had some part.
     missing: Mutex<Vec<u32>>,
     /// How many of these were beyond the limit of bytes on their way.
     over_limit: AtomicUsize,
@@ -45,13 +49,16 @@ pub struct Storing {
 struct Admitted {
     chunk: forebay_client::NewChunk,
     number: u32,
+    part: u32,
     at: ChunkAt,
     shape: ChunkShape,
 }
 
 struct Chunk {
     store: Arc<Storing>,
+    /// Which chunk of the sequence, and which part of its heads.
     number: u32,
+    part: u32,
     at: ChunkAt,
     bytes: u64,
     /// Until the node has the slot back.
@@ -59,23 +66,26 @@ struct Chunk {
 }
 
 impl Storing {
-    /// Begins a store: `chunks` one after another, with the pages of `tables`.
+    /// Begins a store: the chunks of each part one after another, with the pages of `tables`.
     pub fn begin(
         shared: &Arc<Shared>,
         job: u64,
-        chunks: Vec<NewChunk>,
+        parts: Vec<Vec<NewChunk>>,
         tables: PageTables,
         copying: Arc<dyn Job>,
     ) {
         let left = AtomicUsize::new(1);
         let (shared, missing) = (Arc::clone(shared), Mutex::default());
-        let over_limit = AtomicUsize::new(0);
-        let store = Arc::new(Storing { shared, job, tables, copying, left, missing, over_limit });
-        let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks.len()));
-        for (number, chunk) in (0..).zip(chunks) {
-            let at = ChunkAt { first_token, tokens: chunk.tokens };
-            first_token += u64::from(chunk.tokens);
-            admitted.extend(store.admit(&chunk, number, at));
+        let (over_limit, of) = (AtomicUsize::new(0), parts.len() as u32);
+        let store = Storing { shared, job, tables, parts: of, copying, left, missing, over_limit };
+        let (store, chunks) = (Arc::new(store), parts.first().map_or(0, Vec::len));
+        let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks * parts.len()));
+        for place in 0..chunks {
+            let at = ChunkAt { first_token, tokens: parts[0][place].tokens };
+            first_token += u64::from(at.tokens);
+            for (part, of_part) in (0..).zip(&parts) {
+                admitted.extend(store.admit(&of_part[place], place as u32, part, at));
+            }
         }
         let slots = &store.shared.slots;
         for same in admitted.chunk_by(|one, other| one.shape == other.shape) {
@@ -89,10 +99,11 @@ impl Storing {
 
     /// A chunk that begins as soon as the node has room for its slot, if so many bytes may be on
     /// their way.
-    fn admit(&self, chunk: &NewChunk, number: u32, at: ChunkAt) -> Option<Admitted> {
+    fn admit(&self, chunk: &NewChunk, number: u32, part: u32, at: ChunkAt) -> Option<Admitted> {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
-        let Ok(shape) = ChunkShape::new(self.shared.cache.layer_bytes(at.tokens)) else {
+        let bytes = self.shared.cache.layer_bytes(at.tokens).map(|bytes| bytes / u64::from(self.parts));
+        let Ok(shape) = ChunkShape::new(bytes) else {
             add(&counters.stores_failed, 1);
             self.miss(number);
             return None;
@@ -105,16 +116,22 @@ impl Storing {
         }
         self.left.fetch_add(1, Ordering::AcqRel);
         let chunk = forebay_client::NewChunk { id: chunk.id, parent: chunk.parent };
-        Some(Admitted { chunk, number, at, shape })
+        Some(Admitted { chunk, number, part, at, shape })
+    }
+
+    /// Where the bytes of a part come from: as if it were a chunk of some of the heads of a layer.
+    fn source_of(&self, layer: &Layer, part: u32) -> Source {
+        let heads = self.shared.cache.group_of(layer).heads / self.parts;
+        Source { heads: HeadRange { first_there: 0, first_here: part * heads, heads }, page_tokens: None }
     }
 
     /// Asks for slots of chunks of one shape.
     fn reserve(self: Arc<Self>, together: Vec<Admitted>, permits: Vec<Permit>) {
         let Some(shape) = together.first().map(|first| first.shape.clone()) else { return };
         let chunks: Vec<_> = together.iter().map(|admitted| admitted.chunk).collect();
-        let stored = |(Admitted { number, at, shape, .. }, permit)| {
+        let stored = |(Admitted { number, part, at, shape, .. }, permit)| {
             let (store, bytes) = (Arc::clone(&self), shape.bytes());
-            Chunk { store, number, at, bytes, _permit: permit }
+            Chunk { store, number, part, at, bytes, _permit: permit }
         };
         let stored: Vec<Chunk> = together.into_iter().zip(permits).map(stored).collect();
         let Some(client) = self.shared.client() else {
@@ -153,6 +170,7 @@ impl Storing {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut missing = std::mem::take(&mut *self.missing.lock());
             missing.sort_unstable();
+            missing.dedup();
             self.log(missing.len());
             self.shared.jobs.end_store(JobStored { job: self.job, missing });
         }
@@ -190,11 +208,10 @@ impl Chunk {
     /// What goes where, and of each layer the spans to sum up, if the host reads them.
     fn gather(&self, slot: &Slot) -> Option<(Batch, Vec<Vec<Span>>)> {
         let (shared, mut found, mut sources) = (&self.store.shared, Vec::new(), Vec::new());
-        let same = Source::same(&shared.cache);
-        for number in 0..shared.cache.layers().len() {
+        for (number, of_cache) in shared.cache.layers().iter().enumerate() {
             let (to, from, layer) = (slot.layer(number)?, found.len(), number as u32);
-            let extent = (to.offset, to.len);
-            pieces(&shared.cache, &self.store.tables, layer, self.at, &same, extent, &mut found).ok()?;
+            let (source, extent) = (self.store.source_of(of_cache, self.part), (to.offset, to.len));
+            pieces(&shared.cache, &self.store.tables, layer, self.at, &source, extent, &mut found).ok()?;
             if let Some(region) = shared.copies.region(layer) {
                 let span = |piece: &crate::copies::Piece| Span::new(region, piece.page_offset, piece.bytes);
                 sources.push(found[from..].iter().map(span).collect());

@@ -16,6 +16,8 @@ use pyo3::types::PyDict;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Id, id of the chunk before it, tokens.
+type Named<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, u32);
 /// Job, tokens that may be used, why it is not all.
 type LoadEnds = Vec<(u64, u64, Option<String>)>;
 /// Job, places of chunks that the node neither took nor had.
@@ -122,25 +124,27 @@ impl PagedCache {
         py.detach(|| cache.wait_loads(stream)).map_err(not_begun)
     }
 
-    /// Begins to store chunks, one after another in their sequence.
-    #[pyo3(signature = (job, chunks, pages, *, stream = 0))]
+    /// Begins to store chunks, one after another in their sequence: of each equal part of the heads
+    /// the same ones. One part is whole pages.
+    #[pyo3(signature = (job, parts, pages, *, stream = 0))]
     fn store(
         &self,
         py: Python<'_>,
         job: u64,
-        chunks: Vec<(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)>,
+        parts: Vec<Vec<Named<'_>>>,
         pages: Vec<Bound<'_, PyAny>>,
         stream: u64,
     ) -> PyResult<()> {
         let cache = self.0.get()?;
-        let chunk = |(name, parent, tokens): &(Bound<'_, PyAny>, Option<Bound<'_, PyAny>>, u32)| {
+        let chunk = |(name, parent, tokens): &Named<'_>| {
             let parent = parent.as_ref().map(id).transpose()?;
             Ok(NewChunk { id: id(name)?, parent, tokens: *tokens })
         };
-        let chunks = chunks.iter().map(chunk).collect::<PyResult<Vec<_>>>()?;
-        let tokens = cache.tokens_of(&chunks).map_err(not_begun)?;
+        let part = |chunks: &Vec<Named<'_>>| chunks.iter().map(chunk).collect::<PyResult<Vec<_>>>();
+        let parts = parts.iter().map(part).collect::<PyResult<Vec<_>>>()?;
+        let tokens = cache.tokens_of(&parts).map_err(not_begun)?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
-        py.detach(|| cache.store(job, chunks, tables, stream)).map_err(not_begun)
+        py.detach(|| cache.store(job, parts, tables, stream)).map_err(not_begun)
     }
 
     /// Loads and stores that have ended since this was asked last.

@@ -562,7 +562,8 @@ fn captures_of_others_go_on_and_a_captured_stream_is_left_alone() {
         engine.begin_load(1, &to, 1, true);
         engine.paged.wait_loads(engine.handle()).unwrap();
         assert_eq!(engine.end_of(1).tokens, TOKENS as u64);
-        let refused = engine.paged.store(2, Vec::new(), engine.tables(&from), captured as u64).unwrap_err();
+        let refused =
+            engine.paged.store(2, vec![Vec::new()], engine.tables(&from), captured as u64).unwrap_err();
         assert!(refused.to_string().contains("captured"), "{refused}");
         // SAFETY: as above.
         unsafe {

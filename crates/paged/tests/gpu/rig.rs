@@ -138,7 +138,7 @@ impl Engine {
 
     /// Begins a store, unless the driver refuses even that.
     pub fn try_store(&self, job: u64, blocks: &[i64], salt: u8) -> bool {
-        self.paged.store(job, new_chunks(salt), self.tables(blocks), self.handle()).is_ok()
+        self.paged.store(job, vec![new_chunks(salt)], self.tables(blocks), self.handle()).is_ok()
     }
 
     /// Stores pages of `seed`.

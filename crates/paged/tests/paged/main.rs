@@ -126,6 +126,61 @@ fn the_chunks_of_two_ranks_become_the_pages_of_one_and_the_other_way_round() {
 }
 
 #[test]
+fn of_heads_that_are_stored_one_by_one_an_engine_of_any_number_loads_its_own() {
+    let site = Site::new();
+    let _node = site.node();
+    // Ranks by their first head, and how many heads they have, of 4.
+    let ranks = |heads: usize| (0..4).step_by(heads).map(move |first| (first, heads));
+    let salt = |stored: usize, head: usize| (10 * stored + head) as u8;
+    for stored in [1, 2, 4] {
+        for (first, heads) in ranks(stored) {
+            let writer = site.engine(heads, first, 16);
+            let blocks = writer.blocks(TOKENS, first);
+            writer.compute(&blocks, TOKENS);
+            let parts = (first..first + heads).map(|head| new_chunks(TOKENS, salt(stored, head))).collect();
+            writer.paged.store(1, parts, writer.tables(&blocks, TOKENS), 0).unwrap();
+            assert!(writer.paged.wait_stored(&[1], Some(TIMEOUT)));
+            assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
+            assert_eq!(writer.paged.stats().stores_done, 5 * heads as u64);
+        }
+        for (first, heads) in [1, 2, 4].into_iter().flat_map(ranks) {
+            let reader = site.engine(heads, first, 16);
+            let blocks = without(&reader.blocks(TOKENS, 7), &[2, 17]);
+            let source = |here| Source { heads: whole(0, here as u32, 1), page_tokens: None };
+            let sources = (0..heads).map(|here| (ids(TOKENS, salt(stored, first + here)), source(here)));
+            let request = reader.request(1, &blocks, TOKENS, 0, true);
+            reader.load_all(LoadRequest { sources: sources.collect(), ..request }, &blocks);
+            assert!(reader.is_clean_beside(&blocks));
+        }
+    }
+}
+
+#[test]
+fn parts_are_as_many_as_cut_all_heads_evenly_and_a_chunk_without_one_of_them_is_missing() {
+    let site = Site::new();
+    let _node = site.node();
+    let mut options = site.options();
+    // Room for two whole chunks and three of four parts of the next one.
+    options.storing_bytes_max = (2 * 4 + 3) * LAYERS as u64 * 64 * CELL as u64;
+    let (engine, gate) = site.gated_engine(4, options);
+    let blocks = engine.blocks(TOKENS, 5);
+    let tokens = 3 * CHUNK_TOKENS as usize;
+    let store = |parts| {
+        engine.paged.store(1, parts, engine.tables(&blocks, tokens), 0).map_err(|error| error.to_string())
+    };
+    let refused = store(vec![new_chunks(tokens, 1); 3]).unwrap_err();
+    assert!(refused.contains("the number of parts is 3; allowed: a divisor of 4, the heads"), "{refused}");
+    assert!(store(Vec::new()).unwrap_err().contains("the number of parts is 0"));
+    let uneven = vec![new_chunks(tokens, 1), new_chunks(tokens - 1, 2)];
+    assert!(store(uneven).unwrap_err().contains("the chunks of part 1 is 3; allowed: 3, of as many tokens"));
+    store((0..4).map(|head| new_chunks(tokens, head)).collect()).unwrap();
+    gate.open();
+    assert!(engine.paged.wait_stored(&[1], Some(TIMEOUT)));
+    assert_eq!(engine.paged.take_ended().1, [JobStored { job: 1, missing: vec![2] }]);
+    assert_eq!((engine.paged.stats().stores_refused, engine.paged.stats().stores_done), (1, 11));
+}
+
+#[test]
 fn a_chunk_that_keeps_its_last_pages_has_no_others_and_comes_back_also_in_parts() {
     let site = Site::new();
     let _node = site.node();
@@ -162,7 +217,7 @@ fn a_chunk_that_keeps_its_last_pages_has_no_others_and_comes_back_also_in_parts(
 
     let lacking = without(&kept, &[7]);
     let tables = same.tables(&lacking, TOKENS);
-    let refused = same.paged.store(3, new_chunks(TOKENS, 10), tables, 0).unwrap_err().to_string();
+    let refused = same.paged.store(3, vec![new_chunks(TOKENS, 10)], tables, 0).unwrap_err().to_string();
     assert!(refused.contains("page -1 of block 7"), "{refused}");
     let end = site.engine(4, 0, 16).load(same.request(1, &blocks, TOKENS, 9, true));
     assert_eq!(end.tokens, 0, "one that keeps all pages has no use for them");
@@ -365,7 +420,10 @@ fn pages_that_are_not_there_for_every_token_are_refused_before_anything_is_begun
     let engine = site.engine(2, 0, 16);
     let (blocks, few) = (engine.blocks(TOKENS, 3), 2 * CHUNK_TOKENS as usize);
     let store = |chunks, blocks: &[i64], tokens| {
-        engine.paged.store(1, chunks, engine.tables(blocks, tokens), 0).map_err(|error| error.to_string())
+        engine
+            .paged
+            .store(1, vec![chunks], engine.tables(blocks, tokens), 0)
+            .map_err(|error| error.to_string())
     };
     let refused = store(new_chunks(TOKENS, 1), &without(&blocks, &[6]), TOKENS).unwrap_err();
     assert!(refused.contains("page -1 of block 6"), "{refused}");

@@ -341,8 +341,8 @@ impl Engine {
     }
 
     pub fn begin_store(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8) {
-        let chunks = new_chunks(tokens, salt);
-        self.paged.store(job, chunks, self.tables(blocks, tokens), 0).unwrap();
+        let parts = vec![new_chunks(tokens, salt)];
+        self.paged.store(job, parts, self.tables(blocks, tokens), 0).unwrap();
     }
 
     /// Computes and stores tokens.

@@ -117,6 +117,7 @@ class Settings:
     gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
     keep_on_reset: bool = setting(False, flag)  # True where weights never change
     layout: str = setting("HND", layout)
+    one_copy: bool = setting(False, flag)  # a chunk for each KV head, which any TP size reads
 
     @property
     def token(self) -> bytes:

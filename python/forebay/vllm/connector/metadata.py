@@ -39,7 +39,9 @@ class Store:
     """Consecutive chunks of a request to store, or a state, which is as a chunk of one token."""
 
     job: int
-    chunks: list[list[Stored]]  # for each rank; empty where another one stores the same
+    # For each rank the equal parts of its heads, and of each its chunks. No part where another rank
+    # stores the same.
+    chunks: list[list[list[Stored]]]
     pages: Pages
     state: bool = False
 

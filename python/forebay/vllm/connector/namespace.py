@@ -111,6 +111,11 @@ class Facts:
         return self.ranks if self.context.shards else self.ranks // self.context.prefill
 
     @property
+    def chunks_of_rank(self) -> int:
+        """How many chunks a rank stores of the same tokens: one, or one for each of its heads."""
+        return max(1, self.shape.tp // self.parts)
+
+    @property
     def has_states(self) -> bool:
         return any(group.state for group in self.groups)
 
@@ -228,6 +233,9 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
     if context.shards:  # Each rank has heads and tokens of its own, so each is a part by itself.
         facts.heads, facts.shape = facts.ranks, replace(facts.shape, tp=facts.ranks)
     facts.shape = facts.cut(facts.shape)
+    if settings.one_copy:
+        refuse_one_copy(facts)
+        facts.shape = facts.cut(replace(facts.shape, tp=facts.heads))
     for shape in settings.also_read:
         refuse_shape("kv_connector_extra_config: also_read", facts.cut(shape), facts)
     return facts
@@ -317,6 +325,23 @@ def bytes_of_block(group: Any) -> int:
     return sum(page_bytes_of(spec) for spec in layers_of(group).values())
 
 
+def refuse_one_copy(facts: Facts) -> None:
+    """Refuses one copy for all TP sizes where KV cannot be cut into heads."""
+    if all(group.shared for group in facts.groups if group.paged) and not facts.has_states:
+        return  # It is one copy anyway.
+    why = None
+    if facts.has_states:
+        why = "for a model with states: they have no KV heads, and each TP size cuts them otherwise"
+    elif facts.context.decode > 1 or facts.context.prefill > 1:
+        why = "with context parallelism: a rank has some of the tokens of a block, or the same as others"
+    elif facts.layout == "NHD":
+        why = "with the layout NHD: the bytes of a head are not in one piece there"
+    elif not can_cut_heads(facts.groups):
+        why = "for a model whose layers have different numbers of KV heads"
+    if why is not None:
+        raise InvalidError(f"kv_connector_extra_config: one_copy is True; allowed is False {why}")
+
+
 def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
     """Refuses chunks of a shape that cannot be cut as this engine needs them.
 
@@ -346,14 +371,14 @@ def refuse_shape(what: str, theirs: Shape, facts: Facts) -> None:
     if facts.layout == "NHD":
         raise InvalidError(f"{what}: tp is {theirs.tp}; allowed with the layout NHD is {mine.tp}")
     try:
-        forebay.head_reads(facts.heads, mine.tp, 0, theirs.tp)
-        fits = theirs.tp <= RANKS_AT_MOST * max(mine.tp, facts.heads)
+        forebay.head_reads(facts.heads, facts.parts, 0, theirs.tp)
+        fits = theirs.tp <= RANKS_AT_MOST * max(facts.parts, facts.heads)
     except InvalidError:
         fits = False
     if not fits:
         raise InvalidError(
             f"{what}: tp is {theirs.tp}; allowed are divisors of the model's {facts.heads} KV heads, and "
-            f"multiples of them up to {RANKS_AT_MOST * max(mine.tp, facts.heads)}"
+            f"multiples of them up to {RANKS_AT_MOST * max(facts.parts, facts.heads)}"
         )
 
 

@@ -154,7 +154,7 @@ class SchedulerHalf:
         tracked.ids.grow(tracked.request.prompt_token_ids)
         for of_rank in tracked.ids.ranks:
             if of_rank:
-                self.node.used(of_rank, self.facts.chunk_bytes)
+                self.node.used(of_rank, self.facts.chunk_bytes // self.facts.chunks_of_rank)
 
     def params(self, request: Any) -> Any:
         """What a proxy says of a hand-over, unless another connector does hand-overs."""
@@ -478,7 +478,7 @@ class SchedulerHalf:
         if state is not None:
             self.last_job += 1
             step.stores.append(state)
-            self.node.used([of_rank[0][0] for of_rank in state.chunks], self.facts.state_bytes)
+            self.node.used([of_rank[0][0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
     def preempted(self, name: str) -> None:
         """A request lost its blocks. It may have new ones already."""

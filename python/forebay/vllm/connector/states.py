@@ -83,9 +83,9 @@ class WithStates:
         except ForebayError as error:
             load.why_no_state, load.state_ended = str(error), True
 
-    def store(self, job: int, chunks: Any, pages: Any, *, stream: int, state: bool) -> None:
+    def store(self, job: int, parts: Any, pages: Any, *, stream: int, state: bool) -> None:
         cache = self.states if state else self.kv
-        cache.store(job, chunks, pages, stream=stream)
+        cache.store(job, parts, pages, stream=stream)
 
     def take_ended(self) -> tuple[list[tuple[int, int, str | None]], list[tuple[int, list[int]]]]:
         """What has ended. Without its state, no token of a load may be used."""

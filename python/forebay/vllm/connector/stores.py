@@ -120,7 +120,7 @@ class Stores:
         # 0 chunks: KV events do not tell of states.
         self.jobs[job] = Job(tracked, set(blocks), chunks, 0, tracked.resets)
         tracked.stores.add(job)
-        named: list[list[Stored]] = [[(state_id(of_rank[-1]), None, 1)] for of_rank in ids]
+        named: list[list[list[Stored]]] = [[[(state_id(of_rank[-1]), None, 1)]] for of_rank in ids]
         return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
 
     def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
@@ -138,15 +138,15 @@ class Stores:
             for of_rank in ids
         ]
 
-    def for_workers(self, parts: list[list[Stored]]) -> list[list[Stored]]:
+    def for_workers(self, parts: list[list[Stored]]) -> list[list[list[Stored]]]:
         """What each worker stores. Of several workers with the same KV, the first one stores it."""
-        facts, cut = self.facts, self.facts.shape.tp
-        alike, again = facts.parts // cut, facts.ranks - facts.parts
-        nothing: list[Stored] = []
+        facts, cut, own = self.facts, self.facts.shape.tp, self.facts.chunks_of_rank
+        alike, again = max(1, facts.parts // cut), facts.ranks - facts.parts
+        nothing: list[list[Stored]] = []
         found = []
         for stage in range(facts.pp):
-            for part in parts[stage * cut : (stage + 1) * cut]:
-                found += [part, *[nothing] * (alike - 1)]
+            for first in range(stage * cut, (stage + 1) * cut, own):
+                found += [parts[first : first + own], *[nothing] * (alike - 1)]
             found += [nothing] * again
         return found
 

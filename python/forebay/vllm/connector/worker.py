@@ -277,22 +277,23 @@ class WorkerHalf:
             return
         stream = compat.stream_of(self.device)
         for store in step.stores:
-            if not store.chunks[self.rank]:
+            parts = store.chunks[self.rank]
+            if not parts:
                 self.report.stores[store.job] = StoreResult(1)
                 continue
             more: dict[str, Any] = {"state": store.state} if self.with_states else {}
             try:
                 self.cache.store(
                     store.job,
-                    store.chunks[self.rank],
+                    parts,
                     store.pages,  # type: ignore[arg-type]
                     stream=stream,
                     **more,
                 )
                 self.stores.add(store.job)
             except ForebayError as error:
-                limited.warning("a store of %d chunks was refused: %s", len(store.chunks[self.rank]), error)
-                self.report.stores[store.job] = StoreResult(1, set(range(len(store.chunks[self.rank]))))
+                limited.warning("a store of %d chunks was refused: %s", len(parts[0]), error)
+                self.report.stores[store.job] = StoreResult(1, set(range(len(parts[0]))))
         step.stores = []
 
     def take_finished(self) -> tuple[set[str] | None, set[str] | None]:
