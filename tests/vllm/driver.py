@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from driver_counts import Counts
+from driver_drafts import draft_over_states, draft_what_is_known, know
 from driver_faults import Faults, parts_of
 
 
@@ -26,6 +27,10 @@ class Driver(Counts, Faults):
         """Starts the engine."""
         if arguments.pop("ahead", False):
             schedule_ahead()
+        kept = arguments.pop("drafts_over_states", None)
+        if kept is not None:
+            draft_over_states(columns=kept == "columns")
+        knows_drafts = arguments.pop("drafts", False)
         if arguments.pop("exact", False):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         from vllm import LLM
@@ -38,6 +43,8 @@ class Driver(Counts, Faults):
         if events is not None:
             arguments["kv_events_config"] = KVEventsConfig(**events)
         self.llm = LLM(**arguments)
+        if knows_drafts:
+            draft_what_is_known()
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
@@ -193,6 +200,11 @@ class Driver(Counts, Faults):
     def layerwise(self, possible: bool | None) -> Any:
         """Whether the connector may load layer by layer; None: as it decided itself."""
         self.half.layerwise_possible = self.decided if possible is None else possible
+        return True
+
+    def know(self, sequences: list[list[int]]) -> Any:
+        """Drafts are as in these from now on."""
+        know(sequences)
         return True
 
     def is_ahead(self) -> Any:

@@ -131,3 +131,16 @@ class Counts:
 
             self.scheduler._preempt_request = counted
         return self.preempted
+
+    def drafts(self) -> Any:
+        """Drafts that were made, and those that were accepted. Counted from the first call on."""
+        if not hasattr(self, "drafted"):
+            self.drafted, make = [0, 0], self.scheduler.make_spec_decoding_stats
+
+            def counted(*arguments: Any, **more: Any) -> Any:
+                self.drafted[0] += more["num_draft_tokens"]
+                self.drafted[1] += more["num_accepted_tokens"]
+                return make(*arguments, **more)
+
+            self.scheduler.make_spec_decoding_stats = counted
+        return self.drafted

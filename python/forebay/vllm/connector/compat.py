@@ -271,10 +271,30 @@ def most_tokens(vllm_config: Any) -> tuple[int, int, int]:
     """The longest request, how far beyond its tokens a step may take blocks for drafts, and the
     tokens that a step computes at most.
     """
-    speculative = vllm_config.speculative_config
-    drafts = 0 if speculative is None else 2 * (speculative.num_speculative_tokens + 1)
+    drafts = drafts_of(vllm_config)
+    drafts = 2 * (drafts + 1) if drafts else 0
     most = vllm_config.model_config.max_model_len
     return int(most), 1 + drafts, int(vllm_config.scheduler_config.max_num_batched_tokens)
+
+
+def drafts_of(vllm_config: Any) -> int:
+    """The most drafts of a request in a step."""
+    speculative = vllm_config.speculative_config
+    return 0 if speculative is None else int(speculative.num_speculative_tokens)
+
+
+def runs_v2(vllm_config: Any) -> bool:
+    """Whether the V2 model runner is used. CPUs have V1."""
+    from vllm.platforms import current_platform
+
+    return bool(not current_platform.is_cpu() and getattr(vllm_config, "use_v2_model_runner", False))
+
+
+def needs_drafts() -> bool:
+    """Whether a step without drafts reads the wrong state, behind a step of which some were accepted."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return "zero_draft_decode_mask" not in GPUModelRunner._prepare_inputs.__code__.co_varnames
 
 
 def in_lockstep(vllm_config: Any) -> bool:

@@ -63,10 +63,10 @@ class SchedulerHalf:
         self.engine_id = str(transfer.engine_id)
         self.loads_kv, self.stores_kv = bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
         self.in_lockstep = compat.in_lockstep(vllm_config)
-        speculates = vllm_config.speculative_config is not None
+        drafts = compat.drafts_of(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
             recovers_steps=step_recovery.install_step_recovery(),
-            speculates=speculates,
+            speculates=drafts > 0,
             recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
             fails_whole=fail_as_one(facts.groups),
@@ -82,7 +82,13 @@ class SchedulerHalf:
         self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
         before_counts_are_read()
         self.finder = Finder(node, facts, clock)
-        self.stores = Stores(facts, self.workers, speculates)
+        self.stores = Stores(
+            facts,
+            self.workers,
+            drafts,
+            on_v1=not compat.runs_v2(vllm_config),
+            needs_drafts=facts.has_states and drafts > 0 and compat.needs_drafts(),
+        )
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
@@ -359,6 +365,7 @@ class SchedulerHalf:
         params, well = None, request.status.name in FINISHED_WELL
         if well and self.stores_kv and not tracked.gap:
             self.set_store_goal(tracked, request.num_computed_tokens)
+            self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
                 params = handover.answer(request, blocks, self.engine_id, self.facts)
         if well and not tracked.is_stored:
@@ -414,6 +421,10 @@ class SchedulerHalf:
         cached, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
         if any(cached.new_block_ids):
             self.extend_blocks(cached)
+        if self.new_blocks and self.facts.has_states:
+            lost = self.stores.drop_lost_states(self.unstored.values(), self.new_blocks)
+            if lost:
+                self.counts.add("states_lost", lost)
         if output.scheduled_new_reqs or cached.resumed_req_ids:
             self.note_begun([*(new.req_id for new in output.scheduled_new_reqs), *cached.resumed_req_ids])
         if scheduled.keys() != self.running:
@@ -436,7 +447,8 @@ class SchedulerHalf:
                     self.set_store_goal(tracked, computed)
                 nearest = min(nearest, tracked.next_tokens - computed)
                 if self.facts.has_states:
-                    nearest = min(nearest, self.set_state_goal(tracked, computed))
+                    drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+                    nearest = min(nearest, self.note_state(tracked, tokens, drafts))
         self.quiet_steps = nearest - 1
 
     def note_begun(self, names: Iterable[str]) -> None:
@@ -462,11 +474,13 @@ class SchedulerHalf:
         if not tracked.is_stored:
             self.unstored[tracked.name] = tracked
 
-    def set_state_goal(self, tracked: TrackedRequest, computed: int) -> int:
-        """The same of states. Returns how many tokens are left to the next end of a chunk."""
-        if self.stores.set_state_goal(tracked, computed, handover.is_prefill(self.params(tracked.request))):
+    def note_state(self, tracked: TrackedRequest, tokens: int, drafts: int) -> int:
+        """Notes the state that a step may compute. Returns how many tokens are left to the next one."""
+        is_prefill = handover.is_prefill(self.params(tracked.request))
+        if self.stores.note_state(tracked, tokens, drafts, is_prefill):
             self.unstored[tracked.name] = tracked
-        return self.facts.chunk_tokens - computed % self.facts.chunk_tokens
+        end = tracked.request.num_computed_tokens + tokens
+        return int(self.facts.chunk_tokens - end % self.facts.chunk_tokens)
 
     def plan_stores(self, tracked: TrackedRequest, step: Step) -> None:
         tracked.computed = tracked.request.num_computed_tokens
@@ -474,11 +488,12 @@ class SchedulerHalf:
         if store is not None:
             self.last_job += 1
             step.stores.append(store)
-        state = self.stores.plan_state(tracked, self.last_job + 1) if tracked.state else None
-        if state is not None:
-            self.last_job += 1
-            step.stores.append(state)
-            self.node.used([of_rank[0][0][0] for of_rank in state.chunks], self.facts.state_bytes)
+        for due in self.stores.due_states(tracked) if tracked.states_to_store else ():
+            state = self.stores.plan_state(tracked, due, self.last_job + 1)
+            if state is not None:
+                self.last_job += 1
+                step.stores.append(state)
+                self.node.used([of_rank[0][0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
     def preempted(self, name: str) -> None:
         """A request lost its blocks. It may have new ones already."""

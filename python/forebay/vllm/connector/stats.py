@@ -15,6 +15,7 @@ COUNTERS = {
     "tokens_memory": "Tokens of chunks to be loaded that were in the node's memory",
     "tokens_disk": "Tokens of chunks to be loaded that were on the node's disk",
     "tokens_peer": "Tokens of chunks to be loaded that other nodes had",
+    "states_lost": "States within generated tokens whose blocks were given out before they were stored",
     "loads_failed": "Requests of whose chunks some did not come",
     "handovers": "Requests that found all that a prefiller had stored",
     "handovers_late": "Requests that did not find it in time",

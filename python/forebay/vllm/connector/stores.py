@@ -4,14 +4,15 @@ It knows jobs, the blocks that they read, and how many bytes are in flight.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from forebay.vllm.connector.metadata import Pages, Store, Stored, StoreResult
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import TrackedRequest, state_id
+from forebay.vllm.connector.tracked import StateToStore, TrackedRequest, state_id
 
 # Bytes of one rank in flight. What exceeds them is stored in a later step.
 IN_FLIGHT_BYTES = 512 << 20
@@ -39,10 +40,17 @@ class Job:
 class Stores:
     """The stores in flight, and what is to be stored next."""
 
-    def __init__(self, facts: Facts, workers: int, speculates: bool = False) -> None:
+    def __init__(
+        self, facts: Facts, workers: int, drafts: int = 0, on_v1: bool = True, needs_drafts: bool = False
+    ) -> None:
+        """`drafts`: the most of a step. `on_v1`: the model runner is V1.
+
+        `needs_drafts`: a step without drafts reads a wrong state, if drafts were accepted before.
+        """
         self.facts, self.workers = facts, workers
+        self.drafts, self.on_v1, self.needs_drafts = drafts, on_v1, needs_drafts
         # Tokens behind the last accepted one whose KV may still change.
-        self.volatile = int(speculates)
+        self.volatile = int(drafts > 0)
         self.limit = max(1, IN_FLIGHT_BYTES // max(1, facts.chunk_bytes))
         if facts.has_windows:
             self.limit = sys.maxsize  # What waits would leave the window. Workers refuse too much.
@@ -75,16 +83,60 @@ class Stores:
             tracked.next_tokens = min(tracked.next_tokens, prompt)
         tracked.ids.grow(request.all_token_ids, tracked.goal)
 
-    def set_state_goal(self, tracked: TrackedRequest, computed: int, is_prefill: bool) -> bool:
-        """Has the state behind `computed` tokens stored if a chunk or hand-over ends there."""
-        request = tracked.request
-        ends = computed % self.facts.chunk_tokens == 0
-        hands_over = computed == request.num_prompt_tokens and is_prefill
-        # A chunk has no name while some of its tokens are computed and not known yet.
-        if computed > request.num_tokens or not (ends or hands_over):
+    def note_state(self, tracked: TrackedRequest, tokens: int, drafts: int, is_prefill: bool) -> bool:
+        """Notes that a step computes the state at the end of a chunk or hand-over, or may do so.
+
+        `tokens` are those of the step, the last ones `drafts`. If drafts are accepted beyond the end
+        of a block, vLLM copies the state at that end into that block when the step has ended. The
+        request does not write to that block any more.
+        """
+        request, size = tracked.request, self.facts.chunk_tokens
+        end = request.num_computed_tokens + tokens
+        hands_over = is_prefill and end - drafts == request.num_prompt_tokens
+        token = request.num_prompt_tokens if hands_over else end // size * size
+        unsure = drafts + drafts_in_flight(request)
+        if self.loses_state(request, tokens, drafts):
+            tracked.gap = True
+        if tracked.gap or token <= tracked.last_state or token < end - unsure:
             return False
-        tracked.state = computed
+        if self.facts.prompt_only and token > request.num_prompt_tokens:
+            return False
+        tracked.last_state = token
+        # What is handed over lies in the step's last block, even if there are drafts behind it.
+        last = end if hands_over else token
+        groups = zip(self.facts.groups, tracked.blocks, strict=False)
+        blocks = [
+            state_block(table, -(-last // group.block_tokens)) for group, table in groups if group.state
+        ]
+        if not blocks or not all(blocks):
+            return False
+        is_due = hands_over or (not unsure and token <= request.num_tokens)
+        tracked.states_to_store.append(StateToStore(token, blocks, is_due))
         return True
+
+    def loses_state(self, request: Any, tokens: int, drafts: int) -> bool:
+        """Whether vLLM may go on from a wrong state after this step, so that nothing may be stored.
+
+        A step without drafts: see `needs_drafts`. vLLM's V1 model runner tells prompts and drafts
+        apart by their number of tokens. It may take the last few tokens of a preempted request that
+        begins anew for drafts that were rejected, and drafts behind a prompt's last token for a part
+        of the prompt.
+        """
+        if not self.drafts:
+            return False
+        in_prompt = request.num_computed_tokens < request.num_prompt_tokens
+        if self.needs_drafts and tokens == 1 and not in_prompt:
+            return True
+        if not self.on_v1:
+            return False
+        return drafts > 0 if in_prompt else not drafts and 1 < tokens <= 1 + self.drafts
+
+    def due_states(self, tracked: TrackedRequest) -> list[StateToStore]:
+        """Takes the states that can be stored behind this step: they are there, and all tokens known."""
+        certain = certain_tokens(tracked.request)
+        due = [state for state in tracked.states_to_store if state.is_due or state.token <= certain]
+        tracked.states_to_store = [state for state in tracked.states_to_store if state not in due]
+        return due
 
     def plan(self, tracked: TrackedRequest, job: int) -> Store | None:
         """A store of a request's next chunks, if there are any and there is room for them."""
@@ -108,20 +160,33 @@ class Stores:
         tracked.stores.add(job)
         return Store(job, self.for_workers(self.named(tracked, first, end)), pages)
 
-    def plan_state(self, tracked: TrackedRequest, job: int) -> Store | None:
-        """A store of the state at the end of a chunk, in the step after which there is one."""
-        token, tracked.state = tracked.state, 0
-        groups = zip(self.facts.groups, tracked.blocks, strict=False)
-        blocks = [group.block_ending(table, token) for group, table in groups if group.state]
-        chunks = token // self.facts.chunk_tokens
-        if tracked.gap or not token or not blocks or 0 in blocks or len(tracked.ids.ranks[0]) < chunks:
+    @staticmethod
+    def drop_lost_states(requests: Iterable[TrackedRequest], given_out: set[int]) -> int:
+        """Forgets states whose blocks were given out before all tokens were known. Returns how many."""
+        lost = 0
+        for tracked in requests:
+            kept = [state for state in tracked.states_to_store if given_out.isdisjoint(state.blocks)]
+            lost += len(tracked.states_to_store) - len(kept)
+            tracked.states_to_store = kept
+        return lost
+
+    def keep_certain_states(self, tracked: TrackedRequest) -> None:
+        """Forgets the states that the request, which has ended, did not reach."""
+        certain = certain_tokens(tracked.request)
+        tracked.states_to_store = [state for state in tracked.states_to_store if state.token <= certain]
+
+    def plan_state(self, tracked: TrackedRequest, state: StateToStore, job: int) -> Store | None:
+        """A store of a state that is due."""
+        if tracked.gap:
             return None
-        ids = tracked.ids.with_tail(tracked.request.all_token_ids[:token], chunks)
+        chunks = state.token // self.facts.chunk_tokens
+        tracked.ids.grow(tracked.request.all_token_ids, chunks)
+        ids = tracked.ids.with_tail(tracked.request.all_token_ids[: state.token], chunks)
         # 0 chunks: KV events do not tell of states.
-        self.jobs[job] = Job(tracked, set(blocks), chunks, 0, tracked.resets)
+        self.jobs[job] = Job(tracked, set(state.blocks), chunks, 0, tracked.resets)
         tracked.stores.add(job)
         named: list[list[list[Stored]]] = [[[(state_id(of_rank[-1]), None, 1)]] for of_rank in ids]
-        return Store(job, named, [np.array([block], dtype=np.int32) for block in blocks], state=True)
+        return Store(job, named, [np.array([block], dtype=np.int32) for block in state.blocks], state=True)
 
     def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
         """Ids, parents and sizes of the chunks from `first` to the token `end`, for each rank."""
@@ -181,3 +246,23 @@ class Stores:
         self.chunks -= job.chunks
         job.owner.stores.discard(number)
         return job
+
+
+def drafts_in_flight(request: Any) -> int:
+    """At most so many drafts, which may be rejected, are among a request's computed tokens."""
+    return max(0, int(request.num_output_placeholders) - 1)
+
+
+def certain_tokens(request: Any) -> int:
+    """Tokens that are known, and computed by steps that were scheduled before."""
+    return min(int(request.num_tokens), int(request.num_computed_tokens) - drafts_in_flight(request))
+
+
+def state_block(table: Sequence[int], blocks: int) -> int:
+    """The block that ends the first `blocks`; 0 if there is none, or if vLLM has moved it on.
+
+    vLLM takes blocks for drafts from behind a state to a later place. Workers are told of the new
+    place only.
+    """
+    block = table[blocks - 1] if blocks <= len(table) else 0
+    return 0 if block in table[blocks:] else block

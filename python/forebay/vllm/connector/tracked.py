@@ -112,6 +112,15 @@ class StateLookup:
 
 
 @dataclass
+class StateToStore:
+    """A state that a step computes, or may compute with its drafts, and that is to be stored."""
+
+    token: int  # at whose end it is
+    blocks: list[int]  # of each group with states
+    is_due: bool  # it is there when this step has ended
+
+
+@dataclass
 class PendingHandover:
     """What a prefiller stores for a request, while it does."""
 
@@ -194,7 +203,8 @@ class TrackedRequest:
     next_tokens: int = 0  # computed tokens at which there is another whole chunk
     tail: bool = False  # what is behind the whole chunks is to be stored too
     tailed: bool = False  # it is stored, or being stored
-    state: int = 0  # tokens at whose end there is a state to be stored
+    states_to_store: list[StateToStore] = field(default_factory=list)
+    last_state: int = 0  # the last token at whose end there was, or may have been, a state
     gap: bool = False  # a chunk cannot be stored, so those behind it would not be found
     stale: bool = False  # its blocks hold KV from before the last reset
     preemptions: int = 0  # that were noticed
@@ -210,7 +220,7 @@ class TrackedRequest:
         self.begun = begun
         self.planned = self.goal = self.known
         self.next_tokens = 0
-        self.state = 0
+        self.forget_states()
         self.gap = False
 
     def notice_preemption(self) -> list[list[int]]:
@@ -221,18 +231,24 @@ class TrackedRequest:
         lost, self.blocks = self.blocks, []
         self.goal = self.planned
         self.tail = self.stale = False
-        self.state = 0
+        self.forget_states()
         return lost
+
+    def forget_states(self) -> None:
+        """What was noted of states to store does not hold any more."""
+        self.states_to_store = []
+        self.last_state = 0
 
     def forget(self) -> None:
         """A reset gave new names to all KV. What its blocks hold now is not stored under these."""
         self.asked = self.states = self.found = self.handed = self.ticket = self.pending_handover = None
         self.chunk_limit = None
-        self.known = self.state = 0
+        self.known = 0
+        self.forget_states()
         self.gap = self.stale = bool(self.blocks)
         self.other_ids.clear()
 
     @property
     def is_stored(self) -> bool:
         """Whether no store is left to be planned."""
-        return self.gap or (self.planned >= self.goal and not self.tail and not self.state)
+        return self.gap or (self.planned >= self.goal and not self.tail and not self.states_to_store)
