@@ -153,7 +153,8 @@ def test_a_prompt_of_any_kind_is_stored_and_loaded(place: Place, name: str) -> N
     after = place.engine.stats()
     chunks = (len(ASKED[name][0]) + ASKED[name][1] - 1) // CHUNK
     assert cold["cached"] == 0 and stored["stores_done"] - before["stores_done"] == chunks
-    assert stored["bytes_stored"] - before["bytes_stored"] == chunks * place.kind.kept * place.kind.token_bytes
+    kept_bytes = chunks * place.kind.kept * place.kind.token_bytes
+    assert stored["bytes_stored"] - before["bytes_stored"] == kept_bytes
     assert warm["cached"] in (whole(name), len(ASKED[name][0]) - 1)
     assert after["loads"] == stored["loads"] + 1 and after["loads_short"] == before["loads_short"]
 
