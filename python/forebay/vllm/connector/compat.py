@@ -88,6 +88,41 @@ def not_before_sleep(drain: Callable[[bool], None]) -> None:
     _before_sleep.remove(drain)
 
 
+# Called before the V2 model runner writes to this worker's blocks, with the connector's message.
+_before_writes: list[Callable[[Any], None]] = []
+
+
+def before_writes(flush: Callable[[Any], None]) -> None:
+    """Has `flush` called before the V2 model runner zeroes blocks and copies to them.
+
+    It does so before connectors hear of the step that these blocks were given out for. V1 does not.
+    """
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    update = getattr(GPUModelRunner, "update_requests", None)
+    if update is None:
+        raise InvalidError(
+            "the V2 model runner has no update_requests, so it might write to blocks that are still stored; "
+            "allowed is VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    _before_writes.append(flush)
+    if update.__module__ == __name__:
+        return
+
+    def flush_and_update(self: Any, scheduler_output: Any) -> None:
+        for flush in _before_writes:
+            flush(scheduler_output.kv_connector_metadata)
+        update(self, scheduler_output)
+
+    GPUModelRunner.update_requests = flush_and_update
+
+
+def not_before_writes(flush: Callable[[Any], None]) -> None:
+    """Takes `before_writes` back."""
+    if flush in _before_writes:
+        _before_writes.remove(flush)
+
+
 # Called before and after workers read an adapter's files.
 _when_adapters_load: list[Callable[[Any], None]] = []
 

@@ -426,14 +426,6 @@ def refuse_finer_hits(cache_config: Any) -> None:
         )
 
 
-def refuse_early_zeroing(vllm_config: Any, device: str) -> None:
-    """Refuses the V2 model runner with states: it zeroes blocks that stores may still read."""
-    if device == "cuda" and getattr(vllm_config, "use_v2_model_runner", False):
-        raise InvalidError(
-            "the V2 model runner is used for a model with states; allowed is VLLM_USE_V2_MODEL_RUNNER=0"
-        )
-
-
 def whole_of(vllm_config: Any) -> Any:
     """The engine's configuration. Under a MultiConnector, `vllm_config` is another."""
     return get_current_vllm_config_or_none() or vllm_config

@@ -365,7 +365,8 @@ class SchedulerHalf:
         params, well = None, request.status.name in FINISHED_WELL
         if well and self.stores_kv and not tracked.gap:
             self.set_store_goal(tracked, request.num_computed_tokens)
-            self.stores.keep_certain_states(tracked)
+            if tracked.states_to_store:
+                self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
                 params = handover.answer(request, blocks, self.engine_id, self.facts)
         if well and not tracked.is_stored:

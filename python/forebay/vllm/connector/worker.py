@@ -29,7 +29,6 @@ from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     is_alone,
     refuse_another_policy,
-    refuse_early_zeroing,
     refuse_what_is_not_supported,
 )
 from forebay.vllm.connector.states import WithStates, open_states
@@ -115,6 +114,8 @@ class WorkerHalf:
                 places.append(place)
             self.layers[name] = places.index(place)
         compat.before_sleep(self.drain)
+        if compat.runs_v2(self.vllm_config):
+            compat.before_writes(self.before_writes)
         self.tensors = [tensors[name] for name, _ in layers]
         self.device = self.tensors[0].device
         kv = self.open(
@@ -126,7 +127,6 @@ class WorkerHalf:
         )
         self.cache = kv
         if self.with_states:
-            refuse_early_zeroing(self.vllm_config, self.device.type)
             self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
         logger.info(
             "rank %d of %d: %d layers with %d blocks on %s, node at %s",
@@ -214,6 +214,18 @@ class WorkerHalf:
         Loads begin here too, milliseconds before the forward pass, if nobody else touches their
         blocks in this step. Another connector might: it may still have stores that read them.
         """
+        self.flush(step)
+        if step.early and self.is_alone and self.cache is not None:
+            self.start_loads(step, compat.stream_of(self.device))
+
+    def before_writes(self, message: Any) -> None:
+        """The same wait, sooner. Under a MultiConnector, `message` has those of all connectors."""
+        for one in (message, *getattr(message, "metadata", ())):
+            if isinstance(one, Step):
+                self.flush(one)
+
+    def flush(self, step: Step) -> None:
+        """Waits for the stores that still read blocks which this step writes."""
         if self.cache is None:
             return
         if self.step is not None and self.step.stores:
@@ -223,8 +235,6 @@ class WorkerHalf:
             mine = [job for job in step.flush if job in self.stores]
             while mine and not self.cache.wait_stored(mine, DRAIN_WARNING_S):
                 logger.warning("stores have not ended in %d s; the engine waits for them", DRAIN_WARNING_S)
-        if step.early and self.is_alone:
-            self.start_loads(step, compat.stream_of(self.device))
 
     def begin_step(self, step: Step, forward_context: Any) -> None:
         """The forward pass begins. Starts the loads that `before_step` has not started."""
@@ -393,5 +403,6 @@ class WorkerHalf:
         """When this returns, nothing touches the tensors any more."""
         if self.cache is not None:
             compat.not_before_sleep(self.drain)
+            compat.not_before_writes(self.before_writes)
             self.cache.close()
             self.cache = None
