@@ -31,6 +31,8 @@ class Driver(Counts, Faults):
         if kept is not None:
             draft_over_states(columns=kept == "columns")
         knows_drafts = arguments.pop("drafts", False)
+        if not arguments.pop("states_in_steps", True):
+            only_states_at_ends_of_steps()
         if arguments.pop("exact", False):
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         from vllm import LLM
@@ -192,6 +194,23 @@ class Driver(Counts, Faults):
         self.settle()
         return bool(self.llm.reset_prefix_cache(reset_connector=True))
 
+    def cut(self, at: list[int]) -> Any:
+        """Steps end at these tokens of a request, which is alone, as long as they have room for them."""
+        if not hasattr(self, "cuts"):
+            schedule, most = self.scheduler.schedule, self.scheduler.max_num_scheduled_tokens
+
+            def cut(*arguments: Any, **more: Any) -> Any:
+                computed = max(
+                    (one.num_computed_tokens for one in self.scheduler.requests.values()), default=0
+                )
+                room = next((end - computed for end in self.cuts if end > computed), most)
+                self.scheduler.max_num_scheduled_tokens = min(room, most)
+                return schedule(*arguments, **more)
+
+            self.scheduler.schedule = cut
+        self.cuts = at
+        return True
+
     def policy(self, recompute: bool) -> Any:
         """What vLLM does with a request whose load fails."""
         self.scheduler.recompute_kv_load_failures = recompute
@@ -346,6 +365,23 @@ def schedule_ahead() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = staticmethod(check_and_leave)
+
+
+def only_states_at_ends_of_steps() -> None:
+    """Has layers of Mamba2 give no states from within a step. Those of 0.33 do, and its kernel for CPUs,
+    which gives the last state alone, fails.
+    """
+    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+
+    spec_of = MambaMixer2.get_kv_cache_spec
+
+    def without(self: Any, vllm_config: Any) -> Any:
+        spec = spec_of(self, vllm_config)
+        if not hasattr(spec, "num_prefill_checkpoint_blocks"):
+            return spec
+        return replace(spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None)
+
+    MambaMixer2.get_kv_cache_spec = without
 
 
 def noise(seed: int) -> Any:

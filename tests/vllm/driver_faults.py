@@ -65,6 +65,16 @@ class Faults:
 
         return self.workers(here)
 
+    def lie(self, group: int) -> Any:
+        """Loads say that all is well, and have brought noise to the layers of this group of vLLM's."""
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        names = list(groups[group].layer_names)
+
+        def here(half: Any) -> None:
+            half.cache = Lying(half.cache, half, names)
+
+        return self.workers(here)
+
     def lose_states(self) -> Any:
         """Loads ask for states that the node does not have, as if they had gone after they were found."""
         state_of = self.half.state_to_load
@@ -80,7 +90,7 @@ class Faults:
         self.half.__dict__.pop("state_to_load", None)
 
         def here(half: Any) -> None:
-            if isinstance(half.cache, Spoiled | Slow):
+            if isinstance(half.cache, Spoiled | Slow | Lying):
                 half.cache = half.cache.cache
             states = getattr(half.cache, "states", None)
             if isinstance(states, Spoiled):
@@ -152,6 +162,33 @@ class Spoiled:
         else:
             spoil(self.half.tensors, self.half.bad_blocks(load, good))
         return good
+
+
+class Lying:
+    """A cache whose loads bring noise to some layers and do not say so. Everything else is the cache's."""
+
+    def __init__(self, cache: Any, half: Any, names: list[str]) -> None:
+        """These layers, which are one group."""
+        self.cache, self.half, self.names = cache, half, names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
+
+    def take_ended(self) -> Any:
+        """Says what has ended; the blocks of these layers are overwritten before that."""
+        loads, stores = self.cache.take_ended()
+        layers = self.half.vllm_config.compilation_config.static_forward_context
+        tensors = [part for name in self.names for part in parts_of(layers[name].kv_cache)]
+        for job, _, _ in loads:
+            load = self.half.loads[job]
+            states = load.state_pages or [] if load.states is not None else []
+            for names, blocks in (
+                *zip(self.half.layers_of_groups, load.pages, strict=True),
+                *zip(self.half.with_states, states, strict=False),
+            ):
+                if list(names) == self.names:
+                    spoil(tensors, blocks[blocks >= 0].tolist())
+        return loads, stores
 
 
 def spoil(tensors: list[Any], blocks: Iterable[int]) -> None:
