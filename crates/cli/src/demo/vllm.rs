@@ -19,7 +19,7 @@ const START_LIMIT: Duration = Duration::from_secs(600);
 /// It says that it serves a moment before it does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const ANSWER_TRIES_EVERY: Duration = Duration::from_millis(100);
-/// Tokens of a block; newer versions want a multiple of 32 on a CPU.
+/// Tokens of a block; from 0.32 on vLLM wants a multiple of 32 on a CPU.
 const BLOCK_TOKENS: usize = 32;
 
 /// Starts vLLM's command line in a process that ends with the one that started it, whose id is
@@ -102,13 +102,15 @@ impl Vllm {
             "kv_role": "kv_both",
             "kv_connector_extra_config": { "node": node },
         });
+        // vLLM keeps a block for itself. 0.33 refuses to start if the others do not hold a request.
+        let blocks = pool_tokens.div_ceil(BLOCK_TOKENS) + 1;
         let options = [
             ("--served-model-name", "demo".to_owned()),
             ("--host", Ipv4Addr::LOCALHOST.to_string()),
             ("--port", port.to_string()),
             ("--max-model-len", context_tokens.to_string()),
             ("--block-size", BLOCK_TOKENS.to_string()),
-            ("--num-gpu-blocks-override", pool_tokens.div_ceil(BLOCK_TOKENS).to_string()),
+            ("--num-gpu-blocks-override", blocks.to_string()),
             ("--kv-transfer-config", connector.to_string()),
         ];
         let launcher = LAUNCHER.replace("PARENT", &std::process::id().to_string());
@@ -199,7 +201,7 @@ mod tests {
         let told: Vec<String> =
             launch.arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let after = |name: &str| told[told.iter().position(|word| word == name).unwrap() + 1].clone();
-        assert_eq!((after("--num-gpu-blocks-override"), after("--max-model-len")), ("4".into(), "90".into()));
+        assert_eq!((after("--num-gpu-blocks-override"), after("--max-model-len")), ("5".into(), "90".into()));
         assert!(after("--kv-transfer-config").contains(r#""node":"/n.sock""#));
         assert_eq!(launch.program, Some("py".into()));
         let parent = format!("getppid() != {}:", std::process::id());

@@ -69,7 +69,8 @@ def main() -> None:
     connector = json.loads(args.kv_transfer_config)
     assert connector["kv_connector_module_path"] == "forebay.vllm.connector"
     assert pathlib.Path(connector["kv_connector_extra_config"]["node"]).is_socket()
-    assert args.num_gpu_blocks_override * args.block_size >= args.max_model_len
+    # A block is vLLM's own.
+    assert (args.num_gpu_blocks_override - 1) * args.block_size >= args.max_model_len
     assert (args.model / "config.json").exists()
     manners = os.environ.get("FOREBAY_TEST_VLLM", "")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if manners else lambda *_: sys.exit(0))
