@@ -184,4 +184,15 @@ impl LeasedChunk {
         let sum = || checksum::of_spans(memory, spans);
         self.held.verify(self.chunk, layer, span_bytes(spans), sum)
     }
+
+    /// The same of a layer of several chunks, with one look at the memory for all of them.
+    pub fn verify_each(layer: usize, chunks: &[(&LeasedChunk, &[Span])]) -> Vec<Result<(), NotVerified>> {
+        let Some((first, _)) = chunks.first() else { return Vec::new() };
+        let lists: Vec<&[Span]> = chunks.iter().map(|(_, spans)| *spans).collect();
+        let sums = checksum::of_each(first.held.shared.mover.memory(), &lists);
+        let verify = |((chunk, spans), sum): (&(&LeasedChunk, &[Span]), Option<u32>)| {
+            chunk.held.verify(chunk.chunk, layer, span_bytes(spans), || sum)
+        };
+        chunks.iter().zip(sums).map(verify).collect()
+    }
 }

@@ -200,12 +200,28 @@ impl Slot {
     /// The CRC-32C of each layer: of its source if the host reads it, so that a slip of the copy is
     /// found when the chunk is loaded, else of the copy. Costs a pass over the bytes.
     pub fn sums(&self, sources: &[Vec<Span>]) -> Vec<u32> {
-        let memory = self.group.shared.mover.memory();
-        let sum = |layer: usize| {
-            let source = sources.get(layer).and_then(|source| checksum::of_spans(memory, source));
-            source.or_else(|| checksum::of_spans(memory, &[self.layer(layer)?]))
-        };
-        (0..self.group.shape.layers()).filter_map(sum).collect()
+        Slot::sums_of(&[(self, sources)]).pop().unwrap_or_default()
+    }
+
+    /// The same of several slots, each with its sources. Memory is looked at once for each layer.
+    pub fn sums_of(slots: &[(&Slot, &[Vec<Span>])]) -> Vec<Vec<u32>> {
+        let Some((first, _)) = slots.first() else { return Vec::new() };
+        let memory = first.group.shared.mover.memory();
+        let mut sums = vec![Vec::new(); slots.len()];
+        let layers = slots.iter().map(|(slot, _)| slot.group.shape.layers()).max().unwrap_or(0);
+        for layer in 0..layers {
+            let sources: Vec<&[Span]> =
+                slots.iter().map(|(_, sources)| sources.get(layer).map_or(&[][..], Vec::as_slice)).collect();
+            let of_sources = checksum::of_each(memory, &sources);
+            for (((slot, _), source), (of_source, sums)) in
+                slots.iter().zip(sources).zip(of_sources.into_iter().zip(&mut sums))
+            {
+                let of_source = of_source.filter(|_| !source.is_empty());
+                let of_copy = || checksum::of_spans(memory, &[slot.layer(layer)?]);
+                sums.extend(of_source.or_else(of_copy));
+            }
+        }
+        sums
     }
 
     /// Has the chunk made visible, with those that were reserved with it. Nothing writes the slot

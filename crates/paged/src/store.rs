@@ -5,7 +5,7 @@
 
 use crate::access::Accessing;
 use crate::cache::Layer;
-use crate::copies::{Batch, Job, NotCopied};
+use crate::copies::{Batch, Job, NotCopied, Piece};
 use crate::jobs::JobStored;
 use crate::limiter::Permit;
 use crate::pages::{ChunkAt, HeadRange, PageTables, Source, pieces};
@@ -65,6 +65,14 @@ struct Chunk {
     _permit: Permit,
 }
 
+/// The parts of one chunk of the sequence whose slots were asked for together. One copy fills them:
+/// to look whether memory is there takes longer than to copy a few KiB.
+struct Place {
+    /// Parts for which the node has not answered.
+    awaited: AtomicUsize,
+    slots: Mutex<Vec<(Chunk, Slot)>>,
+}
+
 impl Storing {
     /// Begins a store: the chunks of each part one after another, with the pages of `tables`.
     pub fn begin(
@@ -88,8 +96,13 @@ impl Storing {
             }
         }
         let slots = &store.shared.slots;
+        // Whole places, if they are not larger than what is begun together.
+        let together = match slots.together() / parts.len() {
+            0 => slots.together(),
+            places => places * parts.len(),
+        };
         for same in admitted.chunk_by(|one, other| one.shape == other.shape) {
-            for together in same.chunks(slots.together()) {
+            for together in same.chunks(together) {
                 let (store, together) = (Arc::clone(&store), together.to_vec());
                 slots.acquire_many(together.len(), move |permits| store.reserve(together, permits));
             }
@@ -137,14 +150,14 @@ impl Storing {
         let Some(client) = self.shared.client() else {
             return stored.into_iter().for_each(|stored| stored.end(&StoreEnd::Deleted));
         };
-        let stored: Vec<_> = stored.into_iter().map(|stored| Mutex::new(Some(stored))).collect();
+        let places = stored.chunk_by(|one, other| one.number == other.number);
+        let places: Vec<_> = places.flat_map(|parts| vec![Place::of(parts.len()); parts.len()]).collect();
+        let stored: Vec<_> = stored.into_iter().zip(places).map(|stored| Mutex::new(Some(stored))).collect();
         client.reserve(&shape, &chunks, move |number, reserved| {
-            let Some(stored) = stored.get(number).and_then(|stored| stored.lock().take()) else { return };
-            stored.soon(move |stored| match reserved {
-                Reserved::Slot(slot) => stored.fill(slot),
-                Reserved::Here => stored.end(&StoreEnd::AlreadyHere),
-                Reserved::Refused(_) => stored.end(&StoreEnd::Deleted),
-            });
+            let Some((stored, place)) = stored.get(number).and_then(|stored| stored.lock().take()) else {
+                return;
+            };
+            stored.soon(move |stored| place.answered(stored, reserved));
         });
     }
 
@@ -185,48 +198,6 @@ impl Chunk {
         tasks.post(Urgency::Store, move || then(self));
     }
 
-    /// Copies the pages into the slot.
-    fn fill(self, slot: Slot) {
-        let access = self.store.shared.access.enter();
-        let (Some(access), Some((batch, sources))) = (access, self.gather(&slot)) else {
-            drop(slot);
-            return self.end(&StoreEnd::Deleted);
-        };
-        let copying = Arc::clone(&self.store.copying);
-        let on_copied = move |outcome: Result<(), NotCopied>| {
-            self.soon(move |stored| match outcome {
-                Ok(()) => stored.commit(slot, sources, access),
-                Err(_) => {
-                    drop((slot, access));
-                    stored.end(&StoreEnd::Deleted);
-                }
-            });
-        };
-        copying.copy(0, batch, Box::new(on_copied));
-    }
-
-    /// What goes where, and of each layer the spans to sum up, if the host reads them.
-    fn gather(&self, slot: &Slot) -> Option<(Batch, Vec<Vec<Span>>)> {
-        let (shared, mut found, mut sources) = (&self.store.shared, Vec::new(), Vec::new());
-        for (number, of_cache) in shared.cache.layers().iter().enumerate() {
-            let (to, from, layer) = (slot.layer(number)?, found.len(), number as u32);
-            let (source, extent) = (self.store.source_of(of_cache, self.part), (to.offset, to.len));
-            pieces(&shared.cache, &self.store.tables, layer, self.at, &source, extent, &mut found).ok()?;
-            if let Some(region) = shared.copies.region(layer) {
-                let span = |piece: &crate::copies::Piece| Span::new(region, piece.page_offset, piece.bytes);
-                sources.push(found[from..].iter().map(span).collect());
-            }
-        }
-        Some((Batch { arena: Arc::clone(slot.arena()), pieces: found }, sources))
-    }
-
-    /// The bytes have arrived: sums them up and has the chunk made visible.
-    fn commit(self, slot: Slot, sources: Vec<Vec<Span>>, access: Accessing) {
-        let sums = slot.sums(&sources);
-        drop(access);
-        slot.commit(sums, move |end| self.soon(move |stored| stored.end(&end)));
-    }
-
     /// It is over. Its permit is given back last.
     fn end(self, end: &StoreEnd) {
         let counters = &self.store.shared.counters;
@@ -243,5 +214,86 @@ impl Chunk {
         }
         take(&counters.bytes_storing, self.bytes);
         self.store.ended();
+    }
+}
+
+impl Place {
+    fn of(parts: usize) -> Arc<Place> {
+        Arc::new(Place { awaited: AtomicUsize::new(parts), slots: Mutex::default() })
+    }
+
+    /// The node has answered for one part.
+    fn answered(&self, chunk: Chunk, reserved: Reserved) {
+        match reserved {
+            Reserved::Slot(slot) => self.slots.lock().push((chunk, slot)),
+            Reserved::Here => chunk.end(&StoreEnd::AlreadyHere),
+            Reserved::Refused(_) => chunk.end(&StoreEnd::Deleted),
+        }
+        if self.awaited.fetch_sub(1, Ordering::AcqRel) == 1 {
+            fill(std::mem::take(&mut *self.slots.lock()));
+        }
+    }
+}
+
+/// Copies the pages of one place into the slots of its parts.
+fn fill(slots: Vec<(Chunk, Slot)>) {
+    let Some(store) = slots.first().map(|(chunk, _)| Arc::clone(&chunk.store)) else { return };
+    let (Some(access), Some((batch, sources))) = (store.shared.access.enter(), gather(&store, &slots)) else {
+        return give_up(slots);
+    };
+    let tasks = Arc::clone(&store.shared.tasks);
+    let on_copied = move |outcome: Result<(), NotCopied>| {
+        tasks.post(Urgency::Store, move || match outcome {
+            Ok(()) => commit(slots, &sources, access),
+            Err(_) => {
+                drop(access);
+                give_up(slots);
+            }
+        });
+    };
+    store.copying.copy(0, batch, Box::new(on_copied));
+}
+
+/// Of each layer of a chunk the spans to sum up, if the host reads them.
+type Sources = Vec<Vec<Span>>;
+
+/// What goes where, and the sources of each part. All parts lie in one arena: they were asked for
+/// with one message.
+fn gather(store: &Storing, slots: &[(Chunk, Slot)]) -> Option<(Batch, Vec<Sources>)> {
+    let (shared, mut found, mut sources) = (&store.shared, Vec::new(), vec![Vec::new(); slots.len()]);
+    let arena = slots.first()?.1.arena();
+    if slots.iter().any(|(_, slot)| !Arc::ptr_eq(slot.arena(), arena)) {
+        return None;
+    }
+    for (number, of_cache) in shared.cache.layers().iter().enumerate() {
+        let layer = number as u32;
+        for ((chunk, slot), sources) in slots.iter().zip(&mut sources) {
+            let (to, from) = (slot.layer(number)?, found.len());
+            let (source, extent) = (store.source_of(of_cache, chunk.part), (to.offset, to.len));
+            pieces(&shared.cache, &store.tables, layer, chunk.at, &source, extent, &mut found).ok()?;
+            if let Some(region) = shared.copies.region(layer) {
+                let span = |piece: &Piece| Span::new(region, piece.page_offset, piece.bytes);
+                sources.push(found[from..].iter().map(span).collect());
+            }
+        }
+    }
+    Some((Batch { arena: Arc::clone(arena), pieces: found }, sources))
+}
+
+/// The bytes have arrived: sums them up and has the chunks made visible.
+fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], access: Accessing) {
+    let filled: Vec<_> = slots.iter().zip(sources).map(|((_, slot), of)| (slot, of.as_slice())).collect();
+    let sums = Slot::sums_of(&filled);
+    drop(access);
+    for ((chunk, slot), sums) in slots.into_iter().zip(sums) {
+        slot.commit(sums, move |end| chunk.soon(move |stored| stored.end(&end)));
+    }
+}
+
+/// Gives slots back, and ends their chunks.
+fn give_up(slots: Vec<(Chunk, Slot)>) {
+    for (chunk, slot) in slots {
+        drop(slot);
+        chunk.end(&StoreEnd::Deleted);
     }
 }

@@ -2,31 +2,65 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 use forebay_transfer::{Memory, Span};
+use std::ptr::NonNull;
 
 /// CRC-32C (Castagnoli) of the bytes of all spans, one after another, or `None` if one of them is
 /// not host memory.
 ///
 /// The caller keeps the spans registered and unwritten meanwhile.
 pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
-    let mut sum = digest();
-    // One look into the table, and at the memory, for all spans of a region that follow each other.
-    for run in spans.chunk_by(|one, next| one.region == next.region) {
-        let first = run.iter().map(|span| span.offset).min()?;
-        let end =
-            run.iter().try_fold(0, |end: u64, span| Some(end.max(span.offset.checked_add(span.len)?)))?;
-        let all = Span::new(run.first()?.region, first, end - first);
-        let (start, _) = memory.host(&all)?;
-        for span in run.iter().filter(|span| span.len > 0) {
-            // SAFETY: the memory table has checked the bounds of all spans together, and the caller
-            // keeps them registered and unwritten.
-            let bytes = unsafe {
-                let start = start.as_ptr().add((span.offset - first) as usize);
-                std::slice::from_raw_parts(start, span.len as usize)
-            };
+    Regions::of(memory, spans)?.sum(spans)
+}
+
+/// The same of each of several lists, with one look at the memory for all of them: that takes longer
+/// than the sum of a few KiB.
+pub fn of_each(memory: &Memory, lists: &[&[Span]]) -> Vec<Option<u32>> {
+    match Regions::of(memory, lists.iter().copied().flatten()) {
+        Some(regions) => lists.iter().map(|spans| regions.sum(spans)).collect(),
+        // One of them is not there, which is nothing to the others.
+        None => lists.iter().map(|spans| of_spans(memory, spans)).collect(),
+    }
+}
+
+/// Of each region that spans are in, the part from the first to the last of them, and where it
+/// starts in memory.
+struct Regions(Vec<(Span, NonNull<u8>)>);
+
+impl Regions {
+    /// `None` if one of the spans is not host memory.
+    fn of<'a>(memory: &Memory, spans: impl IntoIterator<Item = &'a Span>) -> Option<Regions> {
+        let mut parts: Vec<Span> = Vec::new();
+        for span in spans {
+            let end = span.offset.checked_add(span.len)?;
+            match parts.iter_mut().find(|part| part.region == span.region) {
+                Some(part) => {
+                    let (first, last) = (part.offset.min(span.offset), (part.offset + part.len).max(end));
+                    *part = Span::new(span.region, first, last - first);
+                }
+                None => parts.push(*span),
+            }
+        }
+        let start = |part: Span| memory.host(&part).map(|(start, _)| (part, start));
+        parts.into_iter().map(start).collect::<Option<_>>().map(Regions)
+    }
+
+    /// The sum of spans that were looked at.
+    fn sum(&self, spans: &[Span]) -> Option<u32> {
+        let mut sum = digest();
+        for span in spans.iter().filter(|span| span.len > 0) {
+            let (part, start) = self.0.iter().find(|(part, _)| part.region == span.region)?;
+            let offset = span.offset.checked_sub(part.offset)?;
+            if offset.checked_add(span.len)? > part.len {
+                return None;
+            }
+            // SAFETY: the memory table has checked the bounds of the part, the span lies inside of
+            // it, and the caller keeps it registered and unwritten.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(start.as_ptr().add(offset as usize), span.len as usize) };
             sum.update(bytes);
         }
+        Some(sum.finalize() as u32)
     }
-    Some(sum.finalize() as u32)
 }
 
 /// CRC-32C (Castagnoli polynomial, reflected, initial value and final XOR all ones: RFC 3720,
@@ -78,7 +112,16 @@ mod tests {
         assert_eq!(sum(&[]), Some(of_pieces(&[])));
         for beyond in [(one, 91, 10), (one, 101, 0), (one, u64::MAX, 2)] {
             assert_eq!(sum(&[(one, 0, 1), beyond]), None);
+            let (good, bad) = (Span::new(one, 90, 10), Span::new(beyond.0, beyond.1, beyond.2));
+            let each = of_each(handle.memory(), &[&[good], &[bad], &[], &[good, good]]);
+            let right = |pieces: &[&[u8]]| Some(of_pieces(pieces));
+            let good = &bytes[90..100];
+            assert_eq!(each, [right(&[good]), None, right(&[]), right(&[good, good])]);
         }
+        let lists: [&[Span]; 2] =
+            [&[Span::new(one, 90, 10)], &[Span::new(other, 3, 2), Span::new(one, 0, 1)]];
+        let each = [&bytes[90..100], &[3, 4, 0]].map(|bytes| Some(of_pieces(&[bytes])));
+        assert_eq!(of_each(handle.memory(), &lists), each);
     }
 
     #[test]

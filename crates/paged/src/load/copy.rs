@@ -69,8 +69,16 @@ impl LayerCopy {
             checks: Vec::new(),
             bytes: TierBytes::default(),
         };
+        // A chunk of several sources is copied page by page: each page is written from its start to
+        // its end.
+        let by_page = |pieces: &mut [Piece]| pieces.sort_unstable_by_key(|piece| piece.page_offset);
+        let (mut chunk, mut of_chunk) = (copy.first_chunk, 0);
         for (part, InArena { lent, tier }) in next.parts.iter().zip(there) {
             let from = copy.pieces.len();
+            if part.chunk != chunk && request.sources.len() > 1 {
+                by_page(&mut copy.pieces[of_chunk..]);
+                (chunk, of_chunk) = (part.chunk, from);
+            }
             let spans = match Arc::ptr_eq(arena, lent.arena()) {
                 true => spans(shared, request, *part, lent, next.layer, &mut copy.pieces),
                 false => Err("the node was started again".into()),
@@ -81,6 +89,9 @@ impl LayerCopy {
                 Ok(spans) => copy.checks.push((part.chunk, Arc::clone(lent), spans)),
                 Err(why) => return (copy, Some((part.chunk, why))),
             }
+        }
+        if request.sources.len() > 1 {
+            by_page(&mut copy.pieces[of_chunk..]);
         }
         (copy, None)
     }
@@ -145,8 +156,11 @@ impl Running {
     }
 
     fn verify(&self) {
-        for (chunk, lent, spans) in &self.copy.checks {
-            if let Err(error) = lent.verify(self.copy.layer as usize, spans) {
+        let checks = &self.copy.checks;
+        let arrived: Vec<_> = checks.iter().map(|(_, lent, spans)| (&**lent, spans.as_slice())).collect();
+        let verified = LeasedChunk::verify_each(self.copy.layer as usize, &arrived);
+        for ((chunk, ..), verified) in checks.iter().zip(verified) {
+            if let Err(error) = verified {
                 if matches!(error, NotVerified::Corrupt { .. }) {
                     add(&self.shared.counters.chunks_corrupt, 1);
                     self.shared.log.corrupt(self.copy.job, *chunk, self.copy.layer);

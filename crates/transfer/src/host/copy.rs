@@ -4,7 +4,17 @@
 //! the memory's bandwidth. Non-temporal stores do not, but bypass the cache, so they pay when the
 //! bytes would not stay there anyway. A single stream of them waits for one DRAM page after the
 //! other; four streams at a time, each in pages of its own, keep more of the memory busy, also
-//! where blocks are too short for the hardware's prefetcher to get going.
+//! where blocks are too short for the hardware's prefetcher to get going. A long block is cut into
+//! four streams. Of short ones, four are copied side by side: a quarter of one is too short.
+
+/// Streams copied side by side.
+pub(crate) const STREAMS: usize = 4;
+/// A stream of one block at most: two pages, so that all streams stay within what the TLB and the
+/// prefetcher follow.
+pub(crate) const STREAM_BYTES_MAX: usize = 8192;
+
+/// Where a block comes from, and where it goes.
+pub(crate) type Block = (*const u8, *mut u8);
 
 /// Which instructions copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,6 +79,28 @@ impl Kernel {
         }
     }
 
+    /// Copies several blocks of `len` bytes, as [`copy`](Kernel::copy) copies each.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](Kernel::copy) of each block; and no block is written where another one is
+    /// read or written.
+    pub unsafe fn copy_side_by_side(self, blocks: &[Block; STREAMS], len: usize) {
+        match self {
+            // SAFETY: as the caller promises.
+            Kernel::Cached => blocks.iter().for_each(|(from, to)| unsafe { self.copy(*from, *to, len) }),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as the caller promises.
+            Kernel::Sse2 => unsafe { x86::blocks_sse2(blocks, len) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as the caller promises, also about the processor.
+            Kernel::Avx2 => unsafe { x86::blocks_avx2(blocks, len) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as the caller promises, also about the processor.
+            Kernel::Avx512 => unsafe { x86::blocks_avx512(blocks, len) },
+        }
+    }
+
     /// Orders this thread's copies before whatever it does next: non-temporal stores are not
     /// ordered by locks or atomics.
     pub fn fence(self) {
@@ -82,17 +114,13 @@ impl Kernel {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use super::{Block, STREAM_BYTES_MAX, STREAMS};
     use std::arch::x86_64::*;
 
     /// A cache line: what one non-temporal write to memory carries.
     const LINE: usize = 64;
-    /// Streams copied side by side.
-    const STREAMS: usize = 4;
     /// What one stream copies before the next one has its turn.
     const STEP: usize = 4 * LINE;
-    /// A stream at most: two pages, so that all streams stay within what the TLB and the prefetcher
-    /// follow.
-    const STREAM_BYTES_MAX: usize = 8192;
 
     /// A register of `LINE / PER_LINE` bytes.
     trait Vector: Copy {
@@ -178,6 +206,59 @@ mod x86 {
     pub unsafe fn copy_avx512(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: as the caller promises; the feature is enabled here.
         unsafe { copy::<__m512i>(from, to, len) }
+    }
+
+    /// # Safety
+    /// As [`Kernel::copy_side_by_side`](super::Kernel::copy_side_by_side).
+    pub unsafe fn blocks_sse2(blocks: &[Block; STREAMS], len: usize) {
+        // SAFETY: as the caller promises; every x86-64 processor has these registers.
+        unsafe { copy_blocks::<__m128i>(blocks, len) }
+    }
+
+    /// # Safety
+    /// As [`Kernel::copy_side_by_side`](super::Kernel::copy_side_by_side).
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn blocks_avx2(blocks: &[Block; STREAMS], len: usize) {
+        // SAFETY: as the caller promises; the feature is enabled here.
+        unsafe { copy_blocks::<__m256i>(blocks, len) }
+    }
+
+    /// # Safety
+    /// As [`Kernel::copy_side_by_side`](super::Kernel::copy_side_by_side).
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn blocks_avx512(blocks: &[Block; STREAMS], len: usize) {
+        // SAFETY: as the caller promises; the feature is enabled here.
+        unsafe { copy_blocks::<__m512i>(blocks, len) }
+    }
+
+    /// Copies up to the first cache line of each target, then step by step side by side, then the
+    /// rest of each. Targets that lie otherwise in their lines are copied one after another.
+    ///
+    /// # Safety
+    /// As [`Kernel::copy_side_by_side`](super::Kernel::copy_side_by_side), and the processor has
+    /// `V`.
+    #[inline(always)]
+    unsafe fn copy_blocks<V: Vector>(blocks: &[Block; STREAMS], len: usize) {
+        let head = blocks[0].1.align_offset(LINE).min(len);
+        let alike = blocks.iter().all(|(_, to)| to.align_offset(LINE).min(len) == head);
+        let steps = if alike { (len - head) / STEP } else { 0 };
+        let mut done = if alike { head } else { 0 };
+        for (from, to) in blocks {
+            // SAFETY: `done` is at most `len`.
+            unsafe { std::ptr::copy_nonoverlapping(*from, *to, done) };
+        }
+        for _ in 0..steps {
+            for (from, to) in blocks {
+                // SAFETY: `done + STEP` is at most `len`; behind its head each target is aligned to
+                // a line, and a step is whole lines.
+                unsafe { copy_lines::<V, { STEP / LINE }>(from.add(done), to.add(done)) };
+            }
+            done += STEP;
+        }
+        for (from, to) in blocks {
+            // SAFETY: `done` is at most `len`.
+            unsafe { copy::<V>(from.add(done), to.add(done), len - done) };
+        }
     }
 
     /// Copies up to the target's first cache line, then lines in streams, then line by line, then
@@ -274,6 +355,41 @@ mod tests {
                 kernel.fence();
                 prop_assert_eq!(&target[to_offset..to_offset + len], &source[from_offset..]);
                 prop_assert!(target[..to_offset].iter().chain(&target[to_offset + len..]).all(|byte| *byte == GUARD));
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_side_by_side_are_each_copied_and_no_other_byte_is(
+            len in 0usize..9_000,
+            from_offsets in prop::array::uniform4(0usize..130),
+            to_offsets in prop_oneof![
+                (0usize..130).prop_map(|offset| [offset; STREAMS]),
+                prop::array::uniform4(0usize..130),
+            ],
+        ) {
+            // A page for what is before and behind each block, which begins with a page.
+            let stride = (len + 130).next_multiple_of(4096) + 4096;
+            let source: Vec<u8> = (0..STREAMS * stride).map(|at| (at as u8).wrapping_mul(31)).collect();
+            for kernel in Kernel::available() {
+                let mut target = vec![GUARD; STREAMS * stride + 4096];
+                let first = target.as_ptr().align_offset(4096);
+                let at = |block: usize| first + block * stride + to_offsets[block];
+                let read = |block: usize| block * stride + from_offsets[block];
+                let base = target.as_mut_ptr();
+                // SAFETY: both vectors are longer than the last offset and `len` together, and
+                // distinct; a stride is longer than a block and its offset.
+                unsafe {
+                    let block = |block: usize| (source.as_ptr().add(read(block)), base.add(at(block)));
+                    kernel.copy_side_by_side(&std::array::from_fn(block), len);
+                }
+                kernel.fence();
+                let mut expected = vec![GUARD; target.len()];
+                for block in 0..STREAMS {
+                    expected[at(block)..at(block) + len].copy_from_slice(&source[read(block)..read(block) + len]);
+                }
+                prop_assert!(target == expected);
             }
         }
     }

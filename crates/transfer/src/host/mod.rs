@@ -6,9 +6,10 @@ mod pieces;
 
 use crate::lock::{Condvar, Mutex};
 use crate::{Completion, Link, LinkOp, MIN_LOT_BYTES, Memory, Outcome, Process};
-use copy::Kernel;
+use copy::{Block, Kernel, STREAM_BYTES_MAX, STREAMS};
 use pieces::Piece;
 use std::collections::VecDeque;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -212,6 +213,55 @@ impl Handout {
     }
 }
 
+/// Short blocks of one length that wait until there are enough to be copied side by side.
+struct ShortBlocks {
+    kernel: Kernel,
+    blocks: [Block; STREAMS],
+    count: usize,
+    len: usize,
+}
+
+impl ShortBlocks {
+    /// Copies a block, or keeps it for later.
+    ///
+    /// # Safety
+    ///
+    /// Until [`flush`](ShortBlocks::flush) has returned: as for [`Kernel::copy_side_by_side`].
+    unsafe fn copy(&mut self, (from, to): Block, len: usize) {
+        if !(STREAMING_BLOCK_BYTES..STREAMS * STREAM_BYTES_MAX).contains(&len) {
+            let kernel = if len < STREAMING_BLOCK_BYTES { Kernel::Cached } else { self.kernel };
+            // SAFETY: as the caller promises.
+            return unsafe { kernel.copy(from, to, len) };
+        }
+        if self.count > 0 && self.len != len {
+            // SAFETY: as the caller promises.
+            unsafe { self.flush() };
+        }
+        self.blocks[self.count] = (from, to);
+        (self.count, self.len) = (self.count + 1, len);
+        if self.count == STREAMS {
+            // SAFETY: as the caller promises.
+            unsafe { self.flush() };
+        }
+    }
+
+    /// Copies those that wait.
+    ///
+    /// # Safety
+    ///
+    /// As for [`copy`](ShortBlocks::copy).
+    unsafe fn flush(&mut self) {
+        match std::mem::take(&mut self.count) {
+            // SAFETY: as the caller promises.
+            STREAMS => unsafe { self.kernel.copy_side_by_side(&self.blocks, self.len) },
+            count => self.blocks[..count].iter().for_each(|(from, to)| {
+                // SAFETY: as the caller promises.
+                unsafe { self.kernel.copy(*from, *to, self.len) };
+            }),
+        }
+    }
+}
+
 impl Lot {
     /// The position `bytes` further on.
     fn after(&self, from: Position, bytes: u64) -> Position {
@@ -236,16 +286,25 @@ impl Lot {
     }
 
     fn copy(&self, from: Position, bytes: u64) {
+        let mut short = ShortBlocks {
+            kernel: self.kernel,
+            blocks: [(ptr::null(), ptr::null_mut()); STREAMS],
+            count: 0,
+            len: 0,
+        };
         self.visit(from, bytes, |piece, at, len| {
-            let kernel = if len < STREAMING_BLOCK_BYTES { Kernel::Cached } else { self.kernel };
             // SAFETY: the piece was resolved from registered memory, which the mover keeps
             // registered until the lot is finished; `at.offset + len` is at most the piece's
-            // length; no target of the lot overlaps a source, and shares do not overlap each other.
-            // The kernel was chosen for this processor.
-            unsafe {
-                kernel.copy(piece.from.as_ptr().add(at.offset), piece.to.as_ptr().add(at.offset), len);
-            }
+            // length.
+            let block = unsafe {
+                (piece.from.as_ptr().add(at.offset).cast_const(), piece.to.as_ptr().add(at.offset))
+            };
+            // SAFETY: as above; no target of the lot overlaps a source or another target, and
+            // shares do not overlap each other. The kernel was chosen for this processor.
+            unsafe { short.copy(block, len) };
         });
+        // SAFETY: as above.
+        unsafe { short.flush() };
         self.kernel.fence();
         // Release, so that whoever finishes the lot has seen every share's bytes before.
         if self.uncopied_bytes.fetch_sub(bytes, Ordering::AcqRel) == bytes {
