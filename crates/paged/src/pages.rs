@@ -188,7 +188,7 @@ pub fn pieces(
         let allowed = format!("below {}", cache.layers().len());
         return Err(BadValue::new("the layer", number, allowed).into());
     };
-    let mut found = Joined { found, layer: number };
+    let mut found = Joined { first: found.len(), found, layer: number };
     if source.is_same(cache, layer, at.tokens, bytes) {
         whole_pages(cache.group_of(layer), layer, tables, at, arena_offset, &mut found);
         return Ok(());
@@ -379,16 +379,18 @@ impl Cells {
     }
 }
 
-/// Pieces that grow as long as both sides go on.
+/// Pieces that grow as long as both sides go on. Those of other chunks stay as they are: each chunk
+/// is compared with its own checksum, and one without pieces would not be.
 struct Joined<'a> {
     found: &'a mut Vec<Piece>,
+    /// Its first one.
+    first: usize,
     layer: u32,
 }
 
 impl Joined<'_> {
     fn add(&mut self, arena_offset: u64, page_offset: u64, bytes: u64) {
-        if let Some(last) = self.found.last_mut()
-            && last.layer == self.layer
+        if let Some(last) = self.found[self.first..].last_mut()
             && last.arena_offset + last.bytes == arena_offset
             && last.page_offset + last.bytes == page_offset
         {
@@ -542,6 +544,19 @@ mod tests {
         let at = ChunkAt { first_token: 0, tokens: 16 };
         pieces(&cache, &tables, 0, at, &Source::same(&cache), (100, 96), &mut found).unwrap();
         assert_eq!(found, [Piece { arena_offset: 100, layer: 0, page_offset: 48, bytes: 72 }]);
+    }
+
+    #[test]
+    fn each_chunk_has_pieces_of_its_own_also_where_it_goes_on_from_the_one_before_on_both_sides() {
+        let cache = cache(1, 4, 4, 8, 0);
+        let tables = PageTables::new(&cache, vec![vec![2, 3]], 8, false).unwrap();
+        let (mut found, same) = (Vec::new(), Source::same(&cache));
+        for chunk in 0..2 {
+            let at = ChunkAt { first_token: 4 * chunk, tokens: 4 };
+            pieces(&cache, &tables, 0, at, &same, (100 + 12 * chunk, 12), &mut found).unwrap();
+        }
+        let piece = |arena_offset, page_offset| Piece { arena_offset, layer: 0, page_offset, bytes: 12 };
+        assert_eq!(found, [piece(100, 24), piece(112, 36)]);
     }
 
     #[test]

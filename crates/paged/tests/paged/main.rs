@@ -5,11 +5,12 @@
 mod log;
 mod rig;
 
+use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::cost_model::Tier;
-use forebay_paged::pages::{BadPages, Source};
-use forebay_paged::{JobStored, LOADS_MAX, LoadRequest, NotBegun, PagedOptions};
+use forebay_paged::pages::{BadPages, PageTables, Source};
+use forebay_paged::{JobStored, LOADS_MAX, LoadRequest, NotBegun, PagedCache, PagedOptions};
 use forebay_store::TenantId;
-use forebay_transfer::Backing;
+use forebay_transfer::{Backing, HostBuffer};
 use rig::*;
 use std::time::Duration;
 use testkit::eventually;
@@ -252,6 +253,32 @@ fn a_corrupt_byte_costs_its_chunk_and_those_behind_it_and_is_never_among_the_goo
     eventually("the node has looked for itself", || node.stat().corrupt == 1);
     let again = reader.load(reader.request(2, &blocks, TOKENS, 1, true));
     assert_eq!(again.tokens, 2 * u64::from(CHUNK_TOKENS), "nobody finds it any more");
+}
+
+#[test]
+fn a_corrupt_chunk_is_found_also_where_chunks_of_one_layer_lie_in_a_row_on_both_sides() {
+    let site = Site::new();
+    let node = site.node();
+    let (page, tokens) = (4096, 2 * CHUNK_TOKENS as usize);
+    let memory = HostBuffer::new(8 * page);
+    let (address, bytes) = (memory.as_ptr() as u64, page as u64);
+    let layer = Layer { address, pages: 8, stride_bytes: bytes, page_bytes: bytes, group: 0 };
+    let group = Group { page_tokens: CHUNK_TOKENS, heads: 1, kept_pages: ALL_PAGES };
+    let shape = CacheShape::new(vec![layer], vec![group], CHUNK_TOKENS).unwrap();
+    // SAFETY: the memory is dropped after the cache, which closes it.
+    let paged = unsafe { PagedCache::on_host(shape.clone(), site.options()) }.unwrap();
+    assert!(memory.write(0, &vec![7; 8 * page]));
+    let tables = || PageTables::new(&shape, vec![vec![2, 3]], tokens as u64, false).unwrap();
+    paged.store(1, vec![new_chunks(tokens, 1)], tables(), 0).unwrap();
+    assert!(paged.wait_stored(&[1], Some(TIMEOUT)));
+    corrupt(&node, &ids(tokens, 1)[1], 100);
+    let sources = vec![(ids(tokens, 1), Source::same(&shape))];
+    let (tokens, limit_us) = (tokens as u64, 60_000_000);
+    let request = LoadRequest { job: 2, sources, tables: tables(), tokens, layerwise: false, limit_us };
+    paged.load(request, 0).unwrap();
+    assert!(paged.wait_loaded(&[2], Some(TIMEOUT)));
+    let (ends, _) = paged.take_ended();
+    assert_eq!((ends[0].tokens, paged.stats().chunks_corrupt), (u64::from(CHUNK_TOKENS), 1));
 }
 
 #[test]
