@@ -203,22 +203,23 @@ impl Slot {
         Slot::sums_of(&[(self, sources)]).pop().unwrap_or_default()
     }
 
-    /// The same of several slots, each with its sources. Memory is looked at once for each layer.
+    /// The same of several slots of one shape, each with its sources. Memory is looked at once for
+    /// each layer.
     pub fn sums_of(slots: &[(&Slot, &[Vec<Span>])]) -> Vec<Vec<u32>> {
         let Some((first, _)) = slots.first() else { return Vec::new() };
         let memory = first.group.shared.mover.memory();
         let mut sums = vec![Vec::new(); slots.len()];
-        let layers = slots.iter().map(|(slot, _)| slot.group.shape.layers()).max().unwrap_or(0);
-        for layer in 0..layers {
-            let sources: Vec<&[Span]> =
-                slots.iter().map(|(_, sources)| sources.get(layer).map_or(&[][..], Vec::as_slice)).collect();
-            let of_sources = checksum::of_each(memory, &sources);
-            for (((slot, _), source), (of_source, sums)) in
-                slots.iter().zip(sources).zip(of_sources.into_iter().zip(&mut sums))
+        for layer in 0..first.group.shape.layers() {
+            let spans = |(slot, sources): &(&Slot, &[Vec<Span>])| match sources.get(layer) {
+                Some(source) if !source.is_empty() => source.clone(),
+                _ => slot.layer(layer).into_iter().collect(),
+            };
+            let lists: Vec<Vec<Span>> = slots.iter().map(spans).collect();
+            let lists: Vec<&[Span]> = lists.iter().map(Vec::as_slice).collect();
+            for (((slot, _), sum), sums) in slots.iter().zip(checksum::of_each(memory, &lists)).zip(&mut sums)
             {
-                let of_source = of_source.filter(|_| !source.is_empty());
                 let of_copy = || checksum::of_spans(memory, &[slot.layer(layer)?]);
-                sums.extend(of_source.or_else(of_copy));
+                sums.extend(sum.or_else(of_copy));
             }
         }
         sums
