@@ -17,7 +17,6 @@ import pytest
 from conftest import (
     BLOCK,
     CHUNK,
-    EXACT,
     HERE,
     ON_GPU,
     PYTHON,
@@ -55,6 +54,7 @@ class Kind:
     lacks: dict[str, str] = field(default_factory=dict)  # what versions of vLLM lack on CPUs
     model: str = ""  # of `tiny_kinds.py`, if it is called otherwise
     all_right: bool = False  # each draft is right, as long as the drafter's own KV is
+    some_right: bool = False
 
     @property
     def drafts(self) -> int:
@@ -74,7 +74,8 @@ def drafts(method: str, tokens: int, drafter: str | None = None) -> dict[str, An
 
 STATES: dict[str, Any] = {"mamba_cache_mode": "align"}
 # vLLM has gated delta nets on CPUs in this format only, and no kernel there that copies states of drafts.
-DELTA: dict[str, Any] = STATES | ({} if ON_GPU else {"dtype": "bfloat16"})
+TRITON = {"additional_config": {"gdn_prefill_backend": "triton"}}  # needs no other package on a GPU
+DELTA: dict[str, Any] = STATES | {"dtype": "bfloat16"} | (TRITON if ON_GPU else {})
 OVER_STATES: dict[str, Any] = {} if ON_GPU else {"drafts_over_states": "window"}
 KINDS = {
     "glm-4": Kind([(FULL, None, 3)]),
@@ -94,6 +95,13 @@ KINDS = {
         [(STATE, None, 2), (STATE, None, 1), (FULL, None, 2)],
         DELTA | drafts("mtp", 2) | OVER_STATES,
         model="qwen-3-next",
+    ),
+    # Some drafts are right and others are wrong.
+    "qwen-3-next-drafts": Kind(
+        [*[(STATE, None, 1)] * 3, (FULL, None, 1)],
+        DELTA | drafts("ngram", 3) | OVER_STATES | {"drafts": True},
+        model="qwen-3-next",
+        some_right=True,
     ),
 }
 
@@ -124,6 +132,7 @@ class Place:
         assert ON_GPU or not self.kind.all_right or drafts == [SAID - 4 + padded, SAID - 4], (
             "other KV of the drafter"
         )
+        assert not self.kind.some_right or 0 < drafts[1] < drafts[0]
         assert said["tokens"] == self.plain[length], f"{length} tokens"
         return dict(said)
 
@@ -149,7 +158,9 @@ def steady(alone: Engine, caching: Engine) -> dict[int, list[int]]:
             answers += alone.generate(prompts=[prompt(length, length)], tokens=SAID)
         for _ in range(2):
             answers += caching.generate(prompts=[prompt(length, length)], tokens=SAID)
-        assert [one["cached"] > 0 for one in answers] == [False] * 5 + [True]
+        hits = [one["cached"] > 0 for one in answers]
+        # On GPUs vLLM keeps fewer states, so its own cache may have none.
+        assert hits in ([False] * 5 + [True], [False] * 6 if ON_GPU else [])
         if all(one["tokens"] == answers[0]["tokens"] for one in answers):
             found[length] = answers[0]["tokens"]
     caching.aside(on=False)
@@ -177,12 +188,12 @@ def given(kind: Kind, models: Path, model: Path, node: Path) -> tuple[dict[str, 
     room, more = {"num_gpu_blocks_override": ROOM_TOKENS // BLOCK}, dict(kind.more)
     alone = {"enable_prefix_caching": False, "max_num_batched_tokens": max(LENGTHS)}
     stored = {"enable_prefix_caching": True, "max_num_batched_tokens": STEP}
-    more |= EXACT
+    kernels = {name: more[name] for name in ("dtype", "additional_config") if name in more}
     config = more.get("speculative_config", {})
     if "model" in config:
         more["speculative_config"] = config | {"model": str(models / config["model"])}
     return (
-        arguments(model, dtype=more.get("dtype", "float32"), **room, **alone) | EXACT,
+        arguments(model, **room, **alone) | kernels,
         arguments(model, transfer(node), **room, **stored) | more,
     )
 
@@ -211,6 +222,10 @@ def place(
             assert len(engines) == len(starts), [start.exception() for start in starts]
             plain = steady(*engines[:2])
             assert len(plain) == ASKED, f"vLLM alone says the same to {list(plain)} only"
+            if kind.some_right:
+                known = [[*prompt(length, length), *said] for length, said in plain.items()]
+                for engine in engines[1:]:
+                    engine.know(sequences=known)
             yield Place(name, kind, node, engines[1:], plain, results)
         finally:
             for engine in engines:
@@ -268,26 +283,18 @@ def test_noise_in_what_is_loaded_of_any_group_would_be_heard(place: Place) -> No
     one.layerwise(possible=None)
 
 
-@pytest.mark.parametrize("good", [0, 2 * CHUNK])
-def test_a_load_that_fails_is_computed(place: Place, good: int) -> None:
+def test_a_load_that_fails_is_computed(place: Place) -> None:
+    ways: list[dict[str, Any]] = [{"tokens": 0}, {"tokens": 2 * CHUNK}]
+    if place.kind.has_states:
+        ways.append({"tokens": 0, "states": True})
     for length in place.plain:
         place.ask(length)
-        before = place.engines[0].stats().get("totals_loads_failed", 0)
-        with place.engines[0].spoiled(tokens=good):
-            place.ask(length)
-        assert place.engines[0].stats()["totals_loads_failed"] > before
+        for how in ways:
+            before = place.engines[0].stats().get("totals_loads_failed", 0)
+            with place.engines[0].spoiled(**how):
+                place.ask(length)
+            assert place.engines[0].stats()["totals_loads_failed"] > before
         assert place.ask(length)["cached"] in place.loaded(length)
-
-
-def test_states_that_do_not_come_are_computed(place: Place) -> None:
-    if not place.kind.has_states:
-        pytest.skip("SKIPPED: no layer of this kind has states")
-    for length in place.plain:
-        place.ask(length)
-        before = place.engines[0].stats().get("totals_loads_failed", 0)
-        with place.engines[0].spoiled(tokens=0, states=True):
-            place.ask(length)
-        assert place.engines[0].stats()["totals_loads_failed"] > before
 
 
 def test_a_node_that_was_started_again_has_it_on_ssd(place: Place) -> None:

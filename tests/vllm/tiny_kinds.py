@@ -1,5 +1,6 @@
-"""Makes tiny models of the kinds that people serve today, with random weights: `tiny_kinds.py FOLDER KIND
-...`.
+"""Makes tiny models of the kinds that people serve today, with random weights.
+
+`tiny_kinds.py FOLDER KIND ...` makes a folder of each in FOLDER.
 
 Knows their files: the fields of `config.json` and the names of tensors, as they are published. All have the
 words and the width of `tiny_model.py`. A drafter is a folder in that of its model, `drafter`.
@@ -503,11 +504,11 @@ def write(folder: Path, made: tuple[dict[str, object], Shapes], seed: int) -> No
     write_weights(folder, shapes, seed)
 
 
-def make(folder: Path, kind: str) -> None:
+def make(folder: Path, kind: str, seed: int) -> None:
     """One of them, and its drafter if it has one."""
-    write(folder, KINDS[kind](), seed=7)
+    write(folder, KINDS[kind](), seed)
     if kind in DRAFTERS:
-        write(folder / "drafter", DRAFTERS[kind](), seed=8)
+        write(folder / "drafter", DRAFTERS[kind](), seed + 1)
 
 
 def main() -> None:
@@ -515,9 +516,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="in it, each model has a folder that is called as its kind")
     parser.add_argument("kinds", nargs="+", choices=sorted(KINDS), metavar="KIND")
+    parser.add_argument("--seed", type=int, default=7)
     said = parser.parse_args()
     for kind in said.kinds:
-        make(said.folder / kind, kind)
+        make(said.folder / kind, kind, said.seed)
 
 
 if __name__ == "__main__":
