@@ -303,7 +303,7 @@ def qwen(architecture: str, kind: str, experts: bool) -> tuple[dict[str, object]
     if experts:
         config |= {
             "num_experts": EXPERTS,
-            "num_experts_per_tok": 2,
+            "num_experts_per_tok": EXPERTS,  # whichever is chosen, rounding would decide
             "moe_intermediate_size": OF_EXPERT,
             "shared_expert_intermediate_size": OF_EXPERT,
             "decoder_sparse_step": 1,

@@ -207,6 +207,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "longest": longest_of(model),
             **attention_of(vllm_config, kv_cache_config),
             **unquantized_of(vllm_config.cache_config),
+            **drafter_of(vllm_config),
             **stages_of(model, parallel.pipeline_parallel_size),
         },
         salt=settings.salt + of_tenant(settings.tenant),
@@ -304,6 +305,20 @@ def layer_of(vllm_config: Any, spec: Any) -> dict[str, str]:
     if not hasattr(spec, "head_size"):
         return kind | {"order": compat.state_order()}
     return kind | {"kernel": str(compat.cpu_kernel(vllm_config, spec.block_size, spec.head_size))}
+
+
+def drafter_of(vllm_config: Any) -> dict[str, str]:
+    """A drafter with weights of its own, if there is one: what its layers keep is in the same chunks."""
+    speculative, model = vllm_config.speculative_config, vllm_config.model_config
+    drafter = None if speculative is None else speculative.draft_model_config
+    if drafter is None or (drafter.model, drafter.revision) == (model.model, model.revision):
+        return {}
+    config = model_text(drafter)
+    load_format = str(vllm_config.load_config.load_format)
+    weights = digest_of_weights(
+        str(drafter.model), drafter.revision, load_format, config, int(model.seed or 0)
+    )
+    return {"drafter": f"{weights.hex()} {hashlib.sha256(config.encode()).hexdigest()}"}
 
 
 def unquantized_of(cache_config: Any) -> dict[str, str]:
