@@ -178,6 +178,24 @@ def test_a_header_that_is_nonsense_is_sampled(tmp_path: Path, nonsense: bytes) -
     assert len(found) == 2
 
 
+@pytest.mark.parametrize(
+    ("cache", "layer", "dtype", "packed"),
+    [
+        ("auto", "torch.bfloat16", "bfloat16", {}),
+        ("fp8", "torch.uint8", "fp8", {}),
+        ("fp8_ds_mla", "torch.uint8", "bfloat16", {"packed": "fp8_ds_mla"}),
+        ("nvfp4_ds_mla", "torch.uint8", "bfloat16", {"packed": "nvfp4_ds_mla"}),
+        ("auto", "torch.uint8", "bfloat16", {}),  # an indexer of bytes; its fields say which
+    ],
+)
+def test_kv_that_vllm_packs_in_its_own_way_has_a_name(
+    cache: str, layer: str, dtype: str, packed: dict[str, str]
+) -> None:
+    assert namespace.dtype_of(cache, layer, "torch.bfloat16") == dtype
+    assert namespace.packed_of(cache) == packed
+    facts(dtype=dtype).namespaces(None, Shape(1, 16))
+
+
 def test_layers_that_are_kept_out_of_fp8_are_said() -> None:
     said = [
         namespace.unquantized_of(SimpleNamespace(kv_cache_dtype_skip_layers=layers))

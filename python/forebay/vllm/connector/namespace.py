@@ -40,6 +40,11 @@ SAID_ELSEWHERE = {
     *("page_size_padded", "alignment", "block_stride_alignment", "indexes_kv_by_block_stride"),
     *("num_speculative_blocks", "num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"),
 }
+# What `forebay.namespace_key` takes for the format of elements.
+FORMATS = {
+    *("float32", "float", "float16", "half", "bfloat16"),
+    *("fp8", "fp8_e4m3", "float8_e4m3fn", "fp8_e5m2", "float8_e5m2"),
+}
 # At most so many ranks per KV head: the chunks of each rank have to be named.
 RANKS_AT_MOST = 4
 # Namespaces of requests' salts and adapters: so many are kept.
@@ -196,7 +201,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             config,
             int(model.seed or 0),
         ),
-        dtype=dtype_of(vllm_config.cache_config.cache_dtype, first.dtype),
+        dtype=dtype_of(vllm_config.cache_config.cache_dtype, first.dtype, model.dtype),
         attention={
             "config": hashlib.sha256(config.encode()).hexdigest(),
             "computed in": str(model.dtype),
@@ -206,6 +211,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             "layers": str([len(group.layer_names) for group in kv_cache_config.kv_cache_groups]),
             "longest": longest_of(model),
             **attention_of(vllm_config, kv_cache_config),
+            **packed_of(vllm_config.cache_config.cache_dtype),
             **unquantized_of(vllm_config.cache_config),
             **drafter_of(vllm_config),
             **stages_of(model, parallel.pipeline_parallel_size),
@@ -403,12 +409,19 @@ def model_text(model: Any) -> str:
     return json.dumps(facts, sort_keys=True, default=str)
 
 
-def dtype_of(cache_dtype: str, dtype: Any) -> str:
-    """The format of the elements. vLLM's `auto` is the model's own."""
-    name = str(dtype) if cache_dtype == "auto" else cache_dtype
-    if name == "torch.uint8":
-        name = cache_dtype
-    return name.removeprefix("torch.")
+def dtype_of(cache_dtype: str, dtype: Any, computed_in: Any) -> str:
+    """The format of the elements. vLLM's `auto` is that of the first layer with KV.
+
+    Bytes that are packed in a way of vLLM's own have no format (`packed_of`, and the fields of each
+    layer). For these it is the one that the model computes in.
+    """
+    name = (str(dtype) if cache_dtype == "auto" else cache_dtype).removeprefix("torch.")
+    return name if name in FORMATS else str(computed_in).removeprefix("torch.")
+
+
+def packed_of(cache_dtype: str) -> dict[str, str]:
+    """How vLLM packs KV, where that is no format of elements."""
+    return {} if cache_dtype == "auto" or cache_dtype in FORMATS else {"packed": cache_dtype}
 
 
 def chunk_tokens_of(settings: Settings, groups: Sequence[Group]) -> int:
