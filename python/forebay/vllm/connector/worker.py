@@ -24,7 +24,7 @@ from forebay.vllm.connector.groups import (
     layers_of,
     page_bytes_of,
 )
-from forebay.vllm.connector.metadata import Load, LoadResult, Report, Step, StoreResult
+from forebay.vllm.connector.metadata import Load, LoadResult, Report, Source, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     is_alone,
@@ -260,7 +260,7 @@ class WorkerHalf:
             try:
                 self.cache.load(
                     load.job,
-                    load.sources[self.rank],
+                    self.sources(load.sources[self.rank]),
                     load.pages,  # type: ignore[arg-type]  # numpy's arrays are buffers, its types do not say so
                     tokens=load.tokens,
                     source_page_tokens=load.source_page_tokens,
@@ -273,6 +273,17 @@ class WorkerHalf:
                 continue
             if load.layerwise:
                 self.layerwise.add(load.job)
+
+    def sources(self, planned: list[Source]) -> list[Source]:
+        """The chunks of a load, as this rank's cache takes them.
+
+        vLLM tells the scheduler of one layer of a group only. So it may have planned with heads where
+        other layers have none: there a page is one part.
+        """
+        if self.cuts_heads or len(planned) != 1:
+            return planned
+        ((ids, there, here, _),) = planned
+        return [(ids, there, here, 1)]
 
     def wait_for_layer(self, name: str) -> None:
         """Has the engine's stream wait for the load of a layer."""
