@@ -187,7 +187,7 @@ def test_a_group_that_keeps_all_tokens_stands_for_a_chunk(windows: tuple[int | N
         FullAttentionSpec(**same) if window is None else SlidingWindowSpec(**same, sliding_window=window)
         for window in windows
     ]
-    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"]) for spec in specs]
     config: Any = SimpleNamespace(
         kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
         cache_config=SimpleNamespace(block_size=BLOCK, enable_prefix_caching=True, prefix_match_unit=None),

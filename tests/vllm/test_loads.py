@@ -291,7 +291,7 @@ def worker() -> Any:
     """A worker's half with nothing under way."""
     half: Any = object.__new__(WorkerHalf)
     half.cache, half.device, half.rank, half.step = Cache(), SimpleNamespace(type="cpu"), 0, None
-    half.is_alone, half.stalls = True, []
+    half.is_alone, half.stalls, half.cuts_heads = True, [], True
     half.loads, half.stores, half.layerwise, half.with_states = {}, set(), set(), []
     return half
 

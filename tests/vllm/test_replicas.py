@@ -96,6 +96,16 @@ def test_kv_is_cut_over_ranks_unless_all_of_it_is_shared() -> None:
         assert facts(groups=(LATENT, other)).cut(eight) == eight
 
 
+def test_a_page_is_one_part_where_other_layers_of_its_group_have_no_such_heads() -> None:
+    half: Any = object.__new__(WorkerHalf)
+    planned: Any = [([b"a"], 0, 0, 4)]  # by the one layer that vLLM tells the scheduler of
+    for cuts, taken in ((True, planned), (False, [([b"a"], 0, 0, 1)])):
+        half.cuts_heads = cuts
+        assert half.sources(planned) == taken
+    of_others: Any = [([b"a"], 0, 0, 2), ([b"b"], 0, 2, 2)]
+    assert half.sources(of_others) == of_others, "the cache refuses what does not fit"
+
+
 def test_a_rank_that_has_nothing_to_store_says_at_once_that_it_has() -> None:
     stored: list[Any] = []
     half: Any = object.__new__(WorkerHalf)
