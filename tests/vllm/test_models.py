@@ -54,7 +54,6 @@ class Kind:
     lacks: dict[str, str] = field(default_factory=dict)  # what versions of vLLM lack on CPUs
     model: str = ""  # of `tiny_kinds.py`, if it is called otherwise
     all_right: bool = False  # each draft is right, as long as the drafter's own KV is
-    some_right: bool = False
 
     @property
     def drafts(self) -> int:
@@ -73,10 +72,9 @@ def drafts(method: str, tokens: int, drafter: str | None = None) -> dict[str, An
 
 
 STATES: dict[str, Any] = {"mamba_cache_mode": "align"}
-# vLLM has gated delta nets on CPUs in this format only, and no kernel there that copies states of drafts.
+# vLLM has gated delta nets on CPUs in this format only.
 TRITON = {"additional_config": {"gdn_prefill_backend": "triton"}}  # needs no other package on a GPU
 DELTA: dict[str, Any] = STATES | {"dtype": "bfloat16"} | (TRITON if ON_GPU else {})
-OVER_STATES: dict[str, Any] = {} if ON_GPU else {"drafts_over_states": "window"}
 KINDS = {
     "glm-4": Kind([(FULL, None, 3)]),
     "minimax-m2": Kind([(FULL, None, 3)]),
@@ -91,18 +89,6 @@ KINDS = {
     "llama-draft": Kind([(FULL, None, 6)], drafts("draft_model", 3, "llama"), model="llama", all_right=True),
     "llama-eagle": Kind([(FULL, None, 4)], drafts("eagle", 3, "llama/drafter"), model="llama"),
     "mimo-mtp": Kind([(FULL, None, 4)], drafts("mtp", 1), model="mimo"),
-    "qwen-3-next-mtp": Kind(
-        [(STATE, None, 2), (STATE, None, 1), (FULL, None, 2)],
-        DELTA | drafts("mtp", 2) | OVER_STATES,
-        model="qwen-3-next",
-    ),
-    # Some drafts are right and others are wrong.
-    "qwen-3-next-drafts": Kind(
-        [*[(STATE, None, 1)] * 3, (FULL, None, 1)],
-        DELTA | drafts("ngram", 3) | OVER_STATES | {"drafts": True},
-        model="qwen-3-next",
-        some_right=True,
-    ),
 }
 
 
@@ -132,7 +118,6 @@ class Place:
         assert ON_GPU or not self.kind.all_right or drafts == [SAID - 4 + padded, SAID - 4], (
             "other KV of the drafter"
         )
-        assert not self.kind.some_right or 0 < drafts[1] < drafts[0]
         assert said["tokens"] == self.plain[length], f"{length} tokens"
         return dict(said)
 
@@ -222,10 +207,6 @@ def place(
             assert len(engines) == len(starts), [start.exception() for start in starts]
             plain = steady(*engines[:2])
             assert len(plain) == ASKED, f"vLLM alone says the same to {list(plain)} only"
-            if kind.some_right:
-                known = [[*prompt(length, length), *said] for length, said in plain.items()]
-                for engine in engines[1:]:
-                    engine.know(sequences=known)
             yield Place(name, kind, node, engines[1:], plain, results)
         finally:
             for engine in engines:
