@@ -272,13 +272,10 @@ def test_the_plug_in_may_be_loaded_again(machine: Machine) -> None:
     forebay.vllm.register()
     forebay.vllm.register()
     assert machine.factory.registry == {"forebay": ("forebay.vllm.sleep", "ForebayBackend")}
-
-
-def test_a_vllm_without_sleep_mode_backends_is_left_alone(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "vllm.device_allocator.sleep_mode_backend")
-    forebay.vllm.register()
+    assert machine.parts == {
+        "forebay": ("forebay.vllm.tiering", "ForebayTierManager"),
+        "ForebayConnector": ("forebay.vllm.connector", "ForebayConnector"),
+    }
 
 
 def config(*, keep_dtype: str = "auto", enabled: bool = True) -> types.SimpleNamespace:

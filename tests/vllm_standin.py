@@ -216,6 +216,8 @@ class Machine:
     device: int = 0
     # What pool and copier were asked to be: (shared, device), and devices.
     asked: dict[str, Any] = field(default_factory=dict)
+    # Connector and tier that were registered: name to (module, class).
+    parts: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def modules(self) -> dict[str, types.ModuleType]:
         """What `import` finds."""
@@ -238,8 +240,19 @@ class Machine:
                 "CuMemBackend": CuMemBackend,
                 "SleepModeBackendFactory": self.factory,
             },
+            "vllm.distributed": {},
+            "vllm.distributed.kv_transfer": {},
+            "vllm.distributed.kv_transfer.kv_connector": {},
+            "vllm.distributed.kv_transfer.kv_connector.factory": {
+                "KVConnectorFactory": types.SimpleNamespace(register_connector=self.register_part),
+            },
             "vllm.platforms": {"current_platform": types.SimpleNamespace(is_cuda=lambda: True)},
             "vllm.v1": {},
+            "vllm.v1.kv_offload": {},
+            "vllm.v1.kv_offload.tiering": {},
+            "vllm.v1.kv_offload.tiering.factory": {
+                "SecondaryTierFactory": types.SimpleNamespace(register_tier=self.register_part),
+            },
             "vllm.v1.worker": {"gpu_worker": types.SimpleNamespace(Worker=GpuWorker)},
             "forebay.cuda": {"PinnedPool": self._pool, "Copier": self._copier},
         }
@@ -248,6 +261,12 @@ class Machine:
             made[name] = types.ModuleType(name)
             made[name].__dict__.update(members)
         return made
+
+    def register_part(self, name: str, module: str, cls: str) -> None:
+        """What vLLM's factories of connectors and tiers do: a name that is there is refused."""
+        if name in self.parts:
+            raise ValueError(f"{name} is registered")
+        self.parts[name] = (module, cls)
 
     def _pool(self, limit_bytes: int, *, shared: bool = False, device: int = 0) -> Pool:
         self.pool.limit_bytes = min(self.pool.limit_bytes, limit_bytes)
