@@ -210,9 +210,27 @@ class PagedCache:
         copy_threads: int = 2,
         sibling_devices: Sequence[int] = (),
         kept_pages: Sequence[int] | None = None,
+        direct: str | None = None,
     ) -> Self: ...
     @property
     def is_connected(self) -> bool: ...
+    @property
+    def metadata(self) -> bytes | None: ...
+    def offer(self, key: bytes, pages: Sequence[Buffer], *, tokens: int, ttl_s: float) -> None: ...
+    def take_offers_ended(self) -> list[tuple[bytes, Literal["closed", "expired", "reader_gone"]]]: ...
+    def withdraw_offers(self) -> None: ...
+    def read(
+        self,
+        job: int,
+        metadata: bytes,
+        key: bytes,
+        pages: Sequence[Buffer],
+        *,
+        first_token: int,
+        tokens: int,
+        stream: int = 0,
+    ) -> None: ...
+    def decline(self, metadata: bytes, key: bytes) -> None: ...
     def load(
         self,
         job: int,

@@ -68,6 +68,15 @@ impl Device {
         reached.is_ok()
     }
 
+    /// What another process opens an allocation by.
+    pub(crate) fn export(&self, start: Address) -> Result<abi::IpcHandle, CudaError> {
+        let _current = self.enter()?;
+        let mut handle = abi::IpcHandle([0; 64]);
+        // SAFETY: the result is written to a valid place; the driver checks the address.
+        unsafe { call!(self.driver, ipc_export(&mut handle, start)) }?;
+        Ok(handle)
+    }
+
     /// Copies in a stream that is somebody else's.
     ///
     /// # Safety
@@ -374,11 +383,7 @@ impl DeviceMemory {
 
     /// What another process opens it by.
     pub fn export(&self) -> Result<abi::IpcHandle, CudaError> {
-        let _current = self.device.enter()?;
-        let mut handle = abi::IpcHandle([0; 64]);
-        // SAFETY: the result is written to a valid place.
-        unsafe { call!(self.device.driver, ipc_export(&mut handle, self.address)) }?;
-        Ok(handle)
+        self.device.export(self.address)
     }
 }
 

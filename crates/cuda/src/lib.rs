@@ -41,6 +41,7 @@ pub mod device;
 pub mod driver;
 pub mod event_waiter;
 pub mod gpu;
+pub mod ipc;
 pub mod kernels;
 pub mod links;
 pub mod measure;

@@ -84,7 +84,7 @@ pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
 pub use error::{AgentError, PeerError, Unreachable};
 pub use forebay_transfer::mapped::Absent;
 pub use memory::Registration;
-pub use metadata::{BadMetadata, NAME_BYTES_MAX};
+pub use metadata::{BadMetadata, NAME_BYTES_MAX, address_in};
 pub use notifications::{
     NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,
 };

@@ -102,6 +102,11 @@ impl Metadata {
 }
 
 /// Whether an agent may be called so.
+/// Where metadata say that their agent listens. `None`: nowhere.
+pub fn address_in(metadata: &[u8]) -> Result<Option<SocketAddr>, BadMetadata> {
+    Metadata::parse(metadata).map(|metadata| metadata.address)
+}
+
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
 }

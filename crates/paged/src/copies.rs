@@ -3,7 +3,11 @@
 //! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in
 //! streams: then nobody on the host waits for a layer, the engine's own stream does.
 
+use crate::cache::CacheShape;
+use crate::direct::DirectMemory;
+use crate::thread_pool::TaskQueue;
 use forebay_client::NodeArena;
+use forebay_net::Agent;
 use forebay_transfer::RegionId;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -68,6 +72,17 @@ pub trait Copies: Send + Sync + Debug {
 
     /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
     fn meet(&self, _arena: &Arc<NodeArena>) {}
+
+    /// The cache's memory for direct hand-overs, which `agent` listens for. `tasks` may wait for the
+    /// mover.
+    fn direct(
+        &self,
+        _cache: &CacheShape,
+        _agent: &Arc<Agent>,
+        _tasks: &Arc<TaskQueue>,
+    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
+        Err(NotCopied("memory of this kind is not handed over directly".into()))
+    }
 
     /// Nothing is under way and nothing will be: what was made ready is let go of.
     fn close(&self) {}

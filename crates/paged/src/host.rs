@@ -3,6 +3,9 @@
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
+use crate::direct::{DirectMemory, HostMemory};
+use crate::thread_pool::TaskQueue;
+use forebay_net::Agent;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Backing, Class, End, LinkSpec, MoverHandle, PathSpec, Place, RegionId, Span, SpanPair, Transfer,
@@ -21,24 +24,34 @@ const BATCHES: usize = 4;
 /// lost; this is the mover's limit for it all the same.
 const OP_TIMEOUT_US: u64 = 24 * 3_600 * 1_000_000;
 
-/// The pages of a layer, as the engine has them.
-struct LayerMemory(Layer);
+/// Pages of an engine's cache.
+pub struct PageMemory {
+    address: u64,
+    bytes: u64,
+}
 
-// SAFETY: whoever made the `HostCopies` has promised that the memory is mapped, readable and
-// writable, and stays so until it is dropped; an engine and the connector agree by blocks on who
-// touches which page when.
-unsafe impl Backing for LayerMemory {
+impl PageMemory {
+    /// # Safety
+    /// The memory is mapped, readable and writable, and stays so until it is dropped.
+    pub unsafe fn new(address: u64, bytes: u64) -> PageMemory {
+        PageMemory { address, bytes }
+    }
+}
+
+// SAFETY: by the contract of `new`; an engine and the connector agree by blocks on who touches
+// which page when.
+unsafe impl Backing for PageMemory {
     fn as_ptr(&self) -> *mut u8 {
-        self.0.address as *mut u8
+        self.address as *mut u8
     }
 
     fn len(&self) -> usize {
-        self.0.bytes() as usize
+        self.bytes as usize
     }
 
     /// An engine may break its promise, which must not end the process.
     fn is_there(&self, offset: usize, len: usize, write: bool) -> bool {
-        mapped::is_there(self.0.address + offset as u64, len as u64, write)
+        mapped::is_there(self.address + offset as u64, len as u64, write)
     }
 }
 
@@ -67,7 +80,11 @@ impl HostCopies {
         let link = HostLink::new(threads).map_err(failed)?;
         let link = mover.add_link(spec, Box::new(link)).map_err(failed)?;
         mover.add_path(PathSpec::direct(HOST, HOST, link)).map_err(failed)?.map_err(failed)?;
-        let register = |layer: &Layer| mover.register(HOST, Arc::new(LayerMemory(*layer)));
+        let register = |layer: &Layer| {
+            // SAFETY: by this function's contract.
+            let pages = unsafe { PageMemory::new(layer.address, layer.bytes()) };
+            mover.register(HOST, Arc::new(pages))
+        };
         let regions = cache.layers().iter().map(register).collect::<Result<_, _>>().map_err(failed)?;
         Ok(HostCopies { mover: mover.clone(), regions })
     }
@@ -90,6 +107,17 @@ impl Copies for HostCopies {
 
     fn batches_max(&self) -> usize {
         BATCHES
+    }
+
+    fn direct(
+        &self,
+        cache: &CacheShape,
+        agent: &Arc<Agent>,
+        tasks: &Arc<TaskQueue>,
+    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
+        // SAFETY: the pages are mapped until the mover has ended, by the contract of `new`, and the
+        // agent ends before it.
+        Ok(Arc::new(unsafe { HostMemory::new(agent, &self.mover, cache, tasks)? }))
     }
 }
 

@@ -76,6 +76,8 @@ pub struct Jobs {
 #[derive(Debug, Default)]
 struct State {
     loads: HashSet<u64>,
+    /// Loads from another engine's pages, which say nothing of the node's rates.
+    direct: HashSet<u64>,
     stores: HashSet<u64>,
     ended_loads: Vec<LoadEnd>,
     ended_stores: Vec<JobStored>,
@@ -90,7 +92,7 @@ impl Jobs {
     /// How many loads there are, and whether one of them has this number.
     pub fn loads(&self, job: u64) -> (usize, bool) {
         let state = self.state.lock();
-        (state.loads.len(), state.loads.contains(&job))
+        (state.loads.len(), state.loads.contains(&job) || state.direct.contains(&job))
     }
 
     /// A load begins. `false`: one with this number is under way.
@@ -110,6 +112,20 @@ impl Jobs {
     /// A chunk that was asked for is in the node's memory, or will not be.
     pub fn end_fetch(&self, tier: Tier) {
         self.state.lock().coming.entry(tier).or_default().end(Instant::now());
+    }
+
+    /// A direct load begins. `false`: a load with this number is under way.
+    pub fn begin_direct(&self, job: u64) -> bool {
+        let mut state = self.state.lock();
+        !state.loads.contains(&job) && state.direct.insert(job)
+    }
+
+    pub fn end_direct(&self, end: LoadEnd) {
+        let mut state = self.state.lock();
+        state.direct.remove(&end.job);
+        state.ended_loads.push(end);
+        drop(state);
+        self.ended.notify_all();
     }
 
     /// A load is over that never began.
@@ -162,7 +178,8 @@ impl Jobs {
 
     /// Waits until none of these loads is under way.
     pub fn wait_loaded(&self, jobs: &[u64], limit: Option<Duration>) -> bool {
-        self.wait(limit, |state| jobs.iter().all(|job| !state.loads.contains(job)))
+        let is_over = |state: &State, job| !state.loads.contains(job) && !state.direct.contains(job);
+        self.wait(limit, |state| jobs.iter().all(|job| is_over(state, job)))
     }
 
     /// Waits until none of these stores is under way.

@@ -2,7 +2,7 @@
 //!
 //! [`PagedCache`] begins loads and stores and says what has ended. [`load`] is one load, `store` one store. [`cache`] and
 //! [`pages`] say which bytes of a chunk belong into which page, [`cost_model`] what is worth loading. [`copies`] is the
-//! contract of whoever copies: the mover in host memory, streams on a GPU.
+//! contract of whoever copies: the mover in host memory, streams on a GPU. [`direct`] hands over past the node.
 
 /// The tests' rig, which is of the tests outside, is used inside too.
 #[cfg(test)]
@@ -13,6 +13,7 @@ mod busy_time;
 pub mod cache;
 pub mod copies;
 pub mod cost_model;
+pub mod direct;
 mod gpu;
 mod host;
 mod jobs;

@@ -2,6 +2,7 @@
 
 use crate::cache::{BadValue, CacheShape};
 use crate::copies::{Copies, Direction, NotCopied};
+use crate::direct::{Direct, DirectOptions, Key, OfferEnded, ReadRequest};
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
 use crate::jobs::{JobStored, Jobs, Measured};
@@ -44,13 +45,15 @@ pub struct PagedOptions {
     /// GPUs on which the same engine has other caches. Each copies for itself when the others do,
     /// so their links carry nothing for this one; a process cannot see that of another.
     pub sibling_devices: Vec<u16>,
+    /// `None`: nothing is handed over directly.
+    pub direct: Option<DirectOptions>,
 }
 
 impl PagedOptions {
     pub fn new(client: ClientOptions) -> PagedOptions {
         let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
-        let sibling_devices = Vec::new();
-        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time, sibling_devices }
+        let (sibling_devices, direct) = (Vec::new(), None);
+        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time, sibling_devices, direct }
     }
 }
 
@@ -80,6 +83,8 @@ pub enum NotBegun {
     Copies(#[from] NotCopied),
     #[error("the cache is closed")]
     Closed,
+    #[error("direct hand-overs are off, or not possible: see the log")]
+    NoDirect,
     #[error(transparent)]
     Forked(#[from] Forked),
 }
@@ -90,6 +95,7 @@ pub struct PagedCache {
     pub(crate) shared: Arc<Shared>,
     /// By their numbers; those that have ended go when the engine hears of ends or begins others.
     loads: Mutex<HashMap<u64, Arc<InFlight>>>,
+    direct: Option<Arc<Direct>>,
     /// Taken when it is closed. The pool ends before the mover.
     threads: Mutex<Option<(ThreadPool, MoverThread)>>,
     process: Process,
@@ -166,8 +172,12 @@ impl PagedCache {
                 }
             }));
         }
+        let direct = options.direct.as_ref().and_then(|options| {
+            let started = Direct::start(&shared, options, HOST);
+            started.inspect_err(|why| tracing::warn!(reason = %why, "no direct hand-overs")).ok()
+        });
         let (loads, threads) = (Mutex::default(), Mutex::new(Some((pool, mover))));
-        Ok(PagedCache { shared, loads, threads, process: Process::current() })
+        Ok(PagedCache { shared, loads, direct, threads, process: Process::current() })
     }
 
     /// Refuses in any other process than the one that opened it: a child of `fork()` has none of
@@ -328,6 +338,49 @@ impl PagedCache {
         Ok(first.iter().map(|chunk| u64::from(chunk.tokens)).sum())
     }
 
+    fn direct(&self) -> Result<&Arc<Direct>, NotBegun> {
+        self.here()?;
+        self.direct.as_ref().ok_or(NotBegun::NoDirect)
+    }
+
+    /// What other engines need to hand over directly from this one. `None`: it does not.
+    pub fn metadata(&self) -> Option<Vec<u8>> {
+        self.direct().ok().map(|direct| direct.metadata())
+    }
+
+    /// Offers the pages of the first `tokens` tokens of a sequence to whoever has the key. They must
+    /// stay as they are until [`take_offers_ended`](PagedCache::take_offers_ended) names it.
+    pub fn offer(&self, key: Key, tables: &PageTables, tokens: u64, ttl: Duration) -> Result<(), NotBegun> {
+        let direct = self.direct()?;
+        tables.check(&self.shared.cache, tokens, true)?;
+        direct.offer(key, tables, ttl);
+        Ok(())
+    }
+
+    /// Offers that have ended since this was asked last.
+    pub fn take_offers_ended(&self) -> Vec<OfferEnded> {
+        self.direct().map(|direct| direct.take_ended()).unwrap_or_default()
+    }
+
+    /// Ends all offers. When this returns nobody reads their pages any more.
+    pub fn withdraw_offers(&self) {
+        if let Ok(direct) = self.direct() {
+            direct.withdraw();
+        }
+    }
+
+    /// Begins a load straight from another engine's pages. It ends as other loads do, with all
+    /// tokens or with none.
+    pub fn read(&self, request: ReadRequest, stream: u64) -> Result<(), NotBegun> {
+        self.direct()?.read(request, stream)
+    }
+
+    /// Tells another engine that nobody will read what it offers under a key.
+    pub fn decline(&self, metadata: &[u8], key: Key) -> Result<(), NotBegun> {
+        self.direct()?.decline(metadata, key);
+        Ok(())
+    }
+
     /// Loads and stores that have ended since this was asked last. Nothing of them touches a page
     /// any more.
     pub fn take_ended(&self) -> (Vec<LoadEnd>, Vec<JobStored>) {
@@ -374,6 +427,9 @@ impl PagedCache {
         shared.access.close();
         self.under_way().iter().for_each(|load| load.stop("the cache is closed"));
         shared.access.wait_until_unused();
+        if let Some(direct) = &self.direct {
+            direct.close();
+        }
         let client = shared.client.write().take();
         if let Some(client) = client {
             // Before the mover ends, which holds the arena.
@@ -391,6 +447,7 @@ impl Drop for PagedCache {
             // All of it is the parent's, and is left as it is.
             std::mem::forget(Arc::clone(&self.shared));
             std::mem::forget(std::mem::take(&mut self.loads));
+            std::mem::forget(self.direct.take());
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
         self.close();

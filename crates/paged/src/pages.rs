@@ -114,8 +114,18 @@ impl PageTables {
         Ok(())
     }
 
+    /// The tables as they were given.
+    pub fn to_lists(&self) -> Vec<Vec<i64>> {
+        self.0.clone()
+    }
+
+    /// The pages of a group, without those that are not wanted.
+    pub fn pages(&self, group: usize) -> impl Iterator<Item = u64> {
+        self.0.get(group).into_iter().flatten().filter_map(|page| u64::try_from(*page).ok())
+    }
+
     /// Where the page of a block starts, from its layer's page 0 on.
-    fn offset(&self, layer: &Layer, block: u64) -> Option<u64> {
+    pub fn offset(&self, layer: &Layer, block: u64) -> Option<u64> {
         let page = *self.0.get(layer.group)?.get(usize::try_from(block).ok()?)?;
         u64::try_from(page).ok().map(|page| page * layer.stride_bytes)
     }

@@ -58,6 +58,13 @@ counters! {
     layers_late,
     /// Microseconds that engines waited for layers of ended loads.
     bubble_us,
+    /// Loads straight from another engine's pages.
+    reads,
+    /// Of those, what brought nothing.
+    reads_failed,
+    bytes_read,
+    /// Microseconds from the beginning to the end of these loads, added up.
+    read_us,
     /// Chunks that were given to be stored.
     stores,
     /// Of those, what the node took or had.

@@ -6,6 +6,7 @@ use crate::ids::{id, ids};
 use crate::process::Own;
 use forebay_client::ClientOptions;
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
+use forebay_paged::direct::{DirectOptions, Key, OfferEnd, ReadRequest};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
 use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions};
 use forebay_store::TenantId;
@@ -32,7 +33,7 @@ impl PagedCache {
     #[new]
     #[pyo3(signature = (
         socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
-        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None
+        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None, direct = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
     fn new(
@@ -49,6 +50,7 @@ impl PagedCache {
         copy_threads: usize,
         sibling_devices: Vec<u16>,
         kept_pages: Option<Vec<u32>>,
+        direct: Option<String>,
     ) -> PyResult<PagedCache> {
         let kept_pages = kept_pages.unwrap_or_else(|| vec![ALL_PAGES; page_tokens.len()]);
         let groups = groups(&page_tokens, &heads, &kept_pages)?;
@@ -56,11 +58,13 @@ impl PagedCache {
         if device.is_none() {
             py.detach(|| layers.iter().try_for_each(check_layer)).map_err(of_absent)?;
         }
+        let direct = direct.map(|name| DirectOptions { name, token: token.clone() });
         let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
         if let Some(name) = name {
             client.name = name;
         }
-        let options = PagedOptions { threads: copy_threads, sibling_devices, ..PagedOptions::new(client) };
+        let options =
+            PagedOptions { threads: copy_threads, sibling_devices, direct, ..PagedOptions::new(client) };
         // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until
         // `close` has returned; a program that gives other numbers is as wrong as one that gives
         // them to ctypes.
@@ -145,6 +149,69 @@ impl PagedCache {
         let tokens = cache.tokens_of(&parts).map_err(not_begun)?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
         py.detach(|| cache.store(job, parts, tables, stream)).map_err(not_begun)
+    }
+
+    /// What other engines need to hand over directly from this one; None: it does not.
+    #[getter]
+    fn metadata(&self) -> PyResult<Option<Vec<u8>>> {
+        Ok(self.0.get()?.metadata())
+    }
+
+    /// Offers pages of a sequence of `tokens` tokens to whoever has the key, for `ttl_s` if nobody
+    /// opens the offer.
+    #[pyo3(signature = (key, pages, *, tokens, ttl_s))]
+    fn offer(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        pages: Vec<Bound<'_, PyAny>>,
+        tokens: u64,
+        ttl_s: f64,
+    ) -> PyResult<()> {
+        let cache = self.0.get()?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
+        let ttl = Duration::try_from_secs_f64(ttl_s).map_err(|error| invalid(format!("ttl_s: {error}")))?;
+        py.detach(|| cache.offer(key, &tables, tokens, ttl)).map_err(not_begun)
+    }
+
+    /// Offers that have ended since this was asked last, and how.
+    fn take_offers_ended(&self) -> PyResult<Vec<(Key, &'static str)>> {
+        let ended = self.0.get()?.take_offers_ended().into_iter();
+        Ok(ended.map(|one| (one.key, how(one.how))).collect())
+    }
+
+    /// Ends all offers. When this returns nobody reads their pages any more.
+    fn withdraw_offers(&self, py: Python<'_>) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.withdraw_offers());
+        Ok(())
+    }
+
+    /// Begins to load pages straight from another engine, from the sequence's token `first_token`
+    /// on.
+    #[pyo3(signature = (job, metadata, key, pages, *, first_token, tokens, stream = 0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn read(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        metadata: Vec<u8>,
+        key: Key,
+        pages: Vec<Bound<'_, PyAny>>,
+        first_token: u64,
+        tokens: u64,
+        stream: u64,
+    ) -> PyResult<()> {
+        let cache = self.0.get()?;
+        let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
+        let request = ReadRequest { job, metadata, key, tables, first_token, tokens };
+        py.detach(|| cache.read(request, stream)).map_err(not_begun)
+    }
+
+    /// Tells another engine that nobody will read what it offers under a key.
+    fn decline(&self, py: Python<'_>, metadata: Vec<u8>, key: Key) -> PyResult<()> {
+        let cache = self.0.get()?;
+        py.detach(|| cache.decline(&metadata, key)).map_err(not_begun)
     }
 
     /// Loads and stores that have ended since this was asked last.
@@ -263,6 +330,15 @@ fn table(pages: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     }
 }
 
+/// How an offer ended, as Python says it.
+fn how(end: OfferEnd) -> &'static str {
+    match end {
+        OfferEnd::Closed => "closed",
+        OfferEnd::Expired => "expired",
+        OfferEnd::ReaderGone => "reader_gone",
+    }
+}
+
 fn limit(limit_s: Option<f64>) -> PyResult<Option<Duration>> {
     let limit = limit_s.map(Duration::try_from_secs_f64).transpose();
     limit.map_err(|error| invalid(format!("limit_s: {error}")))
@@ -280,6 +356,7 @@ fn not_begun(error: NotBegun) -> PyErr {
     match error {
         NotBegun::Pages(_) | NotBegun::Value { .. } => invalid(error),
         NotBegun::Copies(_) => not_moved(error),
+        NotBegun::NoDirect => invalid(error),
         NotBegun::Closed => PeerLostError::new_err(error.to_string()),
         NotBegun::Forked(forked) => of_forked(forked),
     }

@@ -22,7 +22,7 @@ enum Kind {
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
     kind: Kind,
-    start: Address,
+    pub start: Address,
     end: Address,
     /// Whether it is an allocation that any GPU with access to its GPU reaches, not one mapped for
     /// chosen ones.
@@ -30,6 +30,10 @@ pub struct Range {
 }
 
 impl Range {
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
     fn holds(&self, address: Address, bytes: u64) -> bool {
         address >= self.start && address.checked_add(bytes).is_some_and(|end| end <= self.end)
     }
@@ -102,6 +106,15 @@ impl<'a> Inspector<'a> {
             _ => return Err(DeclineReason::Managed),
         };
         Ok(Range { kind, start, end, is_open: open != 0 })
+    }
+}
+
+/// The allocation of a GPU that holds an address.
+pub fn pointer_range(driver: &Driver, address: Address) -> Result<Range, DeclineReason> {
+    let range = Inspector::new(driver).ask(address)?;
+    match range.kind {
+        Kind::Device(_) => Ok(range),
+        Kind::Host => Err(DeclineReason::SameKind),
     }
 }
 

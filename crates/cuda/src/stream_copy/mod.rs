@@ -28,6 +28,7 @@ use crate::rates::Rates;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
 pub use decline::{Counters, DeclineReason};
 use forebay_transfer::lock::{Mutex, MutexGuard};
+pub(crate) use inspect::pointer_range;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
 use pages::Pages;

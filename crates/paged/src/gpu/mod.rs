@@ -15,12 +15,15 @@ mod stalls;
 
 use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
+use crate::direct::{DirectMemory, GpuMemory};
+use crate::thread_pool::TaskQueue;
 use arenas::Arenas;
 use forebay_client::NodeArena;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::event_waiter::EventWaiter;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
+use forebay_net::Agent;
 use forebay_transfer::RegionId;
 use forebay_transfer::lock::Mutex;
 use job::{GpuJob, Segment};
@@ -113,14 +116,8 @@ impl CudaCopies {
 
 impl Copies for CudaCopies {
     fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied> {
-        let gpu = &self.0;
-        let _relaxed = gpu.relaxed();
-        let _current = gpu.device.enter().map_err(failed)?;
-        let stream = gpu.engine_stream(stream)?;
-        let begun = Event::to_sleep_for(&gpu.device).map_err(failed)?;
-        // SAFETY: the engine gives a stream that lives, and the device's context is current.
-        unsafe { begun.record_behind(stream) }.map_err(failed)?;
-        Ok(Arc::new(GpuJob::new(gpu, direction, is_awaited, Arc::new(begun))))
+        let begun = self.0.begun(stream)?;
+        Ok(Arc::new(GpuJob::new(&self.0, direction, is_awaited, begun)))
     }
 
     fn region(&self, _layer: u32) -> Option<RegionId> {
@@ -136,6 +133,15 @@ impl Copies for CudaCopies {
         let _ = self.0.arenas.of(arena);
     }
 
+    fn direct(
+        &self,
+        cache: &CacheShape,
+        _agent: &Arc<Agent>,
+        _tasks: &Arc<TaskQueue>,
+    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
+        Ok(Arc::new(GpuMemory::new(&self.0, cache)?))
+    }
+
     fn close(&self) {
         self.0.arenas.close();
     }
@@ -145,6 +151,25 @@ impl Gpu {
     /// While it lives, this thread's calls do not break what others capture into graphs.
     pub fn relaxed(&self) -> Relaxed {
         Relaxed::enter(self.device.driver())
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub fn cache(&self) -> &CacheShape {
+        &self.cache
+    }
+
+    /// Passed when an engine's stream has come to where it is now.
+    pub fn begun(&self, stream: u64) -> Result<Arc<Event>, NotCopied> {
+        let _relaxed = self.relaxed();
+        let _current = self.device.enter().map_err(failed)?;
+        let stream = self.engine_stream(stream)?;
+        let begun = Event::to_sleep_for(&self.device).map_err(failed)?;
+        // SAFETY: the engine gives a stream that lives, and the device's context is current.
+        unsafe { begun.record_behind(stream) }.map_err(failed)?;
+        Ok(Arc::new(begun))
     }
 
     /// The most that is carried at a time.

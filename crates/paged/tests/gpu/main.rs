@@ -3,6 +3,7 @@
 //! finds operations that touch the same bytes in no order.
 #![allow(clippy::unwrap_used)]
 
+mod direct;
 mod rig;
 
 use cuda_testkit::{Fake, alone, symbol};

@@ -6,6 +6,7 @@ use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_kv::{ChunkId, NamespaceKey, chunk_ids};
 use forebay_node::{Node, NodeConfig};
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
+use forebay_paged::direct::DirectOptions;
 use forebay_paged::pages::{PageTables, Source};
 use forebay_paged::{LoadEnd, LoadRequest, NewChunk, PagedCache, PagedOptions};
 use std::sync::Arc;
@@ -41,6 +42,13 @@ impl Site {
 
     pub fn engine(&self, fake: &Fake) -> Engine {
         self.rank(fake, &[])
+    }
+
+    /// An engine that hands over directly, under this name.
+    pub fn direct(&self, fake: &Fake, name: &str) -> Engine {
+        let direct = DirectOptions { name: name.into(), token: Vec::new() };
+        let options = PagedOptions::new(ClientOptions::new(self.socket()));
+        Engine::new(fake, PagedOptions { direct: Some(direct), ..options })
     }
 
     /// An engine that is one of several, on these GPUs.

@@ -2,6 +2,7 @@
 //! whatever their shapes, and what goes wrong costs tokens, never truth.
 #![allow(clippy::unwrap_used)]
 
+mod direct;
 mod log;
 mod rig;
 

@@ -89,6 +89,10 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._here.register(kv_caches)
 
+    def get_handshake_metadata(self) -> Any:
+        """What other engines need to read this worker's blocks."""
+        return self._here.handshake()
+
     def unregister_kv_caches(self) -> None:
         """The KV cache is about to go. vLLM 0.33 calls this; before that see `compat.before_sleep`."""
         self._here.drain(keeps_kv=False)
@@ -132,6 +136,9 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self._here.take_report()
 
     # Of the scheduler.
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self._plans.workers_opened(metadata)
 
     def on_new_request(self, request: Any) -> None:
         self._plans.request_added(request)

@@ -34,6 +34,11 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def flag_or_none(name: str, value: Any) -> bool | None:
+    """True, false or None."""
+    return None if value is None else flag(name, value)
+
+
 def number(name: str, value: Any, low: int, high: int, where: str = SETTINGS) -> int:
     """A whole number. Also a field of a ticket."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -111,6 +116,8 @@ class Settings:
     weights_digest: bytes | None = setting(None, digest)
     handovers: bool = setting(True, flag)  # False where another connector does hand-overs
     handover_wait_s: float = setting(5.0, seconds)
+    # Decoders of the same host read a prefiller's blocks. None: on GPUs.
+    direct_handover: bool | None = setting(None, flag_or_none)
     also_read: tuple[Shape, ...] = setting((), shapes)
     copy_threads: int = setting(2, lambda name, value: number(name, value, 1, 64))
     profile: str | None = setting(None, text)

@@ -11,6 +11,8 @@ from typing import Any
 
 from forebay.errors import InvalidError
 from forebay.vllm.connector.config import Shape, number, shape
+from forebay.vllm.connector.direct import Engine
+from forebay.vllm.connector.metadata import Direct
 from forebay.vllm.connector.namespace import Facts, refuse_shape
 
 VERSION = 1
@@ -23,6 +25,7 @@ class Ticket:
 
     tokens: int
     shape: Shape
+    direct: list[Direct] | None = None  # for each rank, where it may read the prefiller's blocks
 
 
 def is_prefill(params: Mapping[str, Any] | None) -> bool:
@@ -30,8 +33,13 @@ def is_prefill(params: Mapping[str, Any] | None) -> bool:
     return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
 
 
-def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts) -> Ticket | None:
-    """What the parameters promise; `InvalidError` if this engine cannot use it."""
+def ticket_of(
+    params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts, engine: Engine | None = None
+) -> Ticket | None:
+    """What the parameters promise; `InvalidError` if this engine cannot use it.
+
+    `engine`: this one, if it may read a prefiller's blocks.
+    """
     if not isinstance(params, Mapping) or not params.get("do_remote_prefill"):
         return None  # A client may pass anything here (`vllm_xargs`).
     ticket = params.get(OURS)
@@ -48,11 +56,20 @@ def ticket_of(params: Mapping[str, Any] | None, prompt_tokens: int, facts: Facts
     cut = shape({"tp": ticket.get("tp"), "block_tokens": ticket.get("block_tokens")}, "kv_transfer_params")
     theirs = facts.cut(cut)
     refuse_shape("kv_transfer_params", theirs, facts)
-    return Ticket(number("tokens", ticket.get("tokens"), 1, 1 << 30, "kv_transfer_params"), theirs)
+    tokens = number("tokens", ticket.get("tokens"), 1, 1 << 30, "kv_transfer_params")
+    offered = ticket.get("direct")
+    direct = engine.read(offered) if engine is not None and offered is not None else None
+    return Ticket(tokens, theirs, direct if theirs == facts.shape else None)
 
 
-def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: Facts) -> dict[str, Any]:
-    """What the prefiller gives to the proxy."""
+def answer(
+    request: Any,
+    blocks: tuple[list[int], ...],
+    engine_id: str,
+    facts: Facts,
+    direct: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the prefiller gives to the proxy. `direct`: how its blocks are read, if they are offered."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -70,5 +87,6 @@ def answer(request: Any, blocks: tuple[list[int], ...], engine_id: str, facts: F
             "tp": facts.shape.tp,
             "block_tokens": facts.shape.block_tokens,
             "tokens": request.num_prompt_tokens,
+            **({} if direct is None else {"direct": direct}),
         },
     }

@@ -28,10 +28,11 @@ def plan(
     tokens = found.tokens - first * size
     ids = [of_rank[first:] for of_rank in found.ids]
     theirs, mine = found.shape.block_tokens, facts.shape.block_tokens
+    direct = tracked.ticket.direct if tracked.ticket is not None else None
     message = Load(
         job=job,
         request=tracked.name,
-        sources=finder.sources(found.shape, ids),
+        sources=finder.sources(found.shape, ids) if direct is None else [],
         pages=[
             group.blocks_to_load(table, first * size, found.tokens, tracked.held)
             for group, table in zip(facts.groups, tracked.blocks, strict=True)
@@ -42,6 +43,8 @@ def plan(
         layerwise=tracked.layerwise,
         states=states or None,
         state_pages=state_pages,
+        direct=direct,
+        first_token=first * size,
     )
     loading = Loading(
         owner=tracked,
@@ -50,11 +53,12 @@ def plan(
         tokens=tokens,
         layerwise=tracked.layerwise,
         tiers=found.tiers(first),
-        holds=finder.hold([*ids, *([state] for state in states)]),
+        holds=finder.hold([*ids, *([state] for state in states)]) if direct is None else [],
         held=tracked.held,
         external=external,
         counted=tracked.counted,
         resets=facts.resets,
         usable=tokens,
+        direct=direct is not None,
     )
     return message, loading

@@ -53,6 +53,9 @@ class Matcher:
         age_s = now - tracked.found_s
         if recent is not None and age_s < FRESH_S:
             return recent
+        if tracked.ticket is not None and tracked.ticket.direct is not None:
+            tracked.found = tracked.direct = tracked.direct or self.promised(tracked)
+            return tracked.found
         has_ticket = tracked.ticket is not None
         found = self.handed_over(tracked, now) if has_ticket else self.prefix(tracked, others)
         if found is not None:

@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 Pages: TypeAlias = list[npt.NDArray[np.int32]]
 # Chunk ids in order, first head in them, first head here, heads.
 Source: TypeAlias = tuple[list[bytes], int, int, int]
+# What a prefiller's worker said of itself, and the key of what it offers.
+Direct: TypeAlias = tuple[bytes, bytes]
 # A tier, bytes that came from it, seconds.
 Rate: TypeAlias = tuple[Literal["memory", "disk", "peer"], int, float]
 # Id, id of the chunk before it, tokens.
@@ -32,6 +34,18 @@ class Load:
     layerwise: bool
     states: list[bytes] | None = None  # for each rank, the state at the end of them
     state_pages: Pages = field(default_factory=list)  # for each group with states, one block
+    direct: list[Direct] | None = None  # for each rank: it is read from there, and not from the node
+    first_token: int = 0  # of the request, that `pages` begin with
+
+
+@dataclass
+class Offer:
+    """Blocks of a finished request that a decoder may read."""
+
+    request: str
+    keys: list[bytes]  # for each rank
+    pages: Pages  # for each group, from the first token on; -1: there is none
+    tokens: int
 
 
 @dataclass
@@ -57,6 +71,8 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     stores: list[Store] = field(default_factory=list)
     flush: list[int] = field(default_factory=list)  # stores that end before it computes
     sent: dict[str, list[int]] = field(default_factory=dict)  # finished requests: their stores
+    offers: list[Offer] = field(default_factory=list)  # of some of them
+    declined: list[list[Direct]] = field(default_factory=list)  # offers that nobody will read
     timed: bool = False  # the scheduler wants to know when it has ended
 
 

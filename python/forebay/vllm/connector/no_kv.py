@@ -3,7 +3,7 @@
 All requests are left alone. There is no node to ask.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
@@ -26,6 +26,8 @@ class NoKv:
         self.corrections = Corrections(1, 1, is_alone(vllm_config))
         before_counts_are_read()
         logger.warning("%s keeps no KV: all its requests are left alone", vllm_config.model_config.model)
+
+    def workers_opened(self, workers: Mapping[int, object]) -> None: ...
 
     def request_added(self, request: Any) -> None:
         self.counts.add("requests_left_alone")

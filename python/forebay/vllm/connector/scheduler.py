@@ -7,7 +7,7 @@ The workers move the bytes. Decisions that need no vLLM are elsewhere: whether t
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 import forebay
 from forebay._log import LimitedLog
 from forebay.errors import InvalidError
-from forebay.vllm.connector import compat, handover, loads, step_recovery
+from forebay.vllm.connector import compat, direct, handover, loads, step_recovery
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.admission import LoadAdmission
 from forebay.vllm.connector.config import Settings
@@ -29,7 +29,7 @@ from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwi
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
-from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
+from forebay.vllm.connector.metadata import NOTHING, Direct, Load, Offer, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
@@ -78,6 +78,14 @@ class SchedulerHalf:
         self.workers = parallel.world_size
         self.longest, self.ahead, self.step_tokens = compat.most_tokens(vllm_config)
         self.admission = LoadAdmission(blocks)
+        # This engine, if it hands over directly: known when all workers have opened their caches.
+        self.engine: direct.Engine | None = None
+        # A failed read must cost a request time only.
+        self.reads_directly = transfer.kv_load_failure_policy == "recompute"
+        self.offered: dict[str, int] = {}  # blocks of finished requests that are kept for decoders
+        self.most_offered = int(blocks * direct.OFFERED_PART)
+        self.new_offers: list[Offer] = []
+        self.declined: list[list[Direct]] = []
         block_tokens = facts.groups[0].block_tokens
         self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
         before_counts_are_read()
@@ -109,6 +117,12 @@ class SchedulerHalf:
         self.last_job = 0
         self.step = 0
         self.quiet_steps = 0  # so many steps of one token per request end no chunk
+
+    def workers_opened(self, workers: Mapping[int, object]) -> None:
+        """What the workers say of themselves, by rank."""
+        if not self.facts.has_states:
+            self.engine = direct.engine_of(workers, self.workers)
+        logger.info("direct hand-overs are %s", "off" if self.engine is None else "on")
 
     # What vLLM tells about requests.
 
@@ -142,7 +156,10 @@ class SchedulerHalf:
         ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
         tracked = TrackedRequest(request, ids, adapter, self.facts.resets)
         try:
-            tracked.ticket = handover.ticket_of(self.params(request), request.num_prompt_tokens, self.facts)
+            engine = self.engine if self.reads_directly else None
+            tracked.ticket = handover.ticket_of(
+                self.params(request), request.num_prompt_tokens, self.facts, engine
+            )
         except InvalidError as error:
             self.counts.add("handovers_refused")
             limited.warning(
@@ -226,7 +243,7 @@ class SchedulerHalf:
         is_compared = self.facts.on_cpu and usable == request.num_tokens
         tracked.layerwise = runs_layerwise(
             layerwise_possible=self.layerwise_possible and not is_compared,
-            handed_over=tracked.handed is not None,
+            handed_over=tracked.handed is not None or tracked.direct is not None,
             others=others + self.in_lockstep,
             load_s=self.cost_model.load_s(found, held),
             compute_s=self.cost_model.compute_s(request.num_tokens - usable, usable),
@@ -286,6 +303,7 @@ class SchedulerHalf:
         self.quiet_steps = 0
         if external > 0:
             self.plan_load(tracked, external)
+        self.decline(tracked)
         tracked.since = self.last_job
         # These pinned a prefiller's chunks until now, and waited for the node's answers.
         tracked.pending_handover = tracked.asked = tracked.states = None
@@ -307,7 +325,12 @@ class SchedulerHalf:
         self.new_loads.append(message)
         tracked.loading = load
         self.loading[self.last_job] = load
-        self.cost_model.load_began(load)
+        if load.direct:
+            self.counts.add("handovers_direct")
+            # The prefiller stores them.
+            tracked.known = tracked.found.tokens // self.facts.chunk_tokens
+        else:
+            self.cost_model.load_began(load)
         self.corrections.load_began(load)
         if not tracked.layerwise:
             self.running.discard(tracked.name)
@@ -315,6 +338,15 @@ class SchedulerHalf:
         for tier, chunks in load.tiers.items():
             if chunks:
                 self.counts.add(f"tokens_{tier}", chunks * self.facts.chunk_tokens)
+
+    def decline(self, tracked: TrackedRequest) -> None:
+        """A request reads nothing directly, or nothing more. Should it fail, it asks the node."""
+        tracked.direct = None
+        if tracked.ticket is None or tracked.ticket.direct is None:
+            return
+        if tracked.loading is None or not tracked.loading.direct:
+            self.declined.append(tracked.ticket.direct)
+        tracked.ticket = handover.Ticket(tracked.ticket.tokens, tracked.ticket.shape)
 
     def state_to_load(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
         """The state at the end of what was found, for each rank, and the blocks that it goes to."""
@@ -343,6 +375,7 @@ class SchedulerHalf:
         """Nothing reads the blocks of these finished requests any more."""
         for name in names:
             self.freeing.pop(name, None)
+            self.offered.pop(name, None)
 
     def received(self, names: Iterable[str]) -> None:
         """vLLM has heard that the background loads of these requests have ended."""
@@ -359,6 +392,8 @@ class SchedulerHalf:
         self.corrections.left(name)
         self.note_departure(name, blocks)
         tracked = self.tracked.pop(name, None)
+        if tracked is not None:
+            self.decline(tracked)
         if tracked is None or tracked.loading is not None and not tracked.loading.layerwise:
             self.unstored.pop(name, None)
             return False, None  # vLLM itself waits for the end of a background load.
@@ -368,18 +403,36 @@ class SchedulerHalf:
             if tracked.states_to_store:
                 self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
-                params = handover.answer(request, blocks, self.engine_id, self.facts)
+                offered = self.offer(request, blocks)
+                params = handover.answer(request, blocks, self.engine_id, self.facts, offered)
         if well and not tracked.is_stored:
             self.unstored[name] = tracked
         else:
             self.unstored.pop(name, None)
-        if not well or (tracked.is_stored and not tracked.stores):
+        if not well or (tracked.is_stored and not tracked.stores and name not in self.offered):
             # An aborted request may wait for another connector's load, whose end frees its blocks.
             # Stores that still read them end before others write there, as after a preemption.
             return False, params
         self.finishing[name] = tracked
         self.freeing[name] = self.clock()
         return True, params
+
+    def offer(self, request: Any, blocks: tuple[list[int], ...]) -> dict[str, Any] | None:
+        """Keeps a prompt's blocks for its decoder, if there is room. Returns how it reads them."""
+        kept = sum(len(set(group)) for group in blocks)
+        if self.engine is None or sum(self.offered.values()) + kept > self.most_offered:
+            return None
+        offered, tokens = self.engine.offer(), request.num_prompt_tokens
+        groups = zip(self.facts.groups, blocks, strict=True)
+        pages = [
+            np.array([block or -1 for block in table[: -(-tokens // group.block_tokens)]], dtype=np.int32)
+            for group, table in groups
+            if group.paged
+        ]
+        self.offered[request.request_id] = kept
+        self.new_offers.append(Offer(request.request_id, [key for _, key in offered], pages, tokens))
+        self.counts.add("offers")
+        return self.engine.ticket(offered)
 
     # What happens in a step.
 
@@ -394,7 +447,14 @@ class SchedulerHalf:
         answered = self.corrections.answered
         self.admission.end_pass(bool(answered), idle=not (tokens or self.loading or self.freeing))
         answered.clear()
-        something = self.new_blocks or self.new_loads or self.unstored or self.finishing
+        something = (
+            self.new_blocks
+            or self.new_loads
+            or self.unstored
+            or self.finishing
+            or self.new_offers
+            or self.declined
+        )
         if 0 < tokens == requests and not something:
             return NOTHING  # As in most steps.
         step = Step(self.step, idle=tokens == 0)
@@ -404,6 +464,8 @@ class SchedulerHalf:
         if self.new_loads:
             step.loads, self.new_loads = self.new_loads, []
             step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
+        step.offers, self.new_offers = self.new_offers, []
+        step.declined, self.declined = self.declined, []
         for name, tracked in list(self.unstored.items()):
             self.plan_stores(tracked, step)
             if tracked.is_stored:
@@ -555,7 +617,8 @@ class SchedulerHalf:
 
     def load_ended(self, tracked: TrackedRequest, load: Loading) -> None:
         """A load has ended at all workers. The request does not ask again for what did not come."""
-        self.cost_model.load_ended(load)
+        if not load.direct:
+            self.cost_model.load_ended(load)
         for hold in load.holds:
             hold.release()
         if self.events is not None and load.resets == self.facts.resets:
@@ -569,6 +632,13 @@ class SchedulerHalf:
             return  # It was preempted and has begun another load into other blocks.
         tracked.loading = None
         if load.usable >= load.tokens:
+            if load.direct:
+                tracked.ticket = None
+            return
+        if load.direct:
+            # The node may have what the prefiller's blocks did not give.
+            self.counts.add("handovers_direct_failed")
+            tracked.found, tracked.known, tracked.blocks = None, 0, []
             return
         tracked.chunk_limit = load.first_chunk + load.usable // self.facts.chunk_tokens
         tracked.known = min(tracked.known, tracked.chunk_limit)

@@ -157,6 +157,7 @@ class Loading:
     resets: int = 0  # of the engine, before its chunks were named
     workers: int = 0  # where it has ended
     usable: int = 0  # tokens that may be used
+    direct: bool = False  # it is read from a prefiller's blocks
 
     def tiers_of(self, start: int, end: int, size: int) -> dict[str, int]:
         """How many of the tokens from `start` to `end` are in which tier, in chunks of `size`."""
@@ -178,6 +179,7 @@ class TrackedRequest:
     # What is looked up and found.
     other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # in other shapes
     ticket: Ticket | None = None  # of a hand-over
+    direct: Found | None = None  # what can be read from the prefiller's blocks
     pending_handover: PendingHandover | None = None
     asked: list[Lookup] | None = None  # not all of them are answered yet
     states: StateLookup | None = None  # the same of states
@@ -242,6 +244,7 @@ class TrackedRequest:
     def forget(self) -> None:
         """A reset gave new names to all KV. What its blocks hold now is not stored under these."""
         self.asked = self.states = self.found = self.handed = self.ticket = self.pending_handover = None
+        self.direct = None
         self.chunk_limit = None
         self.known = 0
         self.forget_states()

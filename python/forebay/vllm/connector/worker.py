@@ -15,6 +15,7 @@ from forebay._log import LimitedLog
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.direct import OFFER_S, Handshake
 from forebay.vllm.connector.groups import (
     can_cut_heads,
     cells_of,
@@ -24,7 +25,7 @@ from forebay.vllm.connector.groups import (
     layers_of,
     page_bytes_of,
 )
-from forebay.vllm.connector.metadata import Load, LoadResult, Report, Source, Step, StoreResult
+from forebay.vllm.connector.metadata import Direct, Load, LoadResult, Report, Source, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     is_alone,
@@ -66,6 +67,7 @@ class WorkerHalf:
         self.num_blocks = kv_cache_config.num_blocks
         self.rank, self.ranks = compat.world(vllm_config)
         self.cache: forebay.PagedCache | WithStates | None = None
+        self.kv: forebay.PagedCache | None = None  # of it, what hands over directly
         self.device: Any = None
         self.layers: dict[str, int] = {}
         self.tensors: list[Any] = []  # kept alive: `cache` has their addresses
@@ -75,6 +77,7 @@ class WorkerHalf:
         self.stores: set[int] = set()
         self.step: Step | None = None
         self.held_for_stores: dict[str, set[int]] = {}  # finished requests, by name: their stores
+        self.offered: dict[bytes, str] = {}  # finished requests whose blocks are offered, by key
         self.invalid: set[int] = set()  # blocks that were not loaded
         self.failed: set[str] = set()  # the same as requests, where vLLM asks for these
         self.report = Report(0)
@@ -85,7 +88,7 @@ class WorkerHalf:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.loads or self.stores or self.held_for_stores or self.received)
+        return not (self.loads or self.stores or self.held_for_stores or self.offered or self.received)
 
     def is_connected(self) -> bool:
         return self.cache is not None and self.cache.is_connected
@@ -125,7 +128,7 @@ class WorkerHalf:
             heads=[group.heads if self.cuts_heads else 1 for group in self.groups],
             kept_pages=[group.kept_pages(self.chunk_tokens) for group in self.groups],
         )
-        self.cache = kv
+        self.cache = self.kv = kv
         if self.with_states:
             self.cache = WithStates(kv, open_states(self.with_states, tensors, self.num_blocks, self.open))
         logger.info(
@@ -138,6 +141,17 @@ class WorkerHalf:
             self.settings.node,
         )
 
+    def handshake(self) -> Handshake | None:
+        """What other engines need to read this worker's blocks; None if it offers none."""
+        metadata = None if self.kv is None else self.kv.metadata
+        return None if metadata is None else Handshake(metadata, self.device.type)
+
+    def hands_over_directly(self) -> bool:
+        asked = self.settings.direct_handover
+        is_plain = self.ranks == self.vllm_config.parallel_config.tensor_parallel_size
+        wanted = self.device.type == "cuda" if asked is None else asked
+        return bool(wanted and self.settings.handovers and is_plain and not self.with_states)
+
     def open(self, places: list[Place], **shape: Any) -> forebay.PagedCache:
         return forebay.PagedCache(
             self.settings.node,
@@ -149,6 +163,9 @@ class WorkerHalf:
             tenant=self.settings.tenant,
             copy_threads=self.settings.copy_threads,
             sibling_devices=compat.devices_of_ranks(self.vllm_config),
+            direct=f"{self.vllm_config.kv_transfer_config.engine_id}.{self.rank}"
+            if self.hands_over_directly()
+            else None,
         )
 
     def place(self, name: str, tensor: Any, group: int) -> Place:
@@ -199,6 +216,8 @@ class WorkerHalf:
             len(self.loads),
             len(self.stores),
         )
+        if self.kv is not None:
+            self.kv.withdraw_offers()
         while self.stores and not self.cache.wait_stored(list(self.stores), DRAIN_WARNING_S):
             logger.warning("stores have not ended in %d s; sleep waits for them", DRAIN_WARNING_S)
         while self.loads and not self.cache.wait_loaded(list(self.loads), DRAIN_WARNING_S):
@@ -254,6 +273,9 @@ class WorkerHalf:
         self.step = step
         for load in step.loads:
             self.loads[load.job] = load
+            if load.direct is not None:
+                self.start_read(load, load.direct[self.rank], stream)
+                continue
             more: dict[str, Any] = {}
             if load.states is not None:
                 more = {"state": load.states[self.rank], "state_pages": load.state_pages}
@@ -273,6 +295,44 @@ class WorkerHalf:
                 continue
             if load.layerwise:
                 self.layerwise.add(load.job)
+
+    def start_read(self, load: Load, direct: Direct, stream: int) -> None:
+        """Starts a load from a prefiller's blocks."""
+        assert self.kv is not None
+        metadata, key = direct
+        try:
+            self.kv.read(
+                load.job,
+                metadata,
+                key,
+                load.pages,  # type: ignore[arg-type]
+                first_token=load.first_token,
+                tokens=load.tokens,
+                stream=stream,
+            )
+        except ForebayError as error:
+            self.load_ended(load.job, 0, str(error))
+
+    def start_offers(self, step: Step) -> None:
+        """Offers blocks of finished requests, and tells prefillers whose offers nobody reads."""
+        if self.kv is None:
+            return
+        for offer in step.offers:
+            key = offer.keys[self.rank]
+            self.offered[key] = offer.request
+            self.kv.offer(key, offer.pages, tokens=offer.tokens, ttl_s=OFFER_S)  # type: ignore[arg-type]
+        for declined in step.declined:
+            self.kv.decline(*declined[self.rank])
+        step.offers, step.declined = [], []
+
+    def end_offers(self) -> None:
+        """Takes in which offers have ended."""
+        if not self.offered or self.kv is None:
+            return
+        for key, how in self.kv.take_offers_ended():
+            request = self.offered.pop(bytes(key), None)
+            if request is not None and how != "closed":
+                limited.warning("request %s: its blocks were offered for nothing: %s", request, how)
 
     def sources(self, planned: list[Source]) -> list[Source]:
         """The chunks of a load, as this rank's cache takes them.
@@ -324,6 +384,8 @@ class WorkerHalf:
             return None, None
         if step.idle:
             self.start_stores()  # vLLM does not call it. In other steps a drafter may still write.
+        if step.offers or step.declined:
+            self.start_offers(step)
         if self.is_idle and not (step.sent or step.idle):
             self.idle_steps = 0
             return None, None  # As in most steps.
@@ -333,10 +395,13 @@ class WorkerHalf:
             # The stream has passed these loads. How they ended must be known before the tokens are.
             self.cache.wait_loaded(list(self.layerwise), DRAIN_WARNING_S)
             self.poll_cache()
+        self.end_offers()
         for name, jobs in step.sent.items():
             self.held_for_stores[name] = set(jobs)
         under_way = self.stores.union(store.job for store in step.stores)
-        sent = {name for name, jobs in self.held_for_stores.items() if jobs.isdisjoint(under_way)}
+        offered = set(self.offered.values())
+        held = self.held_for_stores.items()
+        sent = {name for name, jobs in held if jobs.isdisjoint(under_way) and name not in offered}
         for name in sent:
             del self.held_for_stores[name]
         received, self.received = self.received, set()
@@ -416,4 +481,4 @@ class WorkerHalf:
             compat.not_before_sleep(self.drain)
             compat.not_before_writes(self.before_writes)
             self.cache.close()
-            self.cache = None
+            self.cache = self.kv = None

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Hand-over of a prompt between two GPUs of a host: straight, through the node, and NixlConnector.
+
+    bench/vllm_pd_gpu.py --json FILE [--sizes 2048,8192,32768]
+
+Each way has a prefiller on GPU 0 and a decoder on GPU 1, in processes that see one GPU each. All pairs run
+at once and are asked in turns, for prompts that nobody has seen: the same ones, and all must say the same.
+What is timed is from posting to the decoder to its first token. The ceiling is a hit in the decoder's own
+cache, and beside it the time that a contiguous copy of the prompt's KV takes from GPU to GPU. Knows what is
+measured; engines are `vllm_child`'s and `vllm_engine`'s.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import vllm_engine
+from vllm_child import Child
+from vllm_engine import GIB, Site, row
+from vllm_pd import PREFILL
+
+RUNS = 7
+SAID_TOKENS = 8
+DIRECT, NODE, NIXL = "direct", "node", "nixl"
+WAYS = (DIRECT, NODE, NIXL)
+GPU_PART = 0.29  # Of the memory of a GPU, for each engine.
+COPY_BYTES = GIB
+
+
+@dataclass
+class Times:
+    """Of one prompt length and one way, in seconds and in order."""
+
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+    hit: list[float] = field(default_factory=list)  # The decoder asked again.
+
+
+class Pair:
+    """A prefiller and a decoder."""
+
+    def __init__(self, site: Site, way: str, longest: int, logs: Path) -> None:
+        """Starts one, then the other: vLLM looks at what memory of a GPU is free."""
+        self.children = []
+        for gpu in range(2):
+            environment = {"CUDA_VISIBLE_DEVICES": str(gpu)}
+            if way == NIXL:
+                environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
+                environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(vllm_engine.free_port())
+            log = logs / f"{way}{gpu}.log"
+            self.children.append(Child(arguments(site, way, longest), None, log, environment))
+
+    def ready(self) -> None:
+        """Waits for both."""
+        for child in self.children:
+            child.ready()
+
+    def ask(self, prompt: list[int], times: Times) -> list[int]:
+        """What is said, timed."""
+        prefiller, decoder = self.children
+        ticket = prefiller.ask(prompt, 1, PREFILL)
+        said = decoder.ask(prompt, SAID_TOKENS, ticket.params)
+        hit = decoder.ask(prompt, 1)
+        times.prefill.append(ticket.first_s)
+        times.decode.append(said.first_s)
+        times.hit.append(hit.first_s)
+        if said.cached < len(prompt) - 1:
+            print(f"{said.cached} of {len(prompt)} tokens came from the prefiller", file=sys.stderr)
+        return said.tokens
+
+
+def arguments(site: Site, way: str, longest: int) -> dict[str, Any]:
+    """What an engine is built with."""
+    given = vllm_engine.engine_arguments(site, "plain" if way == NIXL else "memory", longest + 64)
+    given |= {"distributed_executor_backend": "uni", "max_num_batched_tokens": 8192, "enforce_eager": True}
+    given["gpu_memory_utilization"] = GPU_PART
+    if way == NIXL:
+        peer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
+        given["kv_transfer_config"] = peer
+    else:
+        given["kv_transfer_config"]["kv_connector_extra_config"]["direct_handover"] = way == DIRECT
+    return given
+
+
+def copy_s(runs: int) -> float:
+    """Seconds that a GiB takes from GPU to GPU, contiguous, in a process that sees both."""
+    code = f"""
+import statistics, time, torch
+one, two = (torch.empty({COPY_BYTES}, dtype=torch.uint8, device=f"cuda:{{gpu}}") for gpu in range(2))
+times = []
+for _ in range({runs} + 1):
+    torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+    begun = time.perf_counter()
+    two.copy_(one); torch.cuda.synchronize(0); torch.cuda.synchronize(1)
+    times.append(time.perf_counter() - begun)
+print(statistics.median(times[1:]))
+"""
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(asked.stdout)
+
+
+def measure(pairs: dict[str, Pair], sizes: list[int], runs: int) -> tuple[dict[str, dict[int, Times]], int]:
+    """All prompts, and how many answers were not those of the others. A first round is not kept."""
+    found = {way: {tokens: Times() for tokens in sizes} for way in pairs}
+    draw, wrong = random.Random("prompts"), 0
+    for run in range(runs + 1):
+        for tokens in sizes:
+            prompt = draw.choices(range(3, 128000), k=tokens)
+            answers = {
+                way: pairs[way].ask(prompt, found[way][tokens] if run > 0 else Times())
+                for way in sorted(pairs, reverse=run % 2 == 1)
+            }
+            wrong += sum(answer != answers[next(iter(pairs))] for answer in answers.values())
+    return found, wrong
+
+
+def rows(found: dict[str, dict[int, Times]], gib_s: float, bytes_per_token: int) -> list[dict[str, Any]]:
+    """The figures, in milliseconds: less is better."""
+    made = []
+    for tokens in next(iter(found.values())):
+        hits = [one for times in found.values() for one in times[tokens].hit]
+        ceiling = 1e3 * (statistics.median(hits) + gib_s * tokens * bytes_per_token / COPY_BYTES)
+        name = f"{tokens // 1024}k"
+        made.append(row(f"vllm.pd.gpu.hit_ms.{name}", "ms", [1e3 * one for one in hits]))
+        for way, of in found.items():
+            suffix = "" if way == DIRECT else f".{way}"
+            prefill = [1e3 * one for one in of[tokens].prefill]
+            made.append(row(f"vllm.pd.gpu.prefill_ms.{name}{suffix}", "ms", prefill))
+            decode = row(
+                f"vllm.pd.gpu.decode_ms.{name}{suffix}", "ms", [1e3 * one for one in of[tokens].decode]
+            )
+            decode |= {"ceiling": ceiling, "ratio": decode["value"] / ceiling}
+            if way == DIRECT and NIXL in found:
+                value = 1e3 * statistics.median(found[NIXL][tokens].decode)
+                decode["x_peer"] = decode["value"] / value
+                decode["peer"] = {"name": "NixlConnector", "version": nixl_version(), "value": value}
+            made.append(decode)
+    return made
+
+
+def nixl_version() -> str:
+    """As far as it is known."""
+    try:
+        return version("nixl")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def main() -> None:
+    """All of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="of the engines")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--sizes", default="2048,8192,32768")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--forebay", help="the program")
+    args = parser.parse_args()
+    sizes, ways = [int(size) for size in args.sizes.split(",")], args.ways.split(",")
+    gib_s = copy_s(args.runs)
+    with ExitStack() as ends:
+        pairs: dict[str, Pair] = {}
+        for way in ways:
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+            site = Site(folder, False, 12 * GIB, GIB, vllm_engine.program(args.forebay))
+            ends.enter_context(vllm_engine.node_beside(site, "plain" if way == NIXL else "memory"))
+            pairs[way] = Pair(site, way, max(sizes), args.logs)
+            for child in pairs[way].children:
+                ends.callback(child.end)
+            pairs[way].ready()
+            print(f"{way} is ready", file=sys.stderr, flush=True)
+        found, wrong = measure(pairs, sizes, args.runs)
+    made = rows(found, gib_s, site.bytes_per_token)
+    made.append(row("vllm.pd.gpu.copy_gb_per_s", "GB/s", [COPY_BYTES / gib_s / 1e9]))
+    made.append(row("vllm.pd.gpu.wrong_answers", "answers", [float(wrong)]))
+    said = vllm_engine.results("vllm_pd_gpu", [], None, made)
+    args.json.write_text(json.dumps(said, indent=2) + "\n")
+    for one in made:
+        ratios = f"{one.get('ratio', 0):.2f} {one.get('x_peer', '')}"
+        print(f"{one['name']:36} {one['value']:8.1f} {one['unit']} {ratios}")
+
+
+if __name__ == "__main__":
+    main()

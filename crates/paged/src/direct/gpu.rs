@@ -1,0 +1,153 @@
+//! Pages in memory of a GPU: this side exports its allocations, and its kernels read those of a peer
+//! of the same host, over NVLink or PCIe. The driver keeps a peer's memory mapped here until the
+//! peer has another one or this cache is closed.
+
+use super::memory::{Begun, DirectMemory, Offered, OnCopied};
+use super::message::{Allocation, Memory};
+use super::plan::Move;
+use crate::cache::CacheShape;
+use crate::copies::NotCopied;
+use crate::gpu::Gpu;
+use crate::pages::PageTables;
+use forebay_cuda::device::{Event, ForeignMemory};
+use forebay_cuda::driver::abi::IpcHandle;
+use forebay_cuda::event_waiter::EventWaiter;
+use forebay_cuda::ipc::{self, Exported, PeerCopies};
+use forebay_cuda::kernels::Piece;
+use forebay_net::LeasedSpan;
+use forebay_transfer::lock::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Allocations of peers that stay mapped, at most. Those of peers that were read longest ago go.
+const MAPPED_MAX: usize = 4096;
+
+#[derive(Debug)]
+pub struct GpuMemory {
+    gpu: Arc<Gpu>,
+    memory: Memory,
+    ends: EventWaiter,
+    copies: Arc<PeerCopies>,
+    mapped: Mutex<HashMap<[u8; 64], Arc<ForeignMemory>>>,
+}
+
+fn failed(error: impl ToString) -> NotCopied {
+    NotCopied(error.to_string())
+}
+
+impl GpuMemory {
+    pub fn new(gpu: &Arc<Gpu>, cache: &CacheShape) -> Result<GpuMemory, NotCopied> {
+        let _relaxed = gpu.relaxed();
+        let device = gpu.device();
+        let mut exported: Vec<Exported> = Vec::new();
+        let mut place = |address: u64| {
+            let holds = |one: &Exported| (one.start..one.start + one.bytes).contains(&address);
+            let at = exported.iter().position(holds);
+            if at.is_none() {
+                exported.push(ipc::export(device, address).map_err(failed)?);
+            }
+            let at = at.unwrap_or(exported.len() - 1);
+            Ok::<_, NotCopied>((at as u32, address - exported[at].start))
+        };
+        let mut memory = Memory::of(cache, Vec::new(), &mut place)?;
+        memory.allocations = exported.iter().map(allocation).collect();
+        let ends = EventWaiter::spawn(device.driver(), "forebay-reads").map_err(failed)?;
+        let copies = Arc::new(PeerCopies::new(device).map_err(failed)?);
+        Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, mapped: Mutex::default() })
+    }
+
+    /// The pieces of a read, and the peer's memory that they lie in.
+    fn pieces(
+        &self,
+        offered: &Offered,
+        moves: &[Move],
+    ) -> Result<(Vec<Piece>, Vec<Arc<ForeignMemory>>), NotCopied> {
+        let allocations = &offered.opened.memory.allocations;
+        let theirs = allocations.iter().map(|one| self.map(one)).collect::<Result<Vec<_>, _>>()?;
+        let layers = self.gpu.cache().layers();
+        let piece = |each: &Move| Piece {
+            from: theirs[each.allocation as usize].address() + each.from,
+            to: layers[each.layer as usize].address + each.to,
+            bytes: each.bytes,
+        };
+        Ok((moves.iter().map(piece).collect(), theirs))
+    }
+
+    /// A peer's allocation, mapped here.
+    fn map(&self, allocation: &Allocation) -> Result<Arc<ForeignMemory>, NotCopied> {
+        let Allocation::Gpu { handle, bytes } = allocation else {
+            return Err(failed("the peer's pages are in host memory"));
+        };
+        let mut name = [0; 64];
+        name.as_chunks_mut::<32>().0.copy_from_slice(handle);
+        let mut mapped = self.mapped.lock();
+        if let Some(there) = mapped.get(&name) {
+            return Ok(Arc::clone(there));
+        }
+        let device = self.gpu.device();
+        let there = ForeignMemory::open(device, IpcHandle(name)).map_err(failed)?;
+        // A peer may say that it has more than it has.
+        let has = ipc::bytes_from(device.driver(), there.address()).unwrap_or(0);
+        if has < *bytes {
+            return Err(failed(format!("the peer says {bytes} bytes of an allocation of {has}")));
+        }
+        if mapped.len() >= MAPPED_MAX {
+            mapped.retain(|_, there| Arc::strong_count(there) > 1);
+        }
+        let there = Arc::new(there);
+        mapped.insert(name, Arc::clone(&there));
+        Ok(there)
+    }
+}
+
+fn allocation(exported: &Exported) -> Allocation {
+    let mut handle = [[0; 32]; 2];
+    handle.copy_from_slice(exported.handle.0.as_chunks::<32>().0);
+    Allocation::Gpu { handle, bytes: exported.bytes }
+}
+
+impl DirectMemory for GpuMemory {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn spans(&self, _tables: &PageTables) -> Vec<LeasedSpan> {
+        Vec::new()
+    }
+
+    fn begin(&self, stream: u64) -> Result<Begun, NotCopied> {
+        self.gpu.begun(stream).map(Some)
+    }
+
+    fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied) {
+        let _relaxed = self.gpu.relaxed();
+        let device = self.gpu.device();
+        let done = Event::to_sleep_for(device).map_err(failed);
+        let ready = self.pieces(offered, &moves).and_then(|ready| Ok((ready, done?)));
+        let ((pieces, theirs), done) = match (ready, begun) {
+            (Ok((ready, done)), Some(begun)) => {
+                let done = Arc::new(done);
+                // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those
+                // of the peer are mapped until `theirs` is dropped.
+                if let Err(error) = unsafe { self.copies.copy(&ready.0, &begun, &done) } {
+                    return on_copied(Err(failed(error)));
+                }
+                (ready, done)
+            }
+            (Err(why), _) => return on_copied(Err(why)),
+            (_, None) => return on_copied(Err(failed("nobody says where it begins"))),
+        };
+        drop(pieces);
+        self.ends.when_passed(
+            done,
+            Box::new(move |passed| {
+                drop(theirs);
+                on_copied(passed.map_err(failed));
+            }),
+        );
+    }
+
+    fn close(&self) {
+        self.mapped.lock().clear();
+    }
+}

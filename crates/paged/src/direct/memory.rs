@@ -1,0 +1,43 @@
+//! The contract of who copies pages between two engines' caches, and who says where this one's lie.
+
+use super::message::{Memory, Opened};
+use super::plan::Move;
+use crate::copies::NotCopied;
+use crate::pages::PageTables;
+use forebay_cuda::device::Event;
+use forebay_net::LeasedSpan;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Called exactly once, on any thread, when nothing touches the pages any more. It is short.
+pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
+
+/// Where the engine's stream was when a read began. Of host memory nothing is said: there the engine
+/// is at rest when it begins one.
+pub type Begun = Option<Arc<Event>>;
+
+/// A peer's pages that are read.
+#[derive(Debug)]
+pub struct Offered {
+    /// The peer's name, and which process that is.
+    pub peer: String,
+    pub opened: Opened,
+}
+
+pub trait DirectMemory: Send + Sync + Debug {
+    /// Where this cache's layers lie, for peers.
+    fn memory(&self) -> &Memory;
+
+    /// The spans that a lease of these pages covers; none where the lease alone is what counts.
+    fn spans(&self, tables: &PageTables) -> Vec<LeasedSpan>;
+
+    /// The engine's `stream` has come to where a read begins.
+    fn begin(&self, stream: u64) -> Result<Begun, NotCopied>;
+
+    /// Copies a peer's pages into this cache's, behind `begun`. May take a while, not on a thread of
+    /// the network.
+    fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied);
+
+    /// Nothing is read any more and nobody reads.
+    fn close(&self) {}
+}

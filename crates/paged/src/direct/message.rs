@@ -1,0 +1,156 @@
+//! What two engines say to each other about an offer: the decoder asks, the prefiller answers. Bytes
+//! of a peer are checked here as far as their form goes; [`plan`](super::plan) checks the numbers.
+
+use super::Key;
+use crate::cache::CacheShape;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// A lease of what is offered under the key.
+    Open { key: Key },
+    /// To let a lease live on.
+    Renew { lease: u64 },
+    /// Nothing of it is read any more. The answer says whether the lease lived until now.
+    Close { lease: u64 },
+    /// Nobody will open it.
+    Decline { key: Key },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    Opened(Opened),
+    /// Whether a lease lives, or lived until it was closed.
+    Lives(bool),
+}
+
+/// A lease, and what lies where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    pub lease: u64,
+    pub ttl_us: u64,
+    /// The page of each block of the sequence from its first token on, by group; -1: there is none.
+    pub tables: Vec<Vec<i64>>,
+    pub memory: Memory,
+}
+
+/// Where a cache's layers lie.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub allocations: Vec<Allocation>,
+    /// In the order of the cache's layers.
+    pub layers: Vec<LayerAt>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Allocation {
+    /// A region of the engine's agent.
+    Host { key: u64, generation: u64, bytes: u64 },
+    /// An allocation of a GPU, by its handle.
+    Gpu { handle: [[u8; 32]; 2], bytes: u64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerAt {
+    /// Which of the allocations has it.
+    pub allocation: u32,
+    /// Of page 0 in that.
+    pub offset: u64,
+    pub pages: u64,
+    pub stride_bytes: u64,
+    pub page_bytes: u64,
+    pub group: u32,
+}
+
+impl Allocation {
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Allocation::Host { bytes, .. } | Allocation::Gpu { bytes, .. } => *bytes,
+        }
+    }
+}
+
+impl Question {
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Question, postcard::Error> {
+        postcard::from_bytes(bytes)
+    }
+}
+
+impl Answer {
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Answer, postcard::Error> {
+        postcard::from_bytes(bytes)
+    }
+}
+
+/// Vectors grow, so nothing of these types fails. What the other side could not read it refuses.
+fn encode(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_stdvec(message).unwrap_or_default()
+}
+
+impl Memory {
+    /// The layers of a cache in allocations: `place` gives the allocation and the offset of an
+    /// address.
+    pub fn of<E>(
+        cache: &CacheShape,
+        allocations: Vec<Allocation>,
+        mut place: impl FnMut(u64) -> Result<(u32, u64), E>,
+    ) -> Result<Memory, E> {
+        let layer = |layer: &crate::cache::Layer| {
+            let (allocation, offset) = place(layer.address)?;
+            Ok(LayerAt {
+                allocation,
+                offset,
+                pages: layer.pages,
+                stride_bytes: layer.stride_bytes,
+                page_bytes: layer.page_bytes,
+                group: layer.group as u32,
+            })
+        };
+        let layers = cache.layers().iter().map(layer).collect::<Result<_, E>>()?;
+        Ok(Memory { allocations, layers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_was_said_is_understood() {
+        let layer = LayerAt { allocation: 1, offset: 2, pages: 3, stride_bytes: 4, page_bytes: 5, group: 6 };
+        let allocations = vec![
+            Allocation::Host { key: 7, generation: 8, bytes: 9 },
+            Allocation::Gpu { handle: [[10; 32], [11; 32]], bytes: 12 },
+        ];
+        let memory = Memory { allocations, layers: vec![layer] };
+        let opened = Opened { lease: 13, ttl_us: 14, tables: vec![vec![15, -1], vec![]], memory };
+        for answer in [Answer::Opened(opened), Answer::Lives(true), Answer::Lives(false)] {
+            assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer);
+        }
+        let key = [16; 16];
+        for question in [
+            Question::Open { key },
+            Question::Renew { lease: 17 },
+            Question::Close { lease: 18 },
+            Question::Decline { key },
+        ] {
+            assert_eq!(Question::decode(&question.encode()).unwrap(), question);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_understood_or_not(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (Question::decode(&bytes), Answer::decode(&bytes));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Hand-over straight from one engine's pages to another's, past the nodes. The prefiller *offers*
+//! the pages of a prompt under a key; the decoder, who has the key from the ticket, opens the offer,
+//! gets a lease, copies the pages that it lacks, and gives the lease back. Only if it lived until
+//! then were the bytes those of the prompt; else the load has brought nothing.
+//!
+//! - [`offers`] is the prefiller's side, [`read`] the decoder's, [`message`] what they say.
+//! - [`memory`] is the contract of who copies: [`host`] by the mover under the lease, [`gpu`] by the
+//!   decoder's kernels from memory that the prefiller exports.
+//!
+//! Here and there the shape must be the same: [`plan`] says which bytes go where.
+
+mod gpu;
+mod host;
+mod memory;
+mod message;
+mod offers;
+mod plan;
+mod read;
+
+pub use gpu::GpuMemory;
+pub use host::HostMemory;
+pub use memory::DirectMemory;
+pub use offers::{OfferEnd, OfferEnded};
+pub use read::ReadRequest;
+
+use crate::copies::NotCopied;
+use crate::paged::NotBegun;
+use crate::pages::PageTables;
+use crate::shared::Shared;
+use forebay_net::{Agent, AgentConfig, AgentError};
+use forebay_transfer::Place;
+use forebay_transfer::lock::Mutex;
+use offers::Offers;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+
+/// Names an offer. Whoever has it may read what is offered, so it cannot be guessed.
+pub type Key = [u8; 16];
+
+/// How an engine hands over directly.
+#[derive(Debug, Clone)]
+pub struct DirectOptions {
+    /// What other engines call this one's cache, each by another name.
+    pub name: String,
+    /// Asked of other engines, and shown to them.
+    pub token: Vec<u8>,
+}
+
+/// Why an engine hands nothing over directly.
+#[derive(Debug, Error)]
+pub enum NoDirect {
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Memory(#[from] NotCopied),
+}
+
+/// Both sides of one cache.
+pub struct Direct {
+    shared: Arc<Shared>,
+    agent: Mutex<Option<Arc<Agent>>>,
+    offers: Arc<Offers>,
+    memory: Arc<dyn DirectMemory>,
+}
+
+impl Direct {
+    /// Listens to engines of this host.
+    pub fn start(
+        shared: &Arc<Shared>,
+        options: &DirectOptions,
+        here: Place,
+    ) -> Result<Arc<Direct>, NoDirect> {
+        let offers = Arc::new(Offers::new(&shared.tasks));
+        let config = AgentConfig {
+            token: options.token.clone(),
+            service: Some(Arc::clone(&offers) as _),
+            flows_max: 1,
+            ..AgentConfig::named(options.name.clone())
+        };
+        let agent = Arc::new(Agent::start_on(config, shared.mover.clone(), here)?);
+        let memory = shared.copies.direct(&shared.cache, &agent, &shared.tasks)?;
+        offers.open(agent.leases().clone(), Arc::clone(&memory));
+        let agent = Mutex::new(Some(agent));
+        Ok(Arc::new(Direct { shared: Arc::clone(shared), agent, offers, memory }))
+    }
+
+    /// What other engines need to find this one.
+    pub fn metadata(&self) -> Vec<u8> {
+        self.agent().map(|agent| agent.metadata()).unwrap_or_default()
+    }
+
+    fn agent(&self) -> Option<Arc<Agent>> {
+        self.agent.lock().clone()
+    }
+
+    /// Offers the pages of a sequence. They must stay as they are until
+    /// [`take_ended`](Direct::take_ended) names the key, after `ttl` at the latest if nobody opens
+    /// the offer.
+    pub fn offer(&self, key: Key, tables: &PageTables, ttl: Duration) {
+        self.offers.offer(key, tables, ttl);
+    }
+
+    /// Offers that have ended since this was asked last: nobody reads their pages, or whoever does
+    /// will learn that what it got is void.
+    pub fn take_ended(&self) -> Vec<OfferEnded> {
+        self.offers.take_ended()
+    }
+
+    /// Ends all offers, and waits until nobody reads pages any more or may do so.
+    pub fn withdraw(&self) {
+        self.offers.withdraw();
+    }
+
+    /// Tells whoever offers something that nobody will read it.
+    pub fn decline(&self, metadata: &[u8], key: Key) {
+        let Some(agent) = self.agent() else { return };
+        let Ok(peer) = peer_of(&agent, metadata) else { return };
+        let question = message::Question::Decline { key };
+        // An offer that nobody declines ends by itself.
+        let _ = agent.call(&peer, question.encode(), read::ANSWER_LIMIT_US, |_| {});
+    }
+
+    /// Copies offered pages into pages here, behind what is in the engine's `stream` now.
+    pub fn read(self: &Arc<Self>, request: ReadRequest, stream: u64) -> Result<(), NotBegun> {
+        read::begin(self, request, stream)
+    }
+
+    /// Ends all offers, and waits until nobody reads pages any more or may do so. Reads of this
+    /// side have ended.
+    pub fn close(&self) {
+        self.offers.close();
+        let agent = self.agent.lock().take();
+        drop(agent);
+        self.memory.close();
+    }
+}
+
+/// The peer that metadata speak of. They come with requests, so nobody is sent to another host.
+fn peer_of(agent: &Agent, metadata: &[u8]) -> Result<String, String> {
+    let address = forebay_net::address_in(metadata).map_err(|bad| bad.to_string())?;
+    match address {
+        Some(address) if address.ip().is_loopback() => {
+            agent.add_peer(metadata).map_err(|error| error.to_string())
+        }
+        address => Err(format!("the peer listens at {address:?}; allowed is a loopback address")),
+    }
+}
+
+impl std::fmt::Debug for Direct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Direct").field("offers", &self.offers).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! The prefiller's side: which pages are offered, who has opened which offer, and what has ended.
+//! A lease is one of the agent's, which ends when its time is over, when its holder is gone, or
+//! when it is given back; so does the offer. Whoever asks is not trusted.
+
+use super::Key;
+use super::memory::DirectMemory;
+use super::message::{Answer, Opened, Question};
+use crate::pages::PageTables;
+use crate::thread_pool::TaskQueue;
+use forebay_net::{Identity, LeaseEnd, LeaseTable, Reply, Service};
+use forebay_transfer::lock::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a lease lives that is not renewed. A reader that is frozen holds up a prefiller's blocks
+/// for so long.
+const LEASE: Duration = Duration::from_secs(5);
+/// How long somebody who knows the key may be ahead of the engine's own word.
+const EARLY: Duration = Duration::from_secs(2);
+/// Who is ahead, at most.
+const EARLY_MAX: usize = 256;
+
+/// How an offer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OfferEnd {
+    /// Whoever opened it is through, or said that it will not.
+    Closed,
+    /// Nobody opened it in time, or whoever did was silent for too long.
+    Expired,
+    /// Whoever opened it is gone.
+    ReaderGone,
+}
+
+/// An offer that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OfferEnded {
+    pub key: Key,
+    pub how: OfferEnd,
+}
+
+pub struct Offers {
+    tasks: Arc<TaskQueue>,
+    opened: OnceLock<(LeaseTable, Arc<dyn DirectMemory>)>,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    offers: HashMap<Key, Offer>,
+    early: Vec<(Key, Identity, Reply)>,
+    ended: Vec<OfferEnded>,
+    closed: bool,
+}
+
+enum Offer {
+    Waits(PageTables),
+    Leased,
+}
+
+impl State {
+    /// Ends an offer, if `which` it is. An offer that is read ends with its lease.
+    fn end(&self, key: Key, how: OfferEnd, which: impl FnOnce(&Offer) -> bool) {
+        let mut table = self.table.lock();
+        if table.offers.get(&key).is_some_and(which) {
+            table.offers.remove(&key);
+            table.ended.push(OfferEnded { key, how });
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Offers {
+    pub fn new(tasks: &Arc<TaskQueue>) -> Offers {
+        Offers { tasks: Arc::clone(tasks), opened: OnceLock::new(), state: Arc::default() }
+    }
+
+    /// Answers from now on.
+    pub fn open(&self, leases: LeaseTable, memory: Arc<dyn DirectMemory>) {
+        // Set once: there is one agent.
+        let _ = self.opened.set((leases, memory));
+    }
+
+    pub fn offer(&self, key: Key, tables: &PageTables, ttl: Duration) {
+        let mut table = self.state.table.lock();
+        if table.closed {
+            return table.ended.push(OfferEnded { key, how: OfferEnd::Expired });
+        }
+        table.offers.insert(key, Offer::Waits(tables.clone()));
+        let early = table.early.extract_if(.., |(wanted, ..)| *wanted == key).next();
+        drop(table);
+        if let Some((_, from, reply)) = early {
+            self.lease(key, from, reply);
+        }
+        let state = Arc::clone(&self.state);
+        let waits = |offer: &Offer| matches!(offer, Offer::Waits(_));
+        self.tasks.post_at(Instant::now() + ttl, move || state.end(key, OfferEnd::Expired, waits));
+    }
+
+    pub fn take_ended(&self) -> Vec<OfferEnded> {
+        std::mem::take(&mut self.state.table.lock().ended)
+    }
+
+    /// Nothing is offered any more, now or later.
+    pub fn close(&self) {
+        self.state.table.lock().closed = true;
+        self.withdraw();
+    }
+
+    /// Ends all offers. Waits until whoever reads is through, or its lease has ended.
+    pub fn withdraw(&self) {
+        let mut table = self.state.table.lock();
+        table.early.clear();
+        let waiting = table.offers.extract_if(|_, offer| matches!(offer, Offer::Waits(_)));
+        let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
+        table.ended.extend(waiting.into_iter().map(|key| OfferEnded { key, how: OfferEnd::Expired }));
+        self.state.changed.wait_while_for(&mut table, |table| !table.offers.is_empty(), 2 * LEASE);
+    }
+
+    /// Grants whoever asks a lease of an offer, once.
+    fn lease(&self, key: Key, from: Identity, reply: Reply) {
+        let Some((leases, memory)) = self.opened.get() else { return reply.refuse("not ready".into()) };
+        let mut table = self.state.table.lock();
+        let Some(offer @ Offer::Waits(_)) = table.offers.get_mut(&key) else {
+            return reply.refuse("somebody reads it already".into());
+        };
+        let Offer::Waits(tables) = std::mem::replace(offer, Offer::Leased) else { return };
+        drop(table);
+        let state = Arc::clone(&self.state);
+        let on_end = move |end: LeaseEnd| {
+            let how = match end {
+                LeaseEnd::Revoked => OfferEnd::Closed,
+                LeaseEnd::Expired => OfferEnd::Expired,
+                LeaseEnd::HolderGone => OfferEnd::ReaderGone,
+            };
+            state.end(key, how, |_| true);
+        };
+        let ttl_us = LEASE.as_micros() as u64;
+        match leases.grant(from.instance, memory.spans(&tables), ttl_us, on_end) {
+            Ok(lease) => {
+                let (tables, memory) = (tables.to_lists(), memory.memory().clone());
+                reply.send(Answer::Opened(Opened { lease, ttl_us, tables, memory }).encode());
+            }
+            Err(why) => {
+                self.state.end(key, OfferEnd::Closed, |_| true);
+                reply.refuse(why.to_string());
+            }
+        }
+    }
+
+    /// Somebody asks for an offer that is not there: the engine may be about to make it.
+    fn wait(&self, key: Key, from: Identity, reply: Reply) {
+        let mut table = self.state.table.lock();
+        if table.closed || table.early.len() >= EARLY_MAX {
+            return reply.refuse("nothing is offered under this key".into());
+        }
+        table.early.push((key, from, reply));
+        drop(table);
+        let state = Arc::clone(&self.state);
+        self.tasks.post_at(Instant::now() + EARLY, move || {
+            let late = state.table.lock().early.extract_if(.., |(wanted, ..)| *wanted == key).next();
+            if let Some((.., reply)) = late {
+                reply.refuse("nothing was offered under this key".into());
+            }
+        });
+    }
+}
+
+impl Service for Offers {
+    fn call(&self, from: Identity, body: Vec<u8>, reply: Reply) {
+        let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
+        let lives = |lives| Answer::Lives(lives).encode();
+        match Question::decode(&body) {
+            Ok(Question::Open { key }) => {
+                let is_there = self.state.table.lock().offers.contains_key(&key);
+                if is_there { self.lease(key, from, reply) } else { self.wait(key, from, reply) }
+            }
+            Ok(Question::Renew { lease }) => {
+                let renewed = leases.renew(from.instance, lease, LEASE.as_micros() as u64);
+                reply.send(lives(renewed.is_ok()));
+            }
+            Ok(Question::Close { lease }) => reply.send(lives(leases.give_back(from.instance, lease))),
+            Ok(Question::Decline { key }) => {
+                self.state.end(key, OfferEnd::Closed, |offer| matches!(offer, Offer::Waits(_)));
+                reply.send(lives(false));
+            }
+            Err(bad) => reply.refuse(format!("no question about an offer: {bad}")),
+        }
+    }
+
+    /// The agent's leases end by themselves.
+    fn gone(&self, _from: Identity) {}
+}
+
+impl std::fmt::Debug for Offers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let table = self.state.table.lock();
+        f.debug_struct("Offers").field("open", &table.offers.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,199 @@
+//! Which bytes of a peer's cache go where in this one. Pure. The peer's numbers are not trusted: a
+//! plan names no byte outside of what the peer offers or of this cache.
+
+use super::message::{LayerAt, Opened};
+use crate::cache::{CacheShape, Layer};
+use crate::pages::PageTables;
+use thiserror::Error;
+
+/// Adjacent bytes of a layer that are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    pub layer: u32,
+    /// Which allocation of the peer, and where in it.
+    pub allocation: u32,
+    pub from: u64,
+    /// From this cache's page 0 of the layer on.
+    pub to: u64,
+    pub bytes: u64,
+}
+
+/// Why a peer's offer does not fit.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Misfit {
+    #[error("the peer has {given} {what}; allowed: {allowed}, as here")]
+    Count { what: &'static str, given: u64, allowed: u64 },
+    #[error("the peer's layer {layer} has {what} {given}; allowed: {allowed}, as here")]
+    Layer { layer: usize, what: &'static str, given: u64, allowed: u64 },
+    #[error("the peer's layer {layer} ends behind its allocation")]
+    OutOfBounds { layer: usize },
+    #[error("the peer has no page for block {block} of group {group}")]
+    NoPage { group: usize, block: u64 },
+}
+
+/// The moves that fill the pages of `tables`, which begin at the sequence's token `first_token`, with
+/// what a peer has of its `tokens` tokens.
+pub fn moves(
+    cache: &CacheShape,
+    tables: &PageTables,
+    first_token: u64,
+    tokens: u64,
+    offered: &Opened,
+) -> Result<Vec<Move>, Misfit> {
+    let theirs = &offered.memory;
+    count("layers", theirs.layers.len(), cache.layers().len())?;
+    count("tables of pages", offered.tables.len(), cache.groups().len())?;
+    let mut moves = Vec::new();
+    for (number, (here, there)) in cache.layers().iter().zip(&theirs.layers).enumerate() {
+        check(number, here, there, offered)?;
+        let page_tokens = u64::from(cache.group_of(here).page_tokens);
+        let (skipped, blocks) = (first_token / page_tokens, tokens.div_ceil(page_tokens));
+        let table = &offered.tables[here.group];
+        for block in 0..blocks {
+            let Some(to) = tables.offset(here, block) else { continue };
+            let page = table.get((skipped + block) as usize).and_then(|page| u64::try_from(*page).ok());
+            let no_page = Misfit::NoPage { group: here.group, block };
+            let page = page.filter(|page| *page < there.pages).ok_or(no_page)?;
+            let from = there.offset + page * there.stride_bytes;
+            let (layer, allocation, bytes) = (number as u32, there.allocation, here.page_bytes);
+            add(&mut moves, Move { layer, allocation, from, to, bytes });
+        }
+    }
+    Ok(moves)
+}
+
+/// What touches on both sides is copied as one.
+fn add(moves: &mut Vec<Move>, next: Move) {
+    match moves.last_mut() {
+        Some(last)
+            if (last.layer, last.from + last.bytes, last.to + last.bytes)
+                == (next.layer, next.from, next.to) =>
+        {
+            last.bytes += next.bytes;
+        }
+        _ => moves.push(next),
+    }
+}
+
+fn count(what: &'static str, given: usize, allowed: usize) -> Result<(), Misfit> {
+    let (given, allowed) = (given as u64, allowed as u64);
+    if given == allowed { Ok(()) } else { Err(Misfit::Count { what, given, allowed }) }
+}
+
+/// Looks whether a peer's layer has the shape of this one's and lies where it says.
+fn check(number: usize, here: &Layer, there: &LayerAt, offered: &Opened) -> Result<(), Misfit> {
+    for (what, given, allowed) in [
+        ("the group", u64::from(there.group), here.group as u64),
+        ("pages of so many bytes:", there.page_bytes, here.page_bytes),
+    ] {
+        if given != allowed {
+            return Err(Misfit::Layer { layer: number, what, given, allowed });
+        }
+    }
+    let allocation = offered.memory.allocations.get(there.allocation as usize);
+    let last = there.pages.checked_sub(1).and_then(|last| last.checked_mul(there.stride_bytes));
+    let end = last.and_then(|last| last.checked_add(there.offset)?.checked_add(there.page_bytes));
+    let fits = allocation.zip(end).is_some_and(|(allocation, end)| end <= allocation.bytes());
+    if fits { Ok(()) } else { Err(Misfit::OutOfBounds { layer: number }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::{Allocation, Memory};
+    use super::*;
+    use crate::cache::{ALL_PAGES, Group};
+    use proptest::prelude::*;
+
+    const PAGE: u64 = 100;
+
+    fn cache() -> CacheShape {
+        let layer = |group, number: u64| Layer {
+            address: (1 << 30) + number * 100_000,
+            pages: 50,
+            stride_bytes: 150,
+            page_bytes: PAGE,
+            group,
+        };
+        let group = |page_tokens| Group { page_tokens, heads: 1, kept_pages: ALL_PAGES };
+        CacheShape::new(vec![layer(0, 0), layer(1, 1)], vec![group(4), group(8)], 16).unwrap()
+    }
+
+    fn offered(tables: Vec<Vec<i64>>) -> Opened {
+        let layer = |allocation, group| LayerAt {
+            allocation,
+            offset: 50,
+            pages: 40,
+            stride_bytes: PAGE,
+            page_bytes: PAGE,
+            group,
+        };
+        let allocations = vec![Allocation::Host { key: 0, generation: 0, bytes: 50 + 40 * PAGE }; 2];
+        let memory = Memory { allocations, layers: vec![layer(0, 0), layer(1, 1)] };
+        Opened { lease: 1, ttl_us: 1, tables, memory }
+    }
+
+    fn plan(tables: Vec<Vec<i64>>, first: u64, tokens: u64, offered: &Opened) -> Result<Vec<Move>, Misfit> {
+        let cache = cache();
+        let tables = PageTables::new(&cache, tables, tokens, true).unwrap();
+        moves(&cache, &tables, first, tokens, offered)
+    }
+
+    #[test]
+    fn only_pages_that_are_wanted_are_read_from_where_the_sequence_has_them() {
+        let offered = offered(vec![vec![1, 2, 3, 4, 5, 6], vec![7, 8, 9]]);
+        let found = plan(vec![vec![-1, 20], vec![30]], 16, 8, &offered).unwrap();
+        let moved = |layer, allocation, page: u64, to: u64| Move {
+            layer,
+            allocation,
+            from: 50 + page * PAGE,
+            to: to * 150,
+            bytes: PAGE,
+        };
+        assert_eq!(found, [moved(0, 0, 6, 20), moved(1, 1, 9, 30)]);
+    }
+
+    #[test]
+    fn what_the_peer_has_not_or_says_wrongly_is_refused() {
+        let good = offered(vec![vec![1, 2], vec![7]]);
+        let wanted = || vec![vec![10, 11], vec![12]];
+        assert!(plan(wanted(), 0, 8, &good).is_ok());
+        let refused = |change: fn(&mut Opened)| {
+            let mut offered = good.clone();
+            change(&mut offered);
+            plan(wanted(), 0, 8, &offered).unwrap_err().to_string()
+        };
+        assert!(refused(|o| o.tables[0][1] = -1).contains("no page for block 1 of group 0"));
+        assert!(refused(|o| o.tables[0][1] = 40).contains("no page for block 1"));
+        assert!(refused(|o| o.tables[1].clear()).contains("no page for block 0 of group 1"));
+        assert!(refused(|o| o.memory.layers.truncate(1)).contains("1 layers; allowed: 2"));
+        assert!(refused(|o| o.tables.truncate(1)).contains("1 tables of pages; allowed: 2"));
+        assert!(refused(|o| o.memory.layers[1].page_bytes = 99).contains("layer 1 has pages of so many"));
+        assert!(refused(|o| o.memory.layers[1].group = 0).contains("layer 1 has the group 0"));
+        for change in [
+            (|o| o.memory.layers[1].allocation = 2) as fn(&mut Opened),
+            |o| o.memory.layers[1].offset += 1,
+            |o| o.memory.layers[1].offset = u64::MAX,
+            |o| o.memory.layers[1].pages = u64::MAX,
+            |o| o.memory.layers[1].pages = 0,
+            |o| o.memory.layers[1].stride_bytes = u64::MAX / 2,
+        ] {
+            assert!(refused(change).contains("layer 1 ends behind its allocation"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_outside_is_named_and_every_wanted_page_is_filled(
+            mine in prop::collection::vec(-1..50_i64, 4), theirs in prop::collection::vec(-2..60_i64, 0..8)
+        ) {
+            let wanted = mine.iter().filter(|page| **page >= 0).count() as u64;
+            let both = plan(vec![mine, vec![-1, -1]], 0, 16, &offered(vec![theirs, vec![]]));
+            let Ok(found) = both else { return Ok(()) };
+            prop_assert_eq!(found.iter().map(|each| each.bytes).sum::<u64>(), wanted * PAGE);
+            for each in found {
+                prop_assert!(each.from + each.bytes <= 50 + 40 * PAGE);
+                prop_assert!(each.to + each.bytes <= 49 * 150 + PAGE);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+"""Hand-over straight from a prefiller's blocks to a decoder's: which engines may, and what their
+tickets say of it. Nothing that comes in is trusted.
+
+The prefiller's workers offer blocks, each under a key; the decoder's workers read them from the
+prefiller's, rank by rank. So both are on one host, with memory of one kind and the same shape.
+"""
+
+import base64
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+
+from forebay.errors import InvalidError
+from forebay.vllm.connector.metadata import Direct
+
+# A prefiller keeps blocks this long for a decoder that does not come.
+OFFER_S = 30.0
+# The part of an engine's blocks that may wait for decoders.
+OFFERED_PART = 0.5
+KEY_BYTES = 16
+RANKS_MAX = 1024
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """What a worker says of itself."""
+
+    metadata: bytes
+    device: str  # the type of its tensors' device
+
+
+@dataclass(frozen=True)
+class Engine:
+    """This engine, as a prefiller or a decoder of direct hand-overs."""
+
+    host: str
+    device: str
+    ranks: tuple[bytes, ...]  # what each worker said of itself
+
+    def offer(self) -> list[Direct]:
+        """New keys under which the workers offer blocks."""
+        return [(metadata, secrets.token_bytes(KEY_BYTES)) for metadata in self.ranks]
+
+    def ticket(self, offered: list[Direct]) -> dict[str, Any]:
+        """What a decoder needs to read them."""
+        ranks = [[base64.b64encode(metadata).decode(), key.hex()] for metadata, key in offered]
+        return {"host": self.host, "device": self.device, "ranks": ranks}
+
+    def read(self, ticket: object) -> list[Direct] | None:
+        """Where to read what a ticket offers; None if this engine cannot. `InvalidError` if it is none."""
+        if not isinstance(ticket, Mapping):
+            raise refuse("direct", ticket, "an object")
+        ranks = ticket.get("ranks")
+        if not isinstance(ranks, list) or not 1 <= len(ranks) <= RANKS_MAX:
+            raise refuse("direct.ranks", ranks, f"a list of 1 to {RANKS_MAX} ranks")
+        found = [rank(number, entry) for number, entry in enumerate(ranks)]
+        alike = (ticket.get("host"), ticket.get("device"), len(found))
+        return found if alike == (self.host, self.device, len(self.ranks)) else None
+
+
+def engine_of(workers: Mapping[int, object], ranks: int) -> Engine | None:
+    """The engine of these workers, if all of them can."""
+    found = [workers.get(rank) for rank in range(ranks)]
+    able = [one for one in found if isinstance(one, Handshake)]
+    if len(able) < ranks or len({one.device for one in able}) != 1:
+        return None
+    return Engine(host_id(), able[0].device, tuple(one.metadata for one in able))
+
+
+def host_id() -> str:
+    """Engines with the same one reach each other over the loopback interface."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def rank(number: int, entry: object) -> Direct:
+    """One rank of a ticket."""
+    try:
+        metadata, key = (str(part) for part in entry)  # type: ignore[attr-defined]  # or it raises
+        found = base64.b64decode(metadata, validate=True), bytes.fromhex(key)
+    except (TypeError, ValueError):
+        found = b"", b""
+    if len(found[1]) != KEY_BYTES:
+        allowed = f'a pair like ["base64", "{2 * KEY_BYTES} hexadecimal digits"]'
+        raise refuse(f"direct.ranks[{number}]", entry, allowed)
+    return found
+
+
+def refuse(name: str, value: object, allowed: str) -> InvalidError:
+    """The error of a ticket."""
+    return InvalidError(f"kv_transfer_params: {name} is {value!r}; allowed is {allowed}")

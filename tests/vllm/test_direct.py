@@ -1,0 +1,126 @@
+"""Prefill in one vLLM, decode in another that reads its blocks: the tokens are those of a plain run,
+whatever becomes of the prefiller, and blocks that nobody reads come back.
+
+The engines have no node in common: what the decoder has, it has from the prefiller's blocks.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ASKED, CHUNK, Engine, arguments, prompt, transfer
+from nodes import Node
+from test_handover import PREFILL, Pair
+
+
+def pair_in(folder: Path, model: Path, ends: ExitStack, **more: Any) -> Pair:
+    """Two engines, each with a node of its own that knows no other."""
+    nodes = Node(folder, "left"), Node(folder, "right")
+    engines = []
+    for number, node in enumerate(nodes):
+        ends.callback(node.kill)
+        settings = transfer(node.socket, direct_handover=True, **more)
+        engines.append(Engine(arguments(model, settings), folder / f"log{number}"))
+        ends.callback(engines[-1].kill)
+    return Pair(*engines, nodes)
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with ExitStack() as ends:
+        yield pair_in(tmp_path_factory.mktemp("direct"), model, ends)
+
+
+def ticket_of(pair: Pair, tokens: list[int]) -> dict[str, Any]:
+    """What the prefiller says as soon as it has computed the prompt."""
+    (said,) = pair.prefiller.generate(prompts=[tokens], tokens=1, params=PREFILL)
+    params: dict[str, Any] = said["params"]
+    return params
+
+
+def counted(engine: Engine, name: str) -> int:
+    return int(engine.stats().get(f"totals_{name}", 0))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", ["short", "even", "long"])
+def test_a_decoder_reads_the_prefillers_blocks(pair: Pair, plain: dict[str, list[int]], name: str) -> None:
+    tokens, count = ASKED[name]
+    before = {each: counted(pair.decoder, each) for each in ("handovers_direct", "loads")}
+    said = pair.decode(tokens, count, ticket_of(pair, tokens))
+    assert said["tokens"] == plain[name] and said["cached"] >= len(tokens) - 1
+    assert counted(pair.decoder, "handovers_direct") == before["handovers_direct"] + 1
+    assert pair.decoder.stats()["loads"] == before["loads"], "nothing came from the node"
+    assert pair.decoder.stats()["bytes_read"] > 0
+
+
+def test_only_what_the_decoder_lacks_is_read(pair: Pair) -> None:
+    tokens = prompt(701, 4 * CHUNK)
+    pair.decoder.generate(prompts=[tokens[: 3 * CHUNK]], tokens=1)
+    before = pair.decoder.stats()["bytes_read"]
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    said = pair.decode(tokens, 8, ticket_of(pair, tokens))
+    part = pair.decoder.stats()["bytes_read"] - before
+    whole = prompt(702, 4 * CHUNK)
+    pair.decode(whole, 8, ticket_of(pair, whole))
+    assert said["tokens"] == alone["tokens"]
+    assert 0 < part * 3 <= pair.decoder.stats()["bytes_read"] - before - part
+
+
+def test_a_decoder_that_has_all_lets_the_prefiller_have_its_blocks(pair: Pair) -> None:
+    tokens = prompt(703, 4 * CHUNK)
+    pair.decoder.generate(prompts=[tokens], tokens=1)
+    before = counted(pair.decoder, "handovers_direct")
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    said = pair.decode(tokens[: 3 * CHUNK], 8, ticket_of(pair, tokens[: 3 * CHUNK]))
+    assert counted(pair.decoder, "handovers_direct") == before and said["cached"] > 0
+    pair.prefiller.settle()
+    again = pair.decode(tokens, 8, ticket_of(pair, tokens))
+    assert again["tokens"] == alone["tokens"]
+    pair.prefiller.settle()
+
+
+@pytest.mark.parametrize("change", ["key", "host", "gone"])
+def test_a_ticket_that_leads_nowhere_costs_time_only(pair: Pair, change: str) -> None:
+    tokens = prompt(704 + len(change), 4 * CHUNK + 3)
+    ticket = ticket_of(pair, tokens)
+    direct = ticket["forebay"]["direct"]
+    if change == "key":
+        direct["ranks"][0][1] = "00" * 16
+    elif change == "host":
+        direct["host"] = "elsewhere"
+    else:
+        pair.decode(tokens, 1, ticket)
+        pair.decoder.forget()
+    said = pair.decode(tokens, 8, ticket)
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    assert said["tokens"] == alone["tokens"]
+
+
+@pytest.mark.parametrize("direct", [7, {}, {"ranks": [["!", "x"]]}, {"ranks": [["AA==", "00"]]}])
+def test_a_ticket_that_is_none_is_refused_and_the_prompt_computed(pair: Pair, direct: object) -> None:
+    tokens = prompt(708, 2 * CHUNK)
+    ticket = ticket_of(pair, tokens)
+    ticket["forebay"]["direct"] = direct
+    before = counted(pair.decoder, "handovers_refused")
+    assert len(pair.decode(tokens, 2, ticket)["tokens"]) == 2
+    assert counted(pair.decoder, "handovers_refused") == before + 1
+
+
+@pytest.mark.smoke
+def test_a_prefiller_that_dies_before_it_is_read_costs_a_prefill(model: Path, tmp_path: Path) -> None:
+    with ExitStack() as ends:
+        pair = pair_in(tmp_path, model, ends)
+        tokens = prompt(720, 4 * CHUNK + 5)
+        (alone,) = pair.decoder.generate(prompts=[tokens], tokens=8)
+        pair.decoder.forget()
+        ticket = ticket_of(pair, tokens)
+        pair.prefiller.kill()
+        began = time.monotonic()
+        said = pair.decode(tokens, 8, ticket)
+        assert said["tokens"] == alone["tokens"]
+        assert counted(pair.decoder, "handovers_direct_failed") == 1
+        assert time.monotonic() - began < 20
