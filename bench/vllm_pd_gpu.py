@@ -32,7 +32,7 @@ RUNS = 7
 SAID_TOKENS = 8
 DIRECT, NODE, NIXL = "direct", "node", "nixl"
 WAYS = (DIRECT, NODE, NIXL)
-GPU_PART = 0.29  # Of the memory of a GPU, for each engine.
+GPU_PART = 0.315  # Of the memory of a GPU, for each engine.
 COPY_BYTES = GIB
 
 

@@ -343,6 +343,7 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     """vLLM asks what has ended before a drafter has computed, and says that all was computed behind it."""
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.offered = {}
     half.back_off = lambda step, ended: None
     store = Store(5, [[[(bytes(32), None, CHUNK)]]], [])
     half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
@@ -359,6 +360,7 @@ def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_ne
     """With a drafter vLLM's first runner tells the last stage alone that all was computed."""
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.offered = {}
     store = Store(5, [[[(bytes(32), None, CHUNK)]]], [])
     for step in (Step(1, idle=False, stores=[store]), Step(2, idle=False)):
         half.before_step(step)

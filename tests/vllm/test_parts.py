@@ -430,7 +430,7 @@ def test_every_token_of_a_load_comes_from_one_tier(held: int, external: int, say
 
 def test_blocks_that_are_free_soon_are_waited_for_and_those_of_a_stuck_node_are_not() -> None:
     now = [7.0]
-    half: Any = SimpleNamespace(freeing={}, clock=lambda: now[0])
+    half: Any = SimpleNamespace(freeing={}, offered={}, clock=lambda: now[0])
     assert not SchedulerHalf.frees_soon(half)
     half.freeing = {"one": 6.0, "other": 7.0}
     assert SchedulerHalf.frees_soon(half)
@@ -446,6 +446,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     two = facts(shape=Shape(2, BLOCK))
     node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
     half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
+    half.engine, half.reads_directly = None, False
     half.params = lambda request: SchedulerHalf.params(half, request)
     half.track = lambda request, *more: SchedulerHalf.track(half, request, *more)
     half.announce_use = lambda one: SchedulerHalf.announce_use(half, one)

@@ -20,7 +20,7 @@ from forebay.vllm.connector.metadata import Direct
 # A prefiller keeps blocks this long for a decoder that does not come.
 OFFER_S = 30.0
 # The part of an engine's blocks that may wait for decoders.
-OFFERED_PART = 0.5
+OFFERED_PART = 0.75
 KEY_BYTES = 16
 RANKS_MAX = 1024
 
