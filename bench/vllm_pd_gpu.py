@@ -32,7 +32,7 @@ RUNS = 7
 SAID_TOKENS = 8
 DIRECT, NODE, NIXL = "direct", "node", "nixl"
 WAYS = (DIRECT, NODE, NIXL)
-GPU_PART = 0.315  # Of the memory of a GPU, for each engine.
+GPU_PART = 0.84  # Of the memory of a GPU, for the engines on it together.
 COPY_BYTES = GIB
 
 
@@ -48,8 +48,8 @@ class Times:
 class Pair:
     """A prefiller and a decoder."""
 
-    def __init__(self, site: Site, way: str, longest: int, logs: Path) -> None:
-        """Starts one, then the other: vLLM looks at what memory of a GPU is free."""
+    def __init__(self, site: Site, way: str, longest: int, part: float, logs: Path) -> None:
+        """Starts both, each with `part` of its GPU's memory."""
         self.children = []
         for gpu in range(2):
             environment = {"CUDA_VISIBLE_DEVICES": str(gpu)}
@@ -57,7 +57,7 @@ class Pair:
                 environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"
                 environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(vllm_engine.free_port())
             log = logs / f"{way}{gpu}.log"
-            self.children.append(Child(arguments(site, way, longest), None, log, environment))
+            self.children.append(Child(arguments(site, way, longest, part), None, log, environment))
 
     def ready(self) -> None:
         """Waits for both."""
@@ -69,7 +69,7 @@ class Pair:
         prefiller, decoder = self.children
         ticket = prefiller.ask(prompt, 1, PREFILL)
         said = decoder.ask(prompt, SAID_TOKENS, ticket.params)
-        hit = decoder.ask(prompt, 1)
+        hit = decoder.ask(prompt, SAID_TOKENS)
         times.prefill.append(ticket.first_s)
         times.decode.append(said.first_s)
         times.hit.append(hit.first_s)
@@ -78,11 +78,11 @@ class Pair:
         return said.tokens
 
 
-def arguments(site: Site, way: str, longest: int) -> dict[str, Any]:
+def arguments(site: Site, way: str, longest: int, part: float) -> dict[str, Any]:
     """What an engine is built with."""
     given = vllm_engine.engine_arguments(site, "plain" if way == NIXL else "memory", longest + 64)
     given |= {"distributed_executor_backend": "uni", "max_num_batched_tokens": 8192, "enforce_eager": True}
-    given["gpu_memory_utilization"] = GPU_PART
+    given["gpu_memory_utilization"] = part
     if way == NIXL:
         peer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"}
         given["kv_transfer_config"] = peer
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()), help="of the engines")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--sizes", default="2048,8192,32768")
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=f"{DIRECT},{NIXL}", help=f"of {', '.join(WAYS)}: all fit 100 GB")
     parser.add_argument("--forebay", help="the program")
     args = parser.parse_args()
     sizes, ways = [int(size) for size in args.sizes.split(",")], args.ways.split(",")
@@ -173,7 +173,7 @@ def main() -> None:
             folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
             site = Site(folder, False, 12 * GIB, GIB, vllm_engine.program(args.forebay))
             ends.enter_context(vllm_engine.node_beside(site, "plain" if way == NIXL else "memory"))
-            pairs[way] = Pair(site, way, max(sizes), args.logs)
+            pairs[way] = Pair(site, way, max(sizes), GPU_PART / len(ways), args.logs)
             for child in pairs[way].children:
                 ends.callback(child.end)
             pairs[way].ready()

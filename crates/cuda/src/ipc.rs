@@ -18,7 +18,7 @@ const LAUNCH_PIECES: usize = 2048;
 const LISTS: usize = 4;
 /// A peer is two microseconds away, so this many blocks have enough bytes in flight for NVLink, and
 /// leave most of the GPU to whoever computes.
-const BLOCKS: u32 = 48;
+const BLOCKS: u32 = 64;
 
 /// An allocation that other processes may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
