@@ -5,12 +5,14 @@
 //! GPUs fails as well), `abandon GPU CODE` (the same, but that others go on as if it had ended: the
 //! worst that a driver could do), `missing SYMBOL` (cuGetProcAddress does not find it), `p2p off`,
 //! `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and give
-//! success: `right`, `lost`: nothing, or `zero`: they write zeroes), `mode GPU N` (the compute
-//! mode), `version N`. An engine is `h2d.0`, `d2h.0`, `p2p.0` or `compute.0`.
+//! success: `right`, `lost`: nothing, or `zero`: they write zeroes), `flaw ENGINE HOW` (what it
+//! copies next goes wrong, once, and gives success: `flipped`, a bit of it, or `exchanged`, two
+//! ranges of one length), `mode GPU N` (the compute mode), `version N`. An engine is `h2d.0`,
+//! `d2h.0`, `p2p.0` or `compute.0`.
 
 use crate::abi::Code;
 use crate::driver::{ENGINES, State, signals};
-use crate::faults::Peers;
+use crate::faults::{Flaw, Peers};
 use std::time::Duration;
 
 impl State {
@@ -80,6 +82,15 @@ impl State {
                     "copies" => self.faults.peer_copies = peers,
                     _ => self.faults.peer_kernels = peers,
                 }
+            }
+            ["flaw", engine, how] => {
+                let flaw = match how {
+                    "flipped" => Flaw::Flipped,
+                    "exchanged" => Flaw::Exchanged,
+                    _ => return Err(format!("flaw {engine} {how:?}: want flipped or exchanged")),
+                };
+                let engine = self.engine(engine)?;
+                self.faults.flaws.insert(engine, flaw);
             }
             ["version", version] => self.settings.version = positive(version)? as i32,
             _ => return Err(format!("no such command: {command:?}")),

@@ -6,7 +6,8 @@
 
 use crate::abi::Code;
 use crate::driver::{ENGINES, Locked, State, lock, signals};
-use crate::faults::Peers;
+use crate::faults::{Flaw, Peers};
+use crate::kernels::{Sum, remainder};
 use crate::memory::Move;
 use crate::op::What;
 use crate::stats::Way;
@@ -44,6 +45,7 @@ struct Job {
     at: usize,
     done: u64,
     fill: Option<Fill>,
+    sums: Vec<Sum>,
     computes: Duration,
 }
 
@@ -53,6 +55,8 @@ struct Slice {
     /// (from, to, bytes), as this process may reach them, and what becomes of them.
     copies: Vec<(u64, u64, usize, Peers)>,
     fill: Option<Fill>,
+    sums: Vec<Sum>,
+    flaw: Option<Flaw>,
     until: Option<Instant>,
 }
 
@@ -127,6 +131,7 @@ impl State {
             at: 0,
             done: 0,
             fill: None,
+            sums: Vec::new(),
             computes: Duration::ZERO,
         };
         match what {
@@ -143,7 +148,11 @@ impl State {
             }
             What::Kernel { kernel, args } => match kernel.effect(&self.memory, gpu, &args) {
                 Ok(effect) => {
-                    (job.by_kernel, job.moves, job.computes) = (true, effect.moves.into(), effect.computes);
+                    let raw = |at| self.memory.raw(at);
+                    let sum = |sum: Sum| Sum { from: raw(sum.from), to: raw(sum.to), ..sum };
+                    job.sums = effect.work.sums.into_iter().map(sum).collect();
+                    (job.by_kernel, job.computes) = (true, effect.work.computes);
+                    job.moves = effect.work.moves.into();
                     self.ops.get_mut(&id)?.touches = effect.touches;
                 }
                 Err(error) => {
@@ -180,10 +189,21 @@ impl State {
         }
     }
 
+    /// What is to go wrong with a slice of an engine's, if that can.
+    fn take_flaw(&mut self, engine: usize, slice: &mut Slice) -> Option<Flaw> {
+        let flaw = self.faults.flaws.get(&engine).copied()?;
+        match flaw {
+            Flaw::Flipped => slice.copies.first().map(drop)?,
+            Flaw::Exchanged => slice.exchange()?,
+        }
+        self.faults.flaws.remove(&engine)
+    }
+
     /// The next slice of a job.
     fn slice(&mut self, job: &mut Job, busy: bool) -> Slice {
         let now = Instant::now();
-        let mut slice = Slice { fill: job.fill.take(), ..Slice::default() };
+        let sums = std::mem::take(&mut job.sums);
+        let mut slice = Slice { fill: job.fill.take(), sums, ..Slice::default() };
         let mut left = SLICE_BYTES;
         while left > 0 && slice.copies.len() < SLICE_MOVES && job.at < job.moves.len() {
             let piece = job.moves[job.at];
@@ -207,7 +227,16 @@ impl State {
 }
 
 impl Slice {
+    /// Has two ranges of one length change places, if there are two.
+    fn exchange(&mut self) -> Option<()> {
+        let (first, others) = self.copies.split_first_mut()?;
+        let other = others.iter_mut().find(|other| other.2 == first.2)?;
+        std::mem::swap(&mut first.1, &mut other.1);
+        Some(())
+    }
+
     fn carry_out(self) {
+        let flipped = self.copies.first().filter(|_| self.flaw == Some(Flaw::Flipped)).copied();
         for (from, to, bytes, fate) in self.copies {
             // SAFETY: enqueueing or taking up has checked both ranges; areas stay while an
             // operation uses them, and memory that the driver does not know is the caller's to keep
@@ -220,9 +249,20 @@ impl Slice {
                 }
             };
         }
+        if let Some((_, to, bytes, _)) = flipped {
+            // SAFETY: as above; a copy has a byte at least.
+            unsafe { *(to as *mut u8).add(bytes / 2) ^= 4 };
+        }
         if let Some(Fill { at, bytes, byte }) = self.fill {
             // SAFETY: as above.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+        }
+        for Sum { from, bytes, to } in self.sums {
+            // SAFETY: as above.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(from as *const u8, bytes as usize);
+                (to as *mut u32).write_unaligned(remainder(bytes));
+            }
         }
         if let Some(left) = self.until.and_then(|until| until.checked_duration_since(Instant::now())) {
             std::thread::sleep(left);
@@ -245,7 +285,8 @@ fn run(engine: usize) {
             continue;
         }
         let Some(mut job) = jobs.pop_front() else { continue };
-        let slice = state.slice(&mut job, busy);
+        let mut slice = state.slice(&mut job, busy);
+        slice.flaw = state.take_flaw(engine, &mut slice);
         state.without(|| slice.carry_out());
         busy = true;
         if job.at == job.moves.len() {

@@ -16,6 +16,17 @@ pub struct Faults {
     /// What copies do with a peer's memory, and what kernels do.
     pub peer_copies: Peers,
     pub peer_kernels: Peers,
+    /// What becomes of the next bytes that an engine copies, by its place among all.
+    pub flaws: HashMap<usize, Flaw>,
+}
+
+/// How a copy goes wrong that gives success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// A bit of it is another one.
+    Flipped,
+    /// Two ranges of one length change places.
+    Exchanged,
 }
 
 /// What becomes of bytes that go from GPU to GPU.

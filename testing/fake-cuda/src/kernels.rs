@@ -1,10 +1,11 @@
 //! Kernels by name: what each does, in Rust.
 //!
-//! A kernel is carried out as the moves it makes. Tables that a kernel reads are read when it
+//! A kernel is carried out as the moves it makes and the sums it writes. Tables that a kernel reads are read when it
 //! begins.
 
 use crate::memory::{Memory, Move};
 use crate::order::Touch;
+use crc_fast::{CrcAlgorithm, checksum};
 use std::time::Duration;
 
 /// Entries of a table at most: more is a mistake of the test.
@@ -20,18 +21,30 @@ pub struct Kernel {
 
 /// What a kernel does.
 pub struct Effect {
-    pub moves: Vec<Move>,
-    /// How long it computes beside.
-    pub computes: Duration,
+    pub work: Work,
     /// All that it reads and writes.
     pub touches: Vec<Touch>,
 }
 
-/// The bytes that a kernel moves, and how long it computes.
-type Work = (Vec<Move>, Duration);
+/// What a kernel moves and sums up, and how long it computes beside.
+#[derive(Default)]
+pub struct Work {
+    pub moves: Vec<Move>,
+    pub sums: Vec<Sum>,
+    pub computes: Duration,
+}
+
+/// Bytes whose remainder, divided by the polynomial of CRC-32C, is written somewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct Sum {
+    pub from: u64,
+    pub bytes: u64,
+    pub to: u64,
+}
 
 static KERNELS: &[Kernel] = &[
     Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces },
+    Kernel { name: "forebay_checksums", params: &[8, 4, 8], body: checksums },
     Kernel { name: "forebay_spin", params: &[8], body: spin },
 ];
 
@@ -85,15 +98,17 @@ impl Kernel {
     /// What it does on a GPU now. An error is an illegal address.
     pub fn effect(&self, memory: &Memory, gpu: usize, args: &[u64]) -> Result<Effect, String> {
         let mut view = View { memory, gpu, tables: Vec::new() };
-        let (moves, computes) = (self.body)(&mut view, args)?;
+        let work = (self.body)(&mut view, args)?;
+        let moved = work.moves.iter().map(|piece| (piece.from, piece.bytes, piece.to, piece.bytes));
+        let summed = work.sums.iter().map(|sum| (sum.from, sum.bytes, sum.to, size_of::<u32>() as u64));
         let mut touches = Vec::new();
-        for &Move { from, to, bytes } in moves.iter().filter(|piece| piece.bytes > 0) {
-            view.reach(from, bytes)?;
-            view.reach(to, bytes)?;
-            touches.extend([Touch::read(from, bytes), Touch::write(to, bytes)]);
+        for (from, read, to, written) in moved.chain(summed).filter(|(_, read, ..)| *read > 0) {
+            view.reach(from, read)?;
+            view.reach(to, written)?;
+            touches.extend([Touch::read(from, read), Touch::write(to, written)]);
         }
         touches.append(&mut view.tables);
-        Ok(Effect { moves, computes, touches })
+        Ok(Effect { work, touches })
     }
 }
 
@@ -102,11 +117,27 @@ fn pieces(view: &mut View, args: &[u64]) -> Result<Work, String> {
     let &[pieces, count] = args else { return Err("wrong parameters".into()) };
     let table = view.table(pieces, count * 3)?;
     let piece = |piece: &[u64]| Move { from: piece[0], to: piece[1], bytes: piece[2] };
-    Ok((table.chunks_exact(3).map(piece).collect(), Duration::ZERO))
+    Ok(Work { moves: table.chunks_exact(3).map(piece).collect(), ..Work::default() })
+}
+
+/// `(const Range* ranges, u32 count, u32* remainders)` with `struct Range { u64 at; u64 bytes; }`
+fn checksums(view: &mut View, args: &[u64]) -> Result<Work, String> {
+    let &[ranges, count, remainders] = args else { return Err("wrong parameters".into()) };
+    let table = view.table(ranges, count * 2)?;
+    let sum = |(range, to): (&[u64], u64)| Sum { from: range[0], bytes: range[1], to };
+    let sums = table.chunks_exact(2).zip((remainders..).step_by(size_of::<u32>())).map(sum).collect();
+    Ok(Work { sums, ..Work::default() })
 }
 
 /// `(u64 cycles)`: computes for as many nanoseconds, as the kernel beside which copies are timed.
 fn spin(_: &mut View, args: &[u64]) -> Result<Work, String> {
     let &[cycles] = args else { return Err("wrong parameters".into()) };
-    Ok((Vec::new(), Duration::from_nanos(cycles)))
+    Ok(Work { computes: Duration::from_nanos(cycles), ..Work::default() })
+}
+
+/// What the bytes leave when they are divided by the polynomial of CRC-32C. The initial value of a
+/// CRC-32C and its final complement are the same for zeroes.
+pub fn remainder(bytes: &[u8]) -> u32 {
+    let sum = |bytes: &[u8]| checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32;
+    sum(bytes) ^ sum(&vec![0; bytes.len()])
 }

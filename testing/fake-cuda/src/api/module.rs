@@ -55,6 +55,7 @@ impl Call {
         });
         let args: Outcome<Vec<u64>> = args.collect();
         let op = What::Kernel { kernel, args: args?.into() };
+        self.stats.called(kernel.name);
         self.enqueue(stream, kernel.name, op).map(drop)
     }
 }
