@@ -185,6 +185,13 @@ impl LeasedChunk {
         self.held.verify(self.chunk, layer, span_bytes(spans), sum)
     }
 
+    /// The same of bytes that somebody else has summed up, where this process cannot read them. No
+    /// sum is a miss as well.
+    pub fn verify_sum(&self, layer: usize, sum: Option<u32>) -> Result<(), NotVerified> {
+        let layer_bytes = self.layer(layer).map_or(0, |span| span.len);
+        self.held.verify(self.chunk, layer, layer_bytes, || sum)
+    }
+
     /// The same of a layer of several chunks, with one look at the memory for all of them.
     pub fn verify_each(layer: usize, chunks: &[(&LeasedChunk, &[Span])]) -> Vec<Result<(), NotVerified>> {
         let Some((first, _)) = chunks.first() else { return Vec::new() };

@@ -4,6 +4,7 @@
 use crate::device::{Device, Stream};
 use crate::driver::{CudaError, abi, abi::Address, call};
 use libc::c_void;
+use std::ffi::CStr;
 use std::sync::Arc;
 
 /// Source and build script are in the folder `kernels`.
@@ -28,40 +29,91 @@ impl Piece {
     }
 }
 
-/// The kernels, loaded for one device.
+/// A kernel, loaded for one device.
 #[derive(Debug)]
-pub struct Kernels {
+pub(crate) struct Kernel {
     device: Arc<Device>,
     module: abi::ModuleHandle,
-    pieces: abi::FunctionHandle,
+    function: abi::FunctionHandle,
 }
 
 // SAFETY: modules and functions may be used from any thread.
-unsafe impl Send for Kernels {}
+unsafe impl Send for Kernel {}
 // SAFETY: as above.
-unsafe impl Sync for Kernels {}
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Loads the kernel of a name. The text ends with a zero byte.
+    pub fn load(device: &Arc<Device>, ptx: &'static str, name: &CStr) -> Result<Kernel, CudaError> {
+        assert!(ptx.ends_with('\0'), "the driver reads as far as a zero byte");
+        let _current = device.enter()?;
+        let driver = device.driver();
+        let mut kernel = Kernel {
+            device: Arc::clone(device),
+            module: std::ptr::null_mut(),
+            function: std::ptr::null_mut(),
+        };
+        // SAFETY: results are written to valid places; the text and the name end with a zero byte.
+        unsafe {
+            call!(driver, module_load(&mut kernel.module, ptx.as_ptr().cast()))?;
+            call!(driver, module_function(&mut kernel.function, kernel.module, name.as_ptr()))?;
+        }
+        Ok(kernel)
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Puts it into a stream, with as many blocks as two factors say.
+    ///
+    /// # Safety
+    ///
+    /// The parameters have the types of the kernel's, and what it does with them is allowed.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        (wide, deep): (u32, u32),
+        threads: u32,
+        parameters: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let (driver, parameters) = (self.device.driver(), parameters.as_mut_ptr());
+        let (stream, more) = (stream.handle(), std::ptr::null_mut());
+        // SAFETY: by this function's contract.
+        unsafe {
+            call!(driver, launch(self.function, wide, deep, 1, threads, 1, 1, 0, stream, parameters, more))
+        }
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        // The driver refused to load it.
+        if self.module.is_null() {
+            return;
+        }
+        let Ok(_current) = self.device.enter() else { return };
+        // SAFETY: loaded by `load`, unloaded once.
+        unsafe { (self.device.driver().table().module_unload)(self.module) };
+    }
+}
+
+/// The kernels that copy, loaded for one device.
+#[derive(Debug)]
+pub struct Kernels {
+    pieces: Kernel,
+}
 
 impl Kernels {
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        self.pieces.device()
     }
 
     /// Loads them, and has the driver prepare them fully: it would otherwise do so at the first
     /// launch, and may then wait for work that is under way.
     pub fn load(device: &Arc<Device>) -> Result<Kernels, CudaError> {
         let _current = device.enter()?;
-        let driver = device.driver();
-        let mut kernels = Kernels {
-            device: Arc::clone(device),
-            module: std::ptr::null_mut(),
-            pieces: std::ptr::null_mut(),
-        };
-        // SAFETY: results are written to valid places; the text and the name end with a zero byte.
-        unsafe {
-            call!(driver, module_load(&mut kernels.module, PTX.as_ptr().cast()))?;
-            let name = c"forebay_pieces".as_ptr();
-            call!(driver, module_function(&mut kernels.pieces, kernels.module, name))?;
-        }
+        let kernels = Kernels { pieces: Kernel::load(device, PTX, c"forebay_pieces")? };
         let stream = Stream::new(device)?;
         // SAFETY: no pieces, so no address is used.
         unsafe { kernels.copy(&stream, 0, 0, 0, 1)? };
@@ -88,25 +140,9 @@ impl Kernels {
         let useful = (bytes / u64::from(count.max(1))).div_ceil(BLOCK_BYTES).max(1);
         let deep = u64::from(blocks / wide).min(useful) as u32;
         let (mut list, mut count) = (list, count);
-        let mut parameters = [(&raw mut list).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
-        let (driver, parameters) = (self.device.driver(), parameters.as_mut_ptr());
-        let (stream, more) = (stream.handle(), std::ptr::null_mut());
+        let mut parameters = [(&raw mut list).cast(), (&raw mut count).cast()];
         // SAFETY: the parameters have the types of the kernel's; the rest is this function's
         // contract.
-        unsafe {
-            call!(driver, launch(self.pieces, wide, deep, 1, THREADS, 1, 1, 0, stream, parameters, more))
-        }
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        // The driver refused to load it.
-        if self.module.is_null() {
-            return;
-        }
-        let Ok(_current) = self.device.enter() else { return };
-        // SAFETY: loaded by `load`, unloaded once.
-        unsafe { (self.device.driver().table().module_unload)(self.module) };
+        unsafe { self.pieces.launch(stream, (wide, deep), THREADS, &mut parameters) }
     }
 }

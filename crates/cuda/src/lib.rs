@@ -36,6 +36,7 @@
 mod access;
 mod addresses;
 mod capi;
+pub mod checksum;
 mod copier;
 pub mod device;
 pub mod driver;

@@ -34,6 +34,18 @@ pub struct Piece {
     pub bytes: u64,
 }
 
+/// Bytes that have a part in a checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExtentPart {
+    /// Of a page, from the layer's page 0 on.
+    Page { layer: u32, offset: u64, bytes: u64 },
+    /// Of the arena: what is not copied.
+    Arena { offset: u64, bytes: u64 },
+}
+
+/// The parts of what has one checksum, one after another: a layer of a chunk.
+pub type Extent = Vec<ExtentPart>;
+
 /// Pieces that are copied together: of a load what of one layer is there, of a store all layers of
 /// one chunk.
 #[derive(Debug)]
@@ -43,6 +55,9 @@ pub struct Batch {
     /// What is copied. Inside of the arena and of the cache, both were looked at; no two write the
     /// same byte.
     pub pieces: Vec<Piece>,
+    /// What is summed up on the GPU behind all pieces, inside of the arena and of the cache too.
+    /// None where [`Copies::has_sums`] says that there are no sums.
+    pub extents: Vec<Extent>,
 }
 
 /// Why something was not copied. Pages or slot may hold anything.
@@ -51,8 +66,9 @@ pub struct Batch {
 pub struct NotCopied(pub String);
 
 /// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also
-/// after an error. It is short, and does not wait for anything.
-pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
+/// after an error. It is short, and does not wait for anything. It is given the CRC-32C of each
+/// extent of the batch.
+pub type OnCopied = Box<dyn FnOnce(Result<Vec<u32>, NotCopied>) + Send>;
 
 /// Copies between arenas and one cache. For any number of threads.
 pub trait Copies: Send + Sync + Debug {
@@ -61,11 +77,15 @@ pub trait Copies: Send + Sync + Debug {
     /// it computes nothing until the job is over but what waits for it layer by layer.
     fn begin(&self, direction: Direction, is_awaited: bool, stream: u64) -> Result<Arc<dyn Job>, NotCopied>;
 
-    /// The cache's layer as a region of the client's mover, if the host can read it: then loaded
-    /// layers are verified where they arrived, and stored ones summed where they came from.
-    /// Otherwise stored ones are summed in the arena, and loaded ones are what was compared or
-    /// summed when it came there.
+    /// The cache's layer as a region of the client's mover, if the host can read it: then the host
+    /// verifies loaded layers where they arrived, and sums up stored ones where they came from.
+    /// Otherwise it does both in the arena, if it is to do it at all.
     fn region(&self, layer: u32) -> Option<RegionId>;
+
+    /// Whether whoever copies sums up extents as well.
+    fn has_sums(&self) -> bool {
+        false
+    }
 
     /// How many batches of one load may be on their way at a time, 1 at least.
     fn batches_max(&self) -> usize;

@@ -164,7 +164,7 @@ impl Job for HostJob {
             // The arena stays mapped until here.
             drop(batch);
             let is_done = matches!(end, End::Done { .. });
-            tell(&at_end, if is_done { Ok(()) } else { Err(failed(format!("{end:?}"))) });
+            tell(&at_end, if is_done { Ok(Vec::new()) } else { Err(failed(format!("{end:?}"))) });
         });
         if let Err(error) = submitted {
             tell(&told, Err(failed(error)));

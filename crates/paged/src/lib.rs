@@ -25,6 +25,7 @@ mod shared;
 mod stats;
 mod store;
 mod thread_pool;
+mod verify;
 
 pub use gpu::CudaCopies;
 pub use host::HostCopies;
@@ -33,3 +34,4 @@ pub use load::{LoadEnd, LoadRequest, LoadStall};
 pub use paged::{CHUNKS_MAX, LOADS_MAX, NotBegun, NotOpened, PagedCache, PagedOptions, STORING_BYTES_MAX};
 pub use stats::Stats;
 pub use store::NewChunk;
+pub use verify::{BadVerify, Verify};

@@ -13,6 +13,7 @@ use crate::shared::{Log, Shared};
 use crate::stats::{Counters, Stats};
 use crate::store::{NewChunk, Storing};
 use crate::thread_pool::ThreadPool;
+use crate::verify::{BadVerify, Verify};
 use forebay_client::{Client, ClientOptions, ConnectError};
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::lock::{Mutex, RwLock};
@@ -47,13 +48,23 @@ pub struct PagedOptions {
     pub sibling_devices: Vec<u16>,
     /// `None`: nothing is handed over directly.
     pub direct: Option<DirectOptions>,
+    /// Who checks loaded bytes, and sums up stored ones: the GPU if the cache is on one, unless
+    /// said otherwise.
+    pub verify: Option<Verify>,
 }
 
 impl PagedOptions {
     pub fn new(client: ClientOptions) -> PagedOptions {
         let (storing_bytes_max, chunks_at_a_time) = (STORING_BYTES_MAX, CHUNKS_AT_A_TIME);
-        let (sibling_devices, direct) = (Vec::new(), None);
-        PagedOptions { client, threads: 2, storing_bytes_max, chunks_at_a_time, sibling_devices, direct }
+        PagedOptions {
+            client,
+            threads: 2,
+            storing_bytes_max,
+            chunks_at_a_time,
+            sibling_devices: Vec::new(),
+            direct: None,
+            verify: None,
+        }
     }
 }
 
@@ -66,6 +77,8 @@ pub enum NotOpened {
     Client(#[from] ConnectError),
     #[error(transparent)]
     Copies(#[from] NotCopied),
+    #[error(transparent)]
+    Verify(#[from] BadVerify),
     #[error("threads is {threads}; allowed: 1 to {MAX_COPY_THREADS}")]
     Threads { threads: usize },
     #[error("threads: {0}")]
@@ -148,11 +161,13 @@ impl PagedCache {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle = mover.handle();
         let copies = copies(&handle, &cache)?;
+        let verify = Verify::choose(options.verify, copies.has_sums())?;
         let client = Client::connect_or_wait(&handle, HOST, options.client)?;
         let pool = ThreadPool::new(threads)?;
         let shared = Arc::new(Shared {
             cache,
             copies,
+            verify,
             counters: Counters::default(),
             jobs: Jobs::default(),
             tasks: pool.tasks(),

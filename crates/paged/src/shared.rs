@@ -7,6 +7,7 @@ use crate::jobs::Jobs;
 use crate::limiter::Limiter;
 use crate::stats::Counters;
 use crate::thread_pool::TaskQueue;
+use crate::verify::Verify;
 use forebay_client::{Client, NodeArena};
 use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{LogGate, MoverHandle};
@@ -17,6 +18,8 @@ use std::sync::atomic::Ordering;
 pub struct Shared {
     pub cache: CacheShape,
     pub copies: Arc<dyn Copies>,
+    /// Who checks what was loaded, and sums up what is stored.
+    pub verify: Verify,
     pub counters: Counters,
     pub jobs: Jobs,
     /// What is done soon.

@@ -5,7 +5,7 @@
 
 use crate::access::Accessing;
 use crate::cache::Layer;
-use crate::copies::{Batch, Job, NotCopied, Piece};
+use crate::copies::{Batch, ExtentPart, Job, NotCopied, Piece};
 use crate::jobs::JobStored;
 use crate::limiter::Permit;
 use crate::pages::{ChunkAt, HeadRange, PageTables, Source, pieces};
@@ -174,6 +174,13 @@ impl Storing {
         }
     }
 
+    /// A chunk lies in the arena with other bytes than in its pages.
+    fn corrupt(&self, number: u32, one: &[u32], other: &[u32]) {
+        add(&self.shared.counters.chunks_corrupt, 1);
+        let layer = one.iter().zip(other).position(|(one, other)| one != other).unwrap_or(0);
+        self.shared.log.corrupt(self.job, number as usize, layer as u32);
+    }
+
     fn miss(&self, number: u32) {
         self.missing.lock().push(number);
     }
@@ -242,9 +249,9 @@ fn fill(slots: Vec<(Chunk, Slot)>) {
         return give_up(slots);
     };
     let tasks = Arc::clone(&store.shared.tasks);
-    let on_copied = move |outcome: Result<(), NotCopied>| {
+    let on_copied = move |outcome: Result<Vec<u32>, NotCopied>| {
         tasks.post(Urgency::Store, move || match outcome {
-            Ok(()) => commit(slots, &sources, access),
+            Ok(sums) => commit(slots, &sources, &sums, access),
             Err(_) => {
                 drop(access);
                 give_up(slots);
@@ -260,7 +267,8 @@ type Sources = Vec<Vec<Span>>;
 /// What goes where, and the sources of each part. All parts lie in one arena: they were asked for
 /// with one message.
 fn gather(store: &Storing, slots: &[(Chunk, Slot)]) -> Option<(Batch, Vec<Sources>)> {
-    let (shared, mut found, mut sources) = (&store.shared, Vec::new(), vec![Vec::new(); slots.len()]);
+    let (shared, mut found, mut extents) = (&store.shared, Vec::new(), Vec::new());
+    let mut sources = vec![Vec::new(); slots.len()];
     let arena = slots.first()?.1.arena();
     if slots.iter().any(|(_, slot)| !Arc::ptr_eq(slot.arena(), arena)) {
         return None;
@@ -275,17 +283,34 @@ fn gather(store: &Storing, slots: &[(Chunk, Slot)]) -> Option<(Batch, Vec<Source
                 let span = |piece: &Piece| Span::new(region, piece.page_offset, piece.bytes);
                 sources.push(found[from..].iter().map(span).collect());
             }
+            if shared.verify.on_gpu() {
+                let part =
+                    |piece: &Piece| ExtentPart::Page { layer, offset: piece.page_offset, bytes: piece.bytes };
+                extents.push(found[from..].iter().map(part).collect());
+            }
         }
     }
-    Some((Batch { arena: Arc::clone(arena), pieces: found }, sources))
+    Some((Batch { arena: Arc::clone(arena), pieces: found, extents }, sources))
 }
 
-/// The bytes have arrived: sums them up and has the chunks made visible.
-fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], access: Accessing) {
+/// The bytes have arrived: has the chunks made visible, with the sums that the GPU made of its pages
+/// or the host makes now. A chunk of which these differ is given up.
+fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], of_gpu: &[u32], access: Accessing) {
+    let Some(store) = slots.first().map(|(chunk, _)| Arc::clone(&chunk.store)) else { return };
+    let verify = store.shared.verify;
     let filled: Vec<_> = slots.iter().zip(sources).map(|((_, slot), of)| (slot, of.as_slice())).collect();
-    let sums = Slot::sums_of(&filled);
+    let of_host = if verify.on_host() { Slot::sums_of(&filled) } else { Vec::new() };
     drop(access);
-    for ((chunk, slot), sums) in slots.into_iter().zip(sums) {
+    let count = slots.len();
+    for (number, (chunk, slot)) in slots.into_iter().enumerate() {
+        // Layer by layer, of each all slots.
+        let of_gpu = || of_gpu.iter().skip(number).step_by(count).copied().collect();
+        let sums = of_host.get(number).cloned().unwrap_or_else(of_gpu);
+        if verify.on_gpu() && sums != of_gpu() {
+            store.corrupt(chunk.number, &sums, &of_gpu());
+            give_up(vec![(chunk, slot)]);
+            continue;
+        }
         slot.commit(sums, move |end| chunk.soon(move |stored| stored.end(&end)));
     }
 }

@@ -10,6 +10,7 @@ use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::How;
 use super::submit_pool::SubmitPool;
 use super::{DeclineReason, GpuDirection, StreamCopies};
+use crate::checksum::{self, SumList};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -61,6 +62,9 @@ pub struct Batch<'a> {
     /// If the GPU computes nothing meanwhile but what waits for this, so that kernels have room:
     /// how many bytes it waits for together, of which these are some.
     pub awaited_bytes: Option<u64>,
+    /// What the GPU sums up behind this and all batches before it. It lives until the event has
+    /// passed.
+    pub sums: Option<&'a SumList>,
 }
 
 /// What became of a batch.
@@ -93,6 +97,16 @@ impl CopyStream {
         let copied = batch.pieces.iter().try_for_each(copy);
         let joined = self.worked.record(work).and_then(|()| self.joined.wait_for(&self.worked));
         copied.and(joined)
+    }
+
+    /// A batch was queued, or a part of it: sums up what belongs to it if it is whole, and records
+    /// where all of it is over. What follows is copied meanwhile.
+    fn end(&self, batch: &Batch, queued: Result<(), CudaError>, ended: &Event) -> Result<Sent, CudaError> {
+        // SAFETY: by the contract of `StreamCopies::send`.
+        let sum = |list: &SumList| unsafe { list.queue(&self.joined, checksum::BLOCKS) };
+        let summed = queued.and_then(|()| batch.sums.map_or(Ok(()), sum));
+        ended.record(&self.joined)?;
+        Ok(Sent::Queued(summed))
     }
 }
 
@@ -128,7 +142,8 @@ impl StreamCopies {
     ///
     /// The pieces go the copy stream's direction, between registered host memory and its GPU. Until
     /// `ended` has passed they stay valid, and nobody else writes what they read, or uses what they
-    /// write, but for work that `after` is behind.
+    /// write, but for work that `after` is behind. The same holds for what is summed up: the GPU
+    /// reaches it, and nobody else writes it.
     pub unsafe fn send(
         &self,
         copy_stream: &CopyStream,
@@ -141,9 +156,7 @@ impl StreamCopies {
             self.gpu_directions.get(&(copy_stream.device.index(), copy_stream.direction))
         else {
             // It had no room for stream copies, which was logged.
-            let copied = copy_stream.copy_alone(batch);
-            ended.record(&copy_stream.joined)?;
-            return Ok(Sent::Queued(copied));
+            return copy_stream.end(batch, copy_stream.copy_alone(batch), ended);
         };
         let mut path_set = gpu_direction.path_set.lock();
         let queued = if !path_set.take_at_once(copy_stream.holder) {
@@ -157,8 +170,7 @@ impl StreamCopies {
         } else {
             return Ok(Sent::Later);
         };
-        ended.record(&copy_stream.joined)?;
-        Ok(Sent::Queued(queued))
+        copy_stream.end(batch, queued, ended)
     }
 
     fn queue_batch(

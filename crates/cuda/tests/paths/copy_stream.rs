@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-fn copy_stream(world: &World, direction: Direction) -> CopyStream {
+pub fn copy_stream(world: &World, direction: Direction) -> CopyStream {
     world.copier.stream_copies().copy_stream(0, direction).unwrap().unwrap()
 }
 
 /// Sends a batch, again if it has to be later; its event.
 fn send(world: &World, copy_stream: &CopyStream, pieces: &[Piece], after: Option<&Event>) -> Arc<Event> {
-    send_batch(world, copy_stream, &Batch { pieces, after, is_open: true, awaited_bytes: None })
+    send_batch(world, copy_stream, &Batch { pieces, after, is_open: true, awaited_bytes: None, sums: None })
 }
 
-fn send_batch(world: &World, copy_stream: &CopyStream, batch: &Batch) -> Arc<Event> {
+pub fn send_batch(world: &World, copy_stream: &CopyStream, batch: &Batch) -> Arc<Event> {
     let ended = Arc::new(Event::to_sleep_for(copy_stream.device()).unwrap());
     loop {
         // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
@@ -120,7 +120,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
         source.fill(&pattern(nth as u64, *bytes));
         let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), *page, *bytes);
         let is_open = nth > 0 || !in_turns;
-        let batch = Batch { pieces: &pieces, after: None, is_open, awaited_bytes: None };
+        let batch = Batch { pieces: &pieces, after: None, is_open, awaited_bytes: None, sums: None };
         let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
         world.fake.control(if nth == 1 { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.
@@ -271,7 +271,7 @@ fn what_is_many_pieces_goes_by_the_drivers_batches_unless_little_is_awaited() {
             let pages = |direction, host| pages(direction, host, memory.address(), page, bytes);
             let before = fake.stat("cuMemcpyBatchAsync");
             let pieces = pages(Direction::HostToDevice, source.address());
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes, sums: None };
             send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
             assert_eq!(
                 fake.stat("cuMemcpyBatchAsync") > before,
@@ -302,7 +302,7 @@ fn what_is_awaited_goes_by_kernels_unless_a_call_for_each_piece_is_as_fast() {
             let before = fake.stat("cuLaunchKernel");
             let pieces = pages(Direction::HostToDevice, source.address());
             let awaited_bytes = is_awaited.then_some(bytes);
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes, sums: None };
             send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
             assert_eq!(fake.stat("cuLaunchKernel") > before, by_kernel, "{is_awaited} {page}");
             let back = pages(Direction::DeviceToHost, target.address());
@@ -334,7 +334,7 @@ fn what_is_awaited_and_short_goes_over_its_own_link() {
             let relayed = || world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
             let before = relayed();
             let pieces = pages(Direction::HostToDevice, source.address(), memory.address(), 256 << 10, bytes);
-            let batch = Batch { pieces: &pieces, after: None, is_open, awaited_bytes };
+            let batch = Batch { pieces: &pieces, after: None, is_open, awaited_bytes, sums: None };
             send_batch(&world, &to_gpu, &batch).synchronize().unwrap();
             assert_eq!(relayed() > before, is_relayed, "{awaited_bytes:?} {is_open}");
         }
@@ -361,7 +361,7 @@ fn what_goes_to_a_gpu_over_relays_waits_for_none_of_its_kernels_and_takes_few_ca
             let relayed = || world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
             let (before, relayed_before) = (counts(), relayed());
             let pieces = pages(Direction::HostToDevice, source.address());
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes, sums: None };
             // As if the GPU computed, and had no room for kernels.
             fake.control("freeze compute.0");
             let ended = send_batch(&world, &to_gpu, &batch);
@@ -409,7 +409,7 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
         // Only the direct way uses these here: the side of the host is one run.
         fake.control("stall cuMemcpyBatchAsync");
         let ended = Event::to_sleep_for(to_gpu.device()).unwrap();
-        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None, sums: None };
         let stream_copies = world.copier.stream_copies();
         let relayed = std::thread::scope(|scope| {
             // SAFETY: the memory outlives the copies, and is used for nothing else.
@@ -450,7 +450,8 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
         let (mut sent, mut last) = (0, None);
         while last.is_none() {
             let ended = Event::to_sleep_for(memory.device()).unwrap();
-            let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+            let batch =
+                Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None, sums: None };
             // SAFETY: the memory outlives the copies. That batches write the same bytes in no order
             // does no harm: they are equal.
             match unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended).unwrap() } {
@@ -501,7 +502,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
     let (mut sent, mut was_met) = (Vec::new(), false);
     for (nth, ((page, bytes, host, memory), (_, _, awaited_bytes))) in sites.iter().zip(kinds).enumerate() {
         let pieces = pages(direction, host.address(), memory.address(), *page, *bytes);
-        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes };
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes, sums: None };
         let ended = Event::to_sleep_for(copy_stream.device()).unwrap();
         world.fake.control(if nth == middle { refused } else { "" });
         // SAFETY: the memory outlives the copies, and is used for nothing else.

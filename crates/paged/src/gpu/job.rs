@@ -3,9 +3,10 @@
 //! a layer; then on the GPU. This file knows one job's segments and events.
 
 use super::Gpu;
-use super::segment::{BatchEnd, cut};
+use super::segment::{BatchEnd, arena_ranges, cut};
 use super::stalls::Stalls;
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
+use forebay_cuda::checksum::SumList;
 use forebay_cuda::device::Event;
 use forebay_cuda::kernels::Piece;
 use forebay_transfer::lock::{Condvar, Mutex};
@@ -37,6 +38,8 @@ pub struct Segment {
     layer: u32,
     pub pieces: Vec<Piece>,
     pub bytes: u64,
+    /// Behind all others of its batch.
+    is_last: bool,
     batch_end: Arc<BatchEnd>,
 }
 
@@ -69,16 +72,17 @@ impl Job for GpuJob {
             Ok(pinned) => pinned,
             Err(why) => return on_copied(Err(why)),
         };
-        let ranges: Vec<(u64, u64)> =
-            batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes)).collect();
-        let segment_bytes = Gpu::segment_bytes(inner.direction);
+        let (ranges, gpu) = (arena_ranges(&batch), &inner.gpu);
+        let (direction, segment_bytes) = (inner.direction, Gpu::segment_bytes(inner.direction));
         let (lists, batch_end) =
-            cut(batch, &inner.gpu.cache, inner.direction, &pinned, segment_bytes, on_copied);
-        let segment = |pieces: Vec<Piece>| {
+            cut(batch, &gpu.cache, direction, &pinned, &gpu.checksums, segment_bytes, on_copied);
+        let last = lists.len().saturating_sub(1);
+        let segment = |(number, pieces): (usize, Vec<Piece>)| {
             let bytes = pieces.iter().map(|piece| piece.bytes).sum();
-            Segment { job: Arc::clone(inner), layer, pieces, bytes, batch_end: Arc::clone(&batch_end) }
+            let (job, batch_end) = (Arc::clone(inner), Arc::clone(&batch_end));
+            Segment { job, layer, pieces, bytes, is_last: number == last, batch_end }
         };
-        let segments: Vec<Segment> = lists.into_iter().map(segment).collect();
+        let segments: Vec<Segment> = lists.into_iter().enumerate().map(segment).collect();
         drop(batch_end);
         if let Some((unposted, _)) = inner.state.lock().layers.get_mut(layer as usize) {
             *unposted += segments.len();
@@ -122,6 +126,11 @@ impl Segment {
     /// it belongs to.
     pub fn awaited_bytes(&self) -> Option<u64> {
         self.job.is_awaited.then(|| self.batch_end.bytes())
+    }
+
+    /// What is summed up behind it.
+    pub fn sums(&self) -> Option<&SumList> {
+        self.batch_end.sums().filter(|_| self.is_last)
     }
 
     /// It is on its way, up to an event.

@@ -19,6 +19,7 @@ use crate::direct::{DirectMemory, GpuMemory};
 use crate::thread_pool::TaskQueue;
 use arenas::Arenas;
 use forebay_client::NodeArena;
+use forebay_cuda::checksum::Checksums;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::event_waiter::EventWaiter;
@@ -63,6 +64,7 @@ pub struct Gpu {
     stores: Sender,
     arenas: Arenas,
     events: EventPool,
+    checksums: Arc<Checksums>,
     stream_copies: StreamCopies,
 }
 
@@ -108,8 +110,10 @@ impl CudaCopies {
         }
         let device = Arc::clone(loads.copy_stream.device());
         let begins = EventWaiter::spawn(driver, "forebay-begins").map_err(failed)?;
+        let checksums = Checksums::load(&device).map_err(failed)?;
         let (arenas, events, cache) = (Arenas::new(&device), EventPool::default(), cache.clone());
-        let gpu = Gpu { cache, is_open, device, begins, loads, stores, arenas, events, stream_copies };
+        let gpu =
+            Gpu { cache, is_open, device, begins, loads, stores, arenas, events, checksums, stream_copies };
         Ok(CudaCopies(Arc::new(gpu)))
     }
 }
@@ -122,6 +126,10 @@ impl Copies for CudaCopies {
 
     fn region(&self, _layer: u32) -> Option<RegionId> {
         None
+    }
+
+    fn has_sums(&self) -> bool {
+        true
     }
 
     fn batches_max(&self) -> usize {
@@ -306,10 +314,10 @@ impl Gpu {
             Direction::Load => Event::with_time(&self.device)?,
             Direction::Store => Event::to_sleep_for(&self.device)?,
         });
-        let (after, awaited_bytes) = (job.after(), segment.awaited_bytes());
-        let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes };
+        let (after, awaited_bytes, sums) = (job.after(), segment.awaited_bytes(), segment.sums());
+        let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes, sums };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps
-        // the arena mapped and pinned.
+        // the arena mapped and pinned, and the list of what is summed up.
         let sent = unsafe { self.stream_copies.send(&sender.copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
@@ -356,6 +364,9 @@ impl Drop for Gpu {
     }
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod checked;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -1,9 +1,11 @@
 //! How a batch is cut into segments, which are what a copy stream carries at a time, with addresses
-//! for offsets. The batch ends with its last segment. This file knows addresses and who is told.
+//! for offsets. The batch ends with its last segment, behind which its extents are summed up. This
+//! file knows addresses and who is told.
 
 use crate::cache::CacheShape;
-use crate::copies::{self, Batch, Direction, NotCopied, OnCopied};
+use crate::copies::{self, Batch, Direction, Extent, ExtentPart, NotCopied, OnCopied};
 use forebay_client::NodeArena;
+use forebay_cuda::checksum::{Checksums, Range, SumList};
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::pinned::PinnedBehind;
 use forebay_cuda::stream_copy::BATCH_PIECES_MAX;
@@ -18,6 +20,7 @@ pub struct BatchEnd {
     /// Segments that have not arrived.
     missing: AtomicUsize,
     failed: Mutex<Option<NotCopied>>,
+    sums: Option<SumList>,
     on_copied: Mutex<Option<OnCopied>>,
     /// Mapped and pinned until then.
     _arena: Arc<NodeArena>,
@@ -27,6 +30,11 @@ pub struct BatchEnd {
 impl BatchEnd {
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// What is to be summed up behind the last segment.
+    pub fn sums(&self) -> Option<&SumList> {
+        self.sums.as_ref()
     }
 
     /// A segment is over: its bytes have arrived, or nothing touches them any more.
@@ -43,7 +51,7 @@ impl Drop for BatchEnd {
         let failed = self.failed.lock().take();
         let outcome = match (failed, *self.missing.get_mut()) {
             (Some(why), _) => Err(why),
-            (None, 0) => Ok(()),
+            (None, 0) => Ok(self.sums.as_ref().map_or_else(Vec::new, SumList::sums)),
             (None, _) => Err(NotCopied("it was given up".into())),
         };
         if let Some(on_copied) = self.on_copied.lock().take() {
@@ -59,34 +67,87 @@ impl std::fmt::Debug for BatchEnd {
 }
 
 /// Cuts a batch into segments of at most `segment_bytes`, or one piece. None if it has a piece of no
-/// layer; what comes back with them is told their ends.
+/// layer, or extents for which there is no room; what comes back with them is told their ends.
 pub fn cut(
     batch: Batch,
     cache: &CacheShape,
     direction: Direction,
     pinned: &Arc<PinnedBehind>,
+    checksums: &Arc<Checksums>,
     segment_bytes: u64,
     on_copied: OnCopied,
 ) -> (Vec<Vec<Piece>>, Arc<BatchEnd>) {
-    let layers = cache.layers().len();
-    let stray = batch.pieces.iter().find(|piece| piece.layer as usize >= layers);
-    let failed = stray.map(|piece| NotCopied(format!("there is no layer {}", piece.layer)));
+    let (arena, pinned_bytes) = (batch.arena.memory().as_ptr() as u64, pinned.piece_bytes());
+    let (sums, failed) = match sums(&batch, arena, cache, pinned_bytes, checksums) {
+        Ok(sums) => (sums, None),
+        Err(why) => (None, Some(why)),
+    };
     let lists = match failed {
         Some(_) => Vec::new(),
-        None => {
-            let arena = batch.arena.memory().as_ptr() as u64;
-            lists(&batch.pieces, arena, cache, direction, pinned.piece_bytes(), segment_bytes)
-        }
+        None => lists(&batch.pieces, arena, cache, direction, pinned_bytes, segment_bytes),
     };
     let end = BatchEnd {
         bytes: batch.pieces.iter().map(|piece| piece.bytes).sum(),
         missing: AtomicUsize::new(lists.len()),
         failed: Mutex::new(failed),
+        sums,
         on_copied: Mutex::new(Some(on_copied)),
         _arena: batch.arena,
         _pinned: Arc::clone(pinned),
     };
     (lists, Arc::new(end))
+}
+
+/// What of the arena a batch copies or sums up: offsets and bytes.
+pub fn arena_ranges(batch: &Batch) -> Vec<(u64, u64)> {
+    let copied = batch.pieces.iter().map(|piece| (piece.arena_offset, piece.bytes));
+    let summed = batch.extents.iter().flatten().filter_map(|part| match *part {
+        ExtentPart::Arena { offset, bytes } => Some((offset, bytes)),
+        ExtentPart::Page { .. } => None,
+    });
+    copied.chain(summed).collect()
+}
+
+/// Lists what is to be summed up, if anything is and all of the batch is of layers that there are.
+fn sums(
+    batch: &Batch,
+    arena: u64,
+    cache: &CacheShape,
+    pinned_bytes: u64,
+    checksums: &Arc<Checksums>,
+) -> Result<Option<SumList>, NotCopied> {
+    let of_pages = batch.extents.iter().flatten().filter_map(|part| match *part {
+        ExtentPart::Page { layer, .. } => Some(layer),
+        ExtentPart::Arena { .. } => None,
+    });
+    let mut layers = batch.pieces.iter().map(|piece| piece.layer).chain(of_pages);
+    if let Some(stray) = layers.find(|layer| *layer as usize >= cache.layers().len()) {
+        return Err(NotCopied(format!("there is no layer {stray}")));
+    }
+    if batch.extents.is_empty() {
+        return Ok(None);
+    }
+    let ranges: Vec<_> =
+        batch.extents.iter().map(|extent| ranges(extent, arena, cache, pinned_bytes)).collect();
+    checksums.list(&ranges).map(Some).map_err(|error| NotCopied(error.to_string()))
+}
+
+/// The parts of an extent by address, all of layers that there are. None goes across registrations
+/// of the arena.
+fn ranges(extent: &Extent, arena: u64, cache: &CacheShape, pinned_bytes: u64) -> Vec<Range> {
+    let mut ranges = Vec::with_capacity(extent.len());
+    for part in extent {
+        match *part {
+            ExtentPart::Page { layer, offset, bytes } => {
+                ranges.push(Range { at: cache.layers()[layer as usize].address + offset, bytes });
+            }
+            ExtentPart::Arena { offset, bytes } => {
+                let of_arena = cut_at_seams(offset, bytes, pinned_bytes);
+                ranges.extend(of_arena.map(|(offset, bytes)| Range { at: arena + offset, bytes }));
+            }
+        }
+    }
+    ranges
 }
 
 /// The pieces by address, all of layers that there are, in lists of at most `segment_bytes`. No
@@ -103,7 +164,11 @@ fn lists(
 ) -> Vec<Vec<Piece>> {
     let (mut lists, mut list, mut bytes, mut last_ends, mut last_layer) =
         (Vec::new(), Vec::new(), 0, (0, 0), 0);
-    for (piece, offset, len) in pieces.iter().flat_map(|piece| cut_at_seams(piece, pinned_bytes)) {
+    let cut = pieces.iter().flat_map(|piece| {
+        let parts = cut_at_seams(piece.arena_offset, piece.bytes, pinned_bytes);
+        parts.map(move |(offset, len)| (piece, offset, len))
+    });
+    for (piece, offset, len) in cut {
         let within = offset - piece.arena_offset;
         let far = cache.layers()[piece.layer as usize].address + piece.page_offset + within;
         let is_full = bytes + len > segment_bytes || list.len() == BATCH_PIECES_MAX;
@@ -126,17 +191,14 @@ fn lists(
     lists
 }
 
-/// What of a piece lies in each registration: the piece, where in the arena, how many bytes.
-fn cut_at_seams(
-    piece: &copies::Piece,
-    pinned_bytes: u64,
-) -> impl Iterator<Item = (&copies::Piece, u64, u64)> {
-    let (mut at, end) = (piece.arena_offset, piece.arena_offset + piece.bytes);
+/// What of a range of the arena lies in each registration: where in the arena, how many bytes.
+fn cut_at_seams(arena_offset: u64, bytes: u64, pinned_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let (mut at, end) = (arena_offset, arena_offset + bytes);
     std::iter::from_fn(move || {
         let len = (end - at).min(pinned_bytes - at % pinned_bytes);
         let offset = at;
         at += len;
-        (len > 0).then_some((piece, offset, len))
+        (len > 0).then_some((offset, len))
     })
 }
 

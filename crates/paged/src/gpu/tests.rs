@@ -2,7 +2,7 @@
 
 #[path = "../../tests/gpu/rig.rs"]
 #[expect(dead_code, reason = "the tests outside use the rest")]
-mod rig;
+pub(super) mod rig;
 
 use crate::LoadRequest;
 use crate::pages::Source;
@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use testkit::eventually;
 
-const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
+pub(super) const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
 
 #[test]
 fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
@@ -127,9 +127,9 @@ fn a_wait_behind_one_that_was_refused_begins_where_the_stream_comes_to_it() {
     );
 }
 
-/// Copies and kernels that were queued until now.
-fn queued(fake: &Fake) -> u64 {
-    ["cuMemcpyBatchAsync", "cuMemcpyAsync", "cuLaunchKernel"].map(|call| fake.stat(call)).iter().sum()
+/// Copies by engines and kernels that were queued until now.
+pub(super) fn queued(fake: &Fake) -> u64 {
+    ["cuMemcpyBatchAsync", "cuMemcpyAsync", "forebay_pieces"].map(|call| fake.stat(call)).iter().sum()
 }
 
 #[test]

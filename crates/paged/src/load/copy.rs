@@ -2,14 +2,14 @@
 
 use super::{LoadRequest, NextBatch, Part, TierBytes};
 use crate::access::Accessing;
-use crate::copies::{Batch, Job, NotCopied, Piece};
+use crate::copies::{Batch, Extent, ExtentPart, Job, NotCopied, Piece};
 use crate::cost_model::Tier;
 use crate::pages::{ChunkAt, pieces};
 use crate::shared::Shared;
 use crate::stats::add;
 use crate::thread_pool::Urgency;
 use forebay_client::{LeasedChunk, NodeArena};
-use forebay_store::{NotVerified, Unreadable};
+use forebay_store::NotVerified;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{RegionId, Span};
 use std::sync::Arc;
@@ -35,9 +35,18 @@ pub struct LayerCopy {
     layer: u32,
     first_chunk: usize,
     pieces: Vec<Piece>,
-    /// Spans whose bytes, one after another, are a chunk's layer.
-    checks: Vec<(usize, Arc<LeasedChunk>, Vec<Span>)>,
+    checks: Vec<Check>,
+    /// Of each check what the GPU sums up, if it does.
+    extents: Vec<Extent>,
     bytes: TierBytes,
+}
+
+/// A chunk whose layer is compared with its checksum.
+struct Check {
+    chunk: usize,
+    lent: Arc<LeasedChunk>,
+    /// Spans whose bytes, one after another, are the layer, if the host compares it.
+    spans: Vec<Span>,
 }
 
 /// A copy on its way.
@@ -67,6 +76,7 @@ impl LayerCopy {
             first_chunk: next.parts.first().map_or(0, |part| part.chunk),
             pieces: Vec::new(),
             checks: Vec::new(),
+            extents: Vec::new(),
             bytes: TierBytes::default(),
         };
         // A chunk of several sources is copied page by page: each page is written from its start to
@@ -79,15 +89,13 @@ impl LayerCopy {
                 by_page(&mut copy.pieces[of_chunk..]);
                 (chunk, of_chunk) = (part.chunk, from);
             }
-            let spans = match Arc::ptr_eq(arena, lent.arena()) {
-                true => spans(shared, request, *part, lent, next.layer, &mut copy.pieces),
+            let added = match Arc::ptr_eq(arena, lent.arena()) {
+                true => copy.add(shared, request, *part, lent),
                 false => Err("the node was started again".into()),
             };
             copy.bytes.add(*tier, copy.pieces[from..].iter().map(|piece| piece.bytes).sum());
-            match spans {
-                Ok(spans) if spans.is_empty() => {}
-                Ok(spans) => copy.checks.push((part.chunk, Arc::clone(lent), spans)),
-                Err(why) => return (copy, Some((part.chunk, why))),
+            if let Err(why) = added {
+                return (copy, Some((part.chunk, why)));
             }
         }
         if request.sources.len() > 1 {
@@ -100,9 +108,47 @@ impl LayerCopy {
         self.pieces.is_empty()
     }
 
-    /// Copies, and checks what arrived. What the host cannot read was compared or summed when it
-    /// came into the arena, and stays so as long as the lease lives; a GPU's links are several
-    /// times as fast as the processors that it would take to do that once more.
+    /// Adds the pieces of a part's layer, and how it is checked. Nothing is if nothing is wanted.
+    fn add(
+        &mut self,
+        shared: &Shared,
+        request: &LoadRequest,
+        part: Part,
+        lent: &Arc<LeasedChunk>,
+    ) -> Result<(), String> {
+        let (cache, source, layer) = (&shared.cache, &request.sources[part.source].1, self.layer);
+        if lent.shape().layers() != cache.layers().len() {
+            let (theirs, ours) = (lent.shape().layers(), cache.layers().len());
+            return Err(format!("the chunk has {theirs} layers, the cache {ours}"));
+        }
+        let chunk_tokens = u64::from(cache.chunk_tokens());
+        let first_token = part.chunk as u64 * chunk_tokens;
+        let tokens = (request.tokens - first_token).min(chunk_tokens) as u32;
+        let at = ChunkAt { first_token, tokens };
+        let whole = lent.layer(layer as usize).ok_or("the chunk lacks a layer")?;
+        let (from, extent) = (self.pieces.len(), (whole.offset, whole.len));
+        pieces(cache, &request.tables, layer, at, source, extent, &mut self.pieces)
+            .map_err(|misfit| misfit.to_string())?;
+        let of_part = &self.pieces[from..];
+        if of_part.is_empty() {
+            return Ok(());
+        }
+        let arrived = arrived(whole, of_part);
+        let here = cache.layers().get(layer as usize);
+        let is_same = here.is_some_and(|here| source.is_same(cache, here, tokens, whole.len));
+        let spans = match shared.copies.region(layer).filter(|_| is_same) {
+            _ if !shared.verify.on_host() => Vec::new(),
+            Some(pages) => arrived.iter().map(|part| span(*part, whole.region, pages)).collect(),
+            None => vec![whole],
+        };
+        if shared.verify.on_gpu() {
+            self.extents.push(arrived);
+        }
+        self.checks.push(Check { chunk: part.chunk, lent: Arc::clone(lent), spans });
+        Ok(())
+    }
+
+    /// Copies, and checks what arrived.
     pub fn start(
         mut self,
         shared: &Arc<Shared>,
@@ -112,26 +158,27 @@ impl LayerCopy {
         on_copied: OnCopied,
     ) {
         let (layer, pieces) = (self.layer, std::mem::take(&mut self.pieces));
-        let is_read_here = shared.copies.region(layer).is_some();
+        let (extents, verify) = (std::mem::take(&mut self.extents), shared.verify);
         let running = Arc::new(Running {
             shared: Arc::clone(shared),
             copy: self,
-            left: AtomicUsize::new(1 + usize::from(is_read_here)),
+            left: AtomicUsize::new(1 + usize::from(verify.on_host())),
             bad: Mutex::default(),
             on_copied: Mutex::new(Some(on_copied)),
             _access: access,
         });
-        let on_end = move |outcome: Result<(), NotCopied>| {
-            if let Err(error) = outcome {
-                running.note(running.copy.first_chunk, error.to_string());
+        let on_end = move |outcome: Result<Vec<u32>, NotCopied>| {
+            match outcome {
+                Ok(sums) if verify.on_gpu() => running.compare(&sums),
+                Ok(_) => {}
+                Err(error) => running.note(running.copy.first_chunk, error.to_string()),
             }
-            match is_read_here {
-                true => running.verify_soon(),
-                false => running.check_leases(),
+            if verify.on_host() {
+                running.verify_soon();
             }
             running.done();
         };
-        copying.copy(layer, Batch { arena, pieces }, Box::new(on_end));
+        copying.copy(layer, Batch { arena, pieces, extents }, Box::new(on_end));
     }
 }
 
@@ -148,26 +195,35 @@ impl Running {
         });
     }
 
-    /// The node may have written anything where chunks lay that it does not keep for us any more.
-    fn check_leases(&self) {
-        if let Some((chunk, ..)) = self.copy.checks.iter().find(|(_, lent, _)| !lent.is_alive()) {
-            self.note(*chunk, Unreadable::DeadLease.to_string());
-        }
+    /// Compares what the host reads.
+    fn verify(&self) {
+        let checks = self.copy.checks.iter();
+        let arrived: Vec<_> = checks.map(|check| (&*check.lent, check.spans.as_slice())).collect();
+        self.note_first_bad(LeasedChunk::verify_each(self.copy.layer as usize, &arrived));
     }
 
-    fn verify(&self) {
-        let checks = &self.copy.checks;
-        let arrived: Vec<_> = checks.iter().map(|(_, lent, spans)| (&**lent, spans.as_slice())).collect();
-        let verified = LeasedChunk::verify_each(self.copy.layer as usize, &arrived);
-        for ((chunk, ..), verified) in checks.iter().zip(verified) {
-            if let Err(error) = verified {
-                if matches!(error, NotVerified::Corrupt { .. }) {
-                    add(&self.shared.counters.chunks_corrupt, 1);
-                    self.shared.log.corrupt(self.copy.job, *chunk, self.copy.layer);
-                }
-                return self.note(*chunk, error.to_string());
-            }
+    /// Compares what the GPU has summed up, of each check.
+    fn compare(&self, sums: &[u32]) {
+        let layer = self.copy.layer as usize;
+        let compared =
+            |(number, check): (usize, &Check)| check.lent.verify_sum(layer, sums.get(number).copied());
+        self.note_first_bad(self.copy.checks.iter().enumerate().map(compared));
+    }
+
+    /// Those behind it cannot be used either.
+    fn note_first_bad(&self, verified: impl IntoIterator<Item = Result<(), NotVerified>>) {
+        let bad = self
+            .copy
+            .checks
+            .iter()
+            .zip(verified)
+            .find_map(|(check, verified)| Some((check.chunk, verified.err()?)));
+        let Some((chunk, error)) = bad else { return };
+        if matches!(error, NotVerified::Corrupt { .. }) {
+            add(&self.shared.counters.chunks_corrupt, 1);
+            self.shared.log.corrupt(self.copy.job, chunk, self.copy.layer);
         }
+        self.note(chunk, error.to_string());
     }
 
     fn done(&self) {
@@ -181,53 +237,27 @@ impl Running {
     }
 }
 
-/// Adds the pieces of a part's layer. Gives the spans to compare with its checksum; none if nothing
-/// is wanted.
-fn spans(
-    shared: &Shared,
-    request: &LoadRequest,
-    part: Part,
-    lent: &LeasedChunk,
-    layer: u32,
-    batch: &mut Vec<Piece>,
-) -> Result<Vec<Span>, String> {
-    let (cache, source) = (&shared.cache, &request.sources[part.source].1);
-    if lent.shape().layers() != cache.layers().len() {
-        let (theirs, ours) = (lent.shape().layers(), cache.layers().len());
-        return Err(format!("the chunk has {theirs} layers, the cache {ours}"));
-    }
-    let chunk_tokens = u64::from(cache.chunk_tokens());
-    let first_token = part.chunk as u64 * chunk_tokens;
-    let tokens = (request.tokens - first_token).min(chunk_tokens) as u32;
-    let at = ChunkAt { first_token, tokens };
-    let whole = lent.layer(layer as usize).ok_or("the chunk lacks a layer")?;
-    let (from, extent) = (batch.len(), (whole.offset, whole.len));
-    pieces(cache, &request.tables, layer, at, source, extent, batch).map_err(|misfit| misfit.to_string())?;
-    let of_part = &batch[from..];
-    let is_same = cache
-        .layers()
-        .get(layer as usize)
-        .is_some_and(|layer| source.is_same(cache, layer, tokens, whole.len));
-    Ok(match shared.copies.region(layer).filter(|_| is_same) {
-        _ if of_part.is_empty() => Vec::new(),
-        Some(pages) => arrived(whole, of_part, pages),
-        None => vec![whole],
-    })
-}
-
 /// A layer of a chunk where it arrived: its pages, and what was not wanted in the arena.
-fn arrived(whole: Span, pieces: &[Piece], pages: RegionId) -> Vec<Span> {
-    let (mut spans, mut at) = (Vec::with_capacity(2 * pieces.len() + 1), whole.offset);
+fn arrived(whole: Span, pieces: &[Piece]) -> Extent {
+    let (mut parts, mut at) = (Vec::with_capacity(2 * pieces.len() + 1), whole.offset);
     for piece in pieces {
         if piece.arena_offset > at {
-            spans.push(Span::new(whole.region, at, piece.arena_offset - at));
+            parts.push(ExtentPart::Arena { offset: at, bytes: piece.arena_offset - at });
         }
-        spans.push(Span::new(pages, piece.page_offset, piece.bytes));
+        parts.push(ExtentPart::Page { layer: piece.layer, offset: piece.page_offset, bytes: piece.bytes });
         at = piece.arena_offset + piece.bytes;
     }
     let end = whole.offset + whole.len;
     if end > at {
-        spans.push(Span::new(whole.region, at, end - at));
+        parts.push(ExtentPart::Arena { offset: at, bytes: end - at });
     }
-    spans
+    parts
+}
+
+/// A part where the host reads it.
+fn span(part: ExtentPart, arena: RegionId, pages: RegionId) -> Span {
+    match part {
+        ExtentPart::Page { offset, bytes, .. } => Span::new(pages, offset, bytes),
+        ExtentPart::Arena { offset, bytes } => Span::new(arena, offset, bytes),
+    }
 }

@@ -8,7 +8,7 @@ use forebay_node::{Node, NodeConfig};
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::direct::DirectOptions;
 use forebay_paged::pages::{PageTables, Source};
-use forebay_paged::{LoadEnd, LoadRequest, NewChunk, PagedCache, PagedOptions};
+use forebay_paged::{LoadEnd, LoadRequest, NewChunk, PagedCache, PagedOptions, Verify};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,10 +53,19 @@ impl Site {
 
     /// An engine that is one of several, on these GPUs.
     pub fn rank(&self, fake: &Fake, sibling_devices: &[u16]) -> Engine {
+        let sibling_devices = sibling_devices.to_vec();
+        Engine::new(fake, PagedOptions { sibling_devices, ..self.options() })
+    }
+
+    /// An engine that checks its bytes so.
+    pub fn verifying(&self, fake: &Fake, verify: Verify) -> Engine {
+        Engine::new(fake, PagedOptions { verify: Some(verify), ..self.options() })
+    }
+
+    fn options(&self) -> PagedOptions {
         // Every death of a node here is the end of a connection: no answer is merely late.
         let client = ClientOptions { answer_limit_us: 30_000_000, ..ClientOptions::new(self.socket()) };
-        let sibling_devices = sibling_devices.to_vec();
-        Engine::new(fake, PagedOptions { sibling_devices, ..PagedOptions::new(client) })
+        PagedOptions::new(client)
     }
 }
 
@@ -162,8 +171,12 @@ impl Engine {
 
     /// Begins a load, unless the driver refuses even that.
     pub fn try_load(&self, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
-        let sources = vec![(ids(salt), Source::same(self.paged.cache()))];
-        let (tables, tokens) = (self.tables(blocks), TOKENS as u64);
+        self.try_load_from(Source::same(self.paged.cache()), job, blocks, salt, layerwise)
+    }
+
+    /// The same of a storer that may have other pages.
+    pub fn try_load_from(&self, source: Source, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
+        let (sources, tables, tokens) = (vec![(ids(salt), source)], self.tables(blocks), TOKENS as u64);
         let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us: 60_000_000 };
         self.paged.load(request, self.handle()).is_ok()
     }
