@@ -171,11 +171,6 @@ impl LeasedChunk {
         Some(self.held.span(self.place.offset_bytes + extent.start, extent.end - extent.start))
     }
 
-    /// Whether what is read now is still the chunk.
-    pub fn is_alive(&self) -> bool {
-        self.held.is_alive()
-    }
-
     /// Checks that the bytes of `spans`, one after another, are the layer's, and that they were
     /// read under a live lease. The spans are in memory of the client's mover, and nobody writes
     /// them meanwhile. Anything but `Ok` is a miss.

@@ -17,10 +17,16 @@ use std::sync::Arc;
 
 /// Source and build script are in the folder `kernels`.
 const PTX: &str = concat!(include_str!("../kernels/checksums.ptx"), "\0");
-const THREADS: u32 = 1024;
-/// Blocks of a list's kernel at most, each of which keeps an SM busy: these sum up five times as
-/// much as a PCIe link carries.
-pub const BLOCKS: u32 = 16;
+/// How many blocks of a list's kernel there are at most, and how many threads each has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Width {
+    pub blocks: u32,
+    pub threads: u32,
+}
+
+/// As many threads as 16 SMs hold in two halves, which sum up five times as much as a PCIe link
+/// carries; in blocks for which there soon is room while the GPU computes.
+pub const BEHIND_COPIES: Width = Width { blocks: 64, threads: 256 };
 /// What one warp sums up.
 const RANGE_BYTES: u64 = 16 << 10;
 /// Ranges of a list at most: 16 GiB in long extents.
@@ -68,7 +74,7 @@ impl Checksums {
         let checksums = Arc::new(Checksums { kernel, spare: Mutex::new(spare) });
         let stream = Stream::new(device)?;
         // SAFETY: no ranges, so no address is used.
-        unsafe { checksums.list(&[])?.queue(&stream, 1)? };
+        unsafe { checksums.list(&[])?.queue(&stream, BEHIND_COPIES)? };
         stream.synchronize()?;
         Ok(checksums)
     }
@@ -111,23 +117,23 @@ impl Checksums {
 }
 
 impl SumList {
-    /// Has a stream sum up all extents, with at most so many blocks.
+    /// Has a stream sum up all extents.
     ///
     /// # Safety
     ///
     /// Until the stream has come past it, the list lives, all ranges are memory that the stream's
     /// device reaches, and nobody writes them. The stream is one of the device that the kernel was
     /// loaded for.
-    pub unsafe fn queue(&self, stream: &Stream, blocks: u32) -> Result<(), CudaError> {
+    pub unsafe fn queue(&self, stream: &Stream, width: Width) -> Result<(), CudaError> {
         let _current = self.checksums.kernel.device().enter()?;
         let (start, remainders) = self.places();
         let mut count = self.lengths.len() as u32;
         let (mut start, mut remainders) = (start as Address, remainders as Address);
         let mut parameters = [(&raw mut start).cast(), (&raw mut count).cast(), (&raw mut remainders).cast()];
-        let blocks = count.clamp(1, blocks.max(1));
+        let blocks = count.clamp(1, width.blocks);
         // SAFETY: the parameters have the types of the kernel's; the rest is this function's
         // contract.
-        unsafe { self.checksums.kernel.launch(stream, (blocks, 1), THREADS, &mut parameters) }
+        unsafe { self.checksums.kernel.launch(stream, (blocks, 1), width.threads, &mut parameters) }
     }
 
     /// The CRC-32C of each extent, when the stream has come past it. Before that they are wrong.

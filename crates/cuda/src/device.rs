@@ -175,12 +175,23 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream of the least urgent priority for its kernels: the engine's own work goes first.
     pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        Stream::with_priority(device, |least, _| least)
+    }
+
+    /// A stream of the most urgent priority, for short kernels that the engine's own work waits
+    /// for.
+    pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
+        Stream::with_priority(device, |_, most| most)
+    }
+
+    fn with_priority(device: &Arc<Device>, choose: fn(i32, i32) -> i32) -> Result<Stream, CudaError> {
         let _current = device.enter()?;
         let (mut least, mut most, mut handle) = (0, 0, std::ptr::null_mut());
         // SAFETY: results are written to valid places; the device's context is current.
         unsafe {
             call!(device.driver, context_priorities(&mut least, &mut most))?;
-            call!(device.driver, stream_create(&mut handle, abi::STREAM_NON_BLOCKING, least))?;
+            let priority = choose(least, most);
+            call!(device.driver, stream_create(&mut handle, abi::STREAM_NON_BLOCKING, priority))?;
         }
         Ok(Stream { device: Arc::clone(device), handle })
     }

@@ -71,9 +71,9 @@ mod tests {
         let why = Verify::named("cpu").unwrap_err().to_string();
         assert_eq!(why, "verify is \"cpu\"; allowed: \"gpu\", \"host\" or \"both\"");
         for name in ["gpu", "both"] {
-            let asked = Some(Verify::named(name).unwrap());
-            assert_eq!(Verify::choose(asked, true), Ok(asked.unwrap()));
-            let why = Verify::choose(asked, false).unwrap_err().to_string();
+            let asked = Verify::named(name).unwrap();
+            assert_eq!(Verify::choose(Some(asked), true), Ok(asked));
+            let why = Verify::choose(Some(asked), false).unwrap_err().to_string();
             assert_eq!(why, format!("verify is {name:?}; allowed: \"host\" for a cache in host memory"));
         }
     }

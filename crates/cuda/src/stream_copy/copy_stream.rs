@@ -10,7 +10,7 @@ use super::queued::{StreamCopy, Waits, is_small};
 use super::relay_pipeline::How;
 use super::submit_pool::SubmitPool;
 use super::{DeclineReason, GpuDirection, StreamCopies};
-use crate::checksum::{self, SumList};
+use crate::checksum::{BEHIND_COPIES, SumList};
 use crate::device::{Device, Event, Stream, StreamId};
 use crate::driver::abi::Address;
 use crate::driver::{CudaError, Relaxed};
@@ -42,7 +42,7 @@ pub struct CopyStream {
     turn: AtomicUsize,
     /// Passed when one of these has come to the end of a batch.
     worked: Event,
-    /// Comes to the end of each batch in turn.
+    /// Comes to the end of each batch in turn, and sums up what belongs to it.
     joined: Stream,
     /// What tells `joined` from other streams.
     holder: StreamId,
@@ -103,7 +103,7 @@ impl CopyStream {
     /// where all of it is over. What follows is copied meanwhile.
     fn end(&self, batch: &Batch, queued: Result<(), CudaError>, ended: &Event) -> Result<Sent, CudaError> {
         // SAFETY: by the contract of `StreamCopies::send`.
-        let sum = |list: &SumList| unsafe { list.queue(&self.joined, checksum::BLOCKS) };
+        let sum = |list: &SumList| unsafe { list.queue(&self.joined, BEHIND_COPIES) };
         let summed = queued.and_then(|()| batch.sums.map_or(Ok(()), sum));
         ended.record(&self.joined)?;
         Ok(Sent::Queued(summed))
@@ -116,7 +116,11 @@ impl StreamCopies {
         let device = self.devices.iter().find(|known| known.index() == device)?;
         let make = || {
             let work = [Stream::new(device)?, Stream::new(device)?];
-            let joined = Stream::new(device)?;
+            // An engine waits for what is loaded, and so for its sums.
+            let joined = match direction {
+                Direction::HostToDevice => Stream::urgent(device)?,
+                Direction::DeviceToHost => Stream::new(device)?,
+            };
             let worked = Event::new(device)?;
             let current = device.enter()?;
             let holder = device.id_of(joined.handle())?;

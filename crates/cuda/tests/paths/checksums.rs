@@ -4,7 +4,7 @@
 use crate::common::{Fake, alone, pattern};
 use crate::copy_stream::{copy_stream, pages, send_batch};
 use forebay_cuda::CopierOptions;
-use forebay_cuda::checksum::{BLOCKS, Checksums, Range};
+use forebay_cuda::checksum::{BEHIND_COPIES, Checksums, Range};
 use forebay_cuda::device::Stream;
 use forebay_cuda::links::Direction;
 use forebay_cuda::stream_copy::Batch;
@@ -71,7 +71,7 @@ fn any_ranges(fake: &Fake) {
         let list = checksums.list(&list).unwrap();
         assert_ne!(list.sums(), right_sums, "nothing was summed up yet");
         // SAFETY: nobody writes the memory, and the list lives until the stream has passed.
-        unsafe { list.queue(&stream, BLOCKS).unwrap() };
+        unsafe { list.queue(&stream, BEHIND_COPIES).unwrap() };
         stream.synchronize().unwrap();
         assert_eq!(list.sums(), right_sums);
     }

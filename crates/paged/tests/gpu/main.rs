@@ -8,7 +8,7 @@ mod rig;
 
 use cuda_testkit::{Fake, alone, symbol};
 use forebay_node::Node;
-use forebay_paged::JobStored;
+use forebay_paged::{JobStored, Verify};
 use rig::*;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -25,7 +25,7 @@ const THREE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "3"), ("XDG_CACHE_HOME", "/
 fn there_and_back(fake: &Fake) {
     let site = Site::new();
     let _node = site.node();
-    let (writer, reader) = (site.engine(fake), site.engine(fake));
+    let (writer, reader) = (site.engine(fake), site.verifying(fake, Verify::Both));
     let from = blocks(3);
     writer.store(1, &from, 1, 7);
     assert_eq!(writer.paged.take_ended().1, [JobStored { job: 1, missing: vec![] }]);
