@@ -5,6 +5,7 @@ import pathlib
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ class Engine:
     heads: range
     page_tokens: int
     kept_pages: int | None = None
+    verify: Literal["gpu", "host", "both"] | None = None
     pages: npt.NDArray[np.uint8] = field(init=False)
     cache: forebay.PagedCache = field(init=False)
 
@@ -62,6 +64,7 @@ class Engine:
             heads=[len(self.heads)],
             name="engine",
             kept_pages=None if self.kept_pages is None else [self.kept_pages],
+            verify=self.verify,
         )
 
     def blocks(self, seed: int, tokens: int = TOKENS) -> npt.NDArray[np.int32]:
@@ -258,6 +261,15 @@ def test_a_chunk_keeps_so_many_pages_at_its_end_and_a_store_needs_no_others(daem
         reader.load(2, [(ids, 0, 0, 2)], blocks, source_page_tokens=32)
     with pytest.raises(forebay.InvalidError, match="kept_pages of group 0 is 0"):
         Engine(daemon, range(2), 16, kept_pages=0)
+
+
+@pytest.mark.parametrize(
+    ("verify", "allowed"), [("cpu", '"gpu", "host" or "both"'), ("gpu", '"host"'), ("both", '"host"')]
+)
+def test_who_verifies_is_refused_where_it_cannot_be_had(daemon: Daemon, verify: Any, allowed: str) -> None:
+    with pytest.raises(forebay.InvalidError, match=f'verify is "{verify}"; allowed: {allowed}'):
+        Engine(daemon, range(2), 16, verify=verify)
+    Engine(daemon, range(2), 16, verify="host")
 
 
 def test_a_dead_node_costs_tokens_and_its_successor_is_used(daemon: Daemon) -> None:

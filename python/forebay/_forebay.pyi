@@ -211,6 +211,7 @@ class PagedCache:
         sibling_devices: Sequence[int] = (),
         kept_pages: Sequence[int] | None = None,
         direct: str | None = None,
+        verify: Literal["gpu", "host", "both"] | None = None,
     ) -> Self: ...
     @property
     def is_connected(self) -> bool: ...

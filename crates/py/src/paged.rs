@@ -8,7 +8,7 @@ use forebay_client::ClientOptions;
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::direct::{DirectOptions, Key, OfferEnd, ReadRequest};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
-use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions};
+use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Verify};
 use forebay_store::TenantId;
 use forebay_transfer::mapped::{self, Absent};
 use pyo3::buffer::PyBuffer;
@@ -33,7 +33,8 @@ impl PagedCache {
     #[new]
     #[pyo3(signature = (
         socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
-        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None, direct = None
+        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None, direct = None,
+        verify = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
     fn new(
@@ -51,7 +52,9 @@ impl PagedCache {
         sibling_devices: Vec<u16>,
         kept_pages: Option<Vec<u32>>,
         direct: Option<String>,
+        verify: Option<String>,
     ) -> PyResult<PagedCache> {
+        let verify = verify.as_deref().map(Verify::named).transpose().map_err(invalid)?;
         let kept_pages = kept_pages.unwrap_or_else(|| vec![ALL_PAGES; page_tokens.len()]);
         let groups = groups(&page_tokens, &heads, &kept_pages)?;
         let cache = shape(layers.clone(), groups, chunk_tokens)?;
@@ -63,8 +66,13 @@ impl PagedCache {
         if let Some(name) = name {
             client.name = name;
         }
-        let options =
-            PagedOptions { threads: copy_threads, sibling_devices, direct, ..PagedOptions::new(client) };
+        let options = PagedOptions {
+            threads: copy_threads,
+            sibling_devices,
+            direct,
+            verify,
+            ..PagedOptions::new(client)
+        };
         // SAFETY: whoever makes a `PagedCache` promises that the addresses are its pages until
         // `close` has returned; a program that gives other numbers is as wrong as one that gives
         // them to ctypes.
@@ -347,7 +355,7 @@ fn limit(limit_s: Option<f64>) -> PyResult<Option<Duration>> {
 fn not_opened(error: NotOpened) -> PyErr {
     match error {
         NotOpened::Client(_) => PeerLostError::new_err(error.to_string()),
-        NotOpened::Threads { .. } => invalid(error),
+        NotOpened::Threads { .. } | NotOpened::Verify(_) => invalid(error),
         NotOpened::Copies(_) | NotOpened::System(_) => failed(error),
     }
 }

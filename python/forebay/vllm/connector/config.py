@@ -60,6 +60,13 @@ def layout(name: str, value: Any) -> Any:
     return value
 
 
+def verifier(name: str, value: Any) -> Any:
+    """Who compares loaded bytes with their checksums, or None."""
+    if value is not None and value not in ("gpu", "host", "both"):
+        raise refuse(name, value, "gpu, host or both")
+    return value
+
+
 def digest(name: str, value: Any) -> bytes | None:
     """A digest in hexadecimal digits, or None."""
     given = text(name, value)
@@ -120,6 +127,8 @@ class Settings:
     direct_handover: bool | None = setting(None, flag_or_none)
     also_read: tuple[Shape, ...] = setting((), shapes)
     copy_threads: int = setting(2, lambda name, value: number(name, value, 1, 64))
+    # None: the GPU, or the host on CPUs.
+    verify: Any = setting(None, verifier)
     profile: str | None = setting(None, text)
     gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
     keep_on_reset: bool = setting(False, flag)  # True where weights never change

@@ -162,6 +162,7 @@ class WorkerHalf:
             name=f"vllm {self.vllm_config.kv_transfer_config.engine_id} rank {self.rank}",
             tenant=self.settings.tenant,
             copy_threads=self.settings.copy_threads,
+            verify=self.settings.verify,
             sibling_devices=compat.devices_of_ranks(self.vllm_config),
             direct=f"{self.vllm_config.kv_transfer_config.engine_id}.{self.rank}"
             if self.hands_over_directly()
