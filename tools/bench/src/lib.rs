@@ -5,6 +5,7 @@
 #[macro_use]
 extern crate forebay_results;
 
+mod checksum;
 mod copy;
 mod disk;
 mod net;
@@ -26,6 +27,8 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Bench {
+    /// CRC-32C of GPU memory by the GPU, and of loads while they are copied
+    Checksum(checksum::Args),
     /// Scattered copies in host memory through the mover, against plain memcpy
     Copy(copy::Args),
     /// The other process of `copy --daemon`
@@ -51,6 +54,7 @@ enum Bench {
 /// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     match args.bench {
+        Bench::Checksum(args) => checksum::run(args),
         Bench::Copy(args) => copy::run(args),
         Bench::CopyNode(args) => copy::run_node(args),
         Bench::Disk(args) => disk::run(args),
