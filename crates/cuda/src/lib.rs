@@ -40,6 +40,7 @@ pub mod checksum;
 mod copier;
 pub mod device;
 pub mod driver;
+mod estimates;
 pub mod event_waiter;
 pub mod gpu;
 pub mod ipc;

@@ -128,7 +128,12 @@ impl Profile {
 
     /// What is kept of the host as a driver shows it now, if anything is.
     pub fn kept(driver: &'static Driver) -> Option<Profile> {
-        let digest = Topology::read(driver).ok()?.digest();
+        Profile::kept_of(&Topology::read(driver).ok()?)
+    }
+
+    /// What is kept of a host, if anything is.
+    pub(crate) fn kept_of(host: &Topology) -> Option<Profile> {
+        let digest = host.digest();
         let kept = Profile::load(&Profile::folder()?, &digest);
         tracing::info!(measured = kept.is_some(), host = %digest, "rates of this host");
         kept

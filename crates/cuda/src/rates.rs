@@ -1,10 +1,11 @@
-//! What paths carry: the figures by which a stream copy is divided, as they were measured or,
-//! before that, as they are assumed.
+//! What paths carry: the figures by which the first stream copies are divided, as they were measured
+//! or, before that, as they are assumed. Those that follow go by what the ones before measured.
 
 use crate::links::Direction;
-use crate::plan::Path;
+use crate::plan::{Path, PathRates};
+use crate::topology::Topology;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Rates of the PCIe links of a host, and what relaying costs.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -13,6 +14,10 @@ pub struct Rates {
     links: HashMap<(u16, Direction), f64>,
     /// In the order of [`Direction::BOTH`].
     directions: [DirectionRates; 2],
+    /// GPUs that share a port of the processor, and a number for each such port.
+    ports: HashMap<u16, usize>,
+    /// Copies are divided by these figures for good.
+    pub(crate) are_fixed: bool,
 }
 
 /// What holds for the copies of all GPUs in one direction.
@@ -68,6 +73,24 @@ impl Rates {
         self
     }
 
+    /// Notes which GPUs are behind the same port of the processor.
+    pub(crate) fn with_ports(mut self, topology: &Topology) -> Rates {
+        let mut behind: BTreeMap<&str, Vec<u16>> = BTreeMap::new();
+        for gpu in &topology.gpus {
+            gpu.pci.port().into_iter().for_each(|port| behind.entry(port).or_default().push(gpu.index));
+        }
+        let shared = behind.into_values().filter(|gpus| gpus.len() > 1).enumerate();
+        self.ports = shared.flat_map(|(port, gpus)| gpus.into_iter().map(move |gpu| (gpu, port))).collect();
+        self
+    }
+
+    /// The same, from which copies do not depart whatever they measure: for who measures these
+    /// figures, or compares.
+    pub fn fixed(mut self) -> Rates {
+        self.are_fixed = true;
+        self
+    }
+
     /// The size below which a copy is faster alone, whichever way it goes.
     pub fn least_bytes(&self) -> u64 {
         let [there, back] = self.directions.map(|direction| direction.break_even_bytes);
@@ -90,18 +113,29 @@ impl Rates {
     }
 
     /// The ways to or from a GPU: its own, then that of each relay.
-    pub fn paths(&self, direction: Direction, target: u16, relays: &[u16]) -> Vec<Path> {
+    pub fn paths(&self, direction: Direction, target: u16, relays: &[u16]) -> PathRates {
         let DirectionRates { relaying, host_bytes_per_s, .. } = *self.of(direction);
-        let mut paths = vec![Path { bytes_per_s: self.link(target, direction), latency_s: 0.0 }];
-        paths.extend(relays.iter().map(|relay| Path {
-            bytes_per_s: self.link(*relay, direction) * relaying.efficiency,
-            latency_s: relaying.latency_s,
-        }));
+        let path = |gpu: u16, efficiency: f64, latency_s| Path {
+            bytes_per_s: self.link(gpu, direction) * efficiency,
+            latency_s,
+            port: self.ports.get(&gpu).copied(),
+        };
+        let mut paths = vec![path(target, 1.0, 0.0)];
+        paths.extend(relays.iter().map(|relay| path(*relay, relaying.efficiency, relaying.latency_s)));
         let sum: f64 = paths.iter().map(|path| path.bytes_per_s).sum();
         let host = host_bytes_per_s.unwrap_or(sum);
         for path in &mut paths {
             path.bytes_per_s *= (host / sum).min(1.0);
         }
-        paths
+        PathRates { paths, ports: self.port_rates(direction) }
+    }
+
+    /// What each shared port carries: as much as the fastest of the links behind it.
+    fn port_rates(&self, direction: Direction) -> Vec<f64> {
+        let mut rates = vec![0.0; self.ports.values().max().map_or(0, |last| last + 1)];
+        for (gpu, port) in &self.ports {
+            rates[*port] = self.link(*gpu, direction).max(rates[*port]);
+        }
+        rates
     }
 }

@@ -7,8 +7,8 @@
 //! `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and give
 //! success: `right`, `lost`: nothing, or `zero`: they write zeroes), `flaw ENGINE HOW` (what it
 //! copies next goes wrong, once, and gives success: `flipped`, a bit of it, or `exchanged`, two
-//! ranges of one length), `mode GPU N` (the compute mode), `version N`. An engine is `h2d.0`,
-//! `d2h.0`, `p2p.0` or `compute.0`.
+//! ranges of one length), `mode GPU N` (the compute mode), `version N`, `rates RATES` (of links from
+//! now on, as in `FAKE_CUDA_RATES`). An engine is `h2d.0`, `d2h.0`, `p2p.0` or `compute.0`.
 
 use crate::abi::Code;
 use crate::driver::{ENGINES, State, signals};
@@ -92,6 +92,7 @@ impl State {
                 let engine = self.engine(engine)?;
                 self.faults.flaws.insert(engine, flaw);
             }
+            ["rates", rates] => self.links.set(rates)?,
             ["version", version] => self.settings.version = positive(version)? as i32,
             _ => return Err(format!("no such command: {command:?}")),
         }

@@ -4,8 +4,13 @@ use crate::abi::{Code, Outcome, STREAM_LEGACY, STREAM_PER_THREAD};
 use crate::driver::{Locked, forked, lock, signals};
 use crate::op::What;
 use crate::stream::{Sort, Stream, this_thread};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
+
+/// How many calls the calling thread has made.
+pub fn calls_of_thread() -> u64 {
+    CALLS.get()
+}
 
 /// An entry point, for those who ask by name.
 pub struct Entry {
@@ -48,6 +53,8 @@ macro_rules! entries {
 pub(crate) use entries;
 
 thread_local! {
+    /// Calls of this thread.
+    static CALLS: Cell<u64> = const { Cell::new(0) };
     /// GPUs whose contexts are current, the last one on top.
     static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
@@ -84,6 +91,7 @@ pub fn enter(symbol: &'static str, per_thread: bool, body: impl FnOnce(&mut Call
     if forked() {
         return Code::NOT_INITIALIZED.0;
     }
+    CALLS.set(CALLS.get() + 1);
     let mut call = Call { state: lock(), per_thread, symbol };
     call.stats.called(symbol);
     call.calling = symbol;

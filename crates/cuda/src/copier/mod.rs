@@ -20,6 +20,7 @@ use crate::rates::Rates;
 use crate::relay::Relay;
 use crate::remote::{Attachment, Ground, Hex, NodeRelays, RELAYS_VARIABLE, RelaysAt, TOKEN_VARIABLE};
 use crate::stream_copy::{self, DeclineReason, StreamCopies};
+use crate::topology::Topology;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Backing, Class, Closed, End, Limits, MoverHandle, MoverThread, PathError, Place, Reason, RegionId, Span,
@@ -167,8 +168,8 @@ impl Copier {
     }
 
     /// Sets by what stream copies are divided from now on, and which copies are whose.
-    pub fn set_rates(&mut self, rates: Rates) {
-        self.stream_copies.set_rates(rates);
+    pub fn set_rates(&mut self, rates: Rates) -> Result<(), CudaError> {
+        self.stream_copies.set_rates(rates)
     }
 
     pub fn stream_copies(&self) -> &StreamCopies {
@@ -472,7 +473,7 @@ impl Made {
     fn of(driver: &'static Driver, options: &CopierOptions) -> Result<Made, StartError> {
         let CopierOptions { to_device, to_host, rates, .. } = options;
         let complete = to_device.is_some() && to_host.is_some() && rates.is_some();
-        let kept = if complete { None } else { Profile::kept(driver) };
+        let (kept, known) = if complete { Default::default() } else { known(driver) };
         let measured = |direction| Some(kept.as_ref()?.relayed?.of(direction).relay);
         let relay =
             |asked: &Option<Relay>, direction| asked.or_else(|| measured(direction)).unwrap_or_default();
@@ -484,9 +485,18 @@ impl Made {
         Ok(Made {
             relays_at,
             relays: [relay(to_device, Direction::HostToDevice), relay(to_host, Direction::DeviceToHost)],
-            rates: rates.clone().or_else(|| kept.as_ref().map(Rates::from)).unwrap_or_default(),
+            rates: rates.clone().unwrap_or(known),
         })
     }
+}
+
+/// What is known of a host before anything was copied: what was measured once, and which GPUs share
+/// a port.
+fn known(driver: &'static Driver) -> (Option<Profile>, Rates) {
+    let Ok(host) = Topology::read(driver) else { return Default::default() };
+    let kept = Profile::kept_of(&host);
+    let rates = kept.as_ref().map(Rates::from).unwrap_or_default().with_ports(&host);
+    (kept, rates)
 }
 
 /// Copies in streams alone, over the GPUs asked for; none means every one that is visible. There is
@@ -497,8 +507,7 @@ pub fn start_stream_copies(
 ) -> Result<StreamCopies, StartError> {
     let _relaxed = Relaxed::enter(driver);
     let gpus = open(driver, devices)?;
-    let rates = Profile::kept(driver).as_ref().map(Rates::from).unwrap_or_default();
-    Ok(StreamCopies::new(driver, &gpus, Peers::check(&gpus), rates))
+    Ok(StreamCopies::new(driver, &gpus, Peers::check(&gpus), known(driver).1))
 }
 
 fn open(driver: &'static Driver, wanted: Option<&[u16]>) -> Result<Vec<Arc<Kernels>>, StartError> {

@@ -89,7 +89,7 @@ fn relayed(
     for relay in Relay::ALL.into_iter().filter(|relay| *relay != Relay::default()) {
         copiers.push((relay, copier(driver, relay)?));
     }
-    let (memory, rates) = (DeviceMemory::new(&target, PINNED_BYTES)?, Rates::from(profile));
+    let (memory, rates) = (DeviceMemory::new(&target, PINNED_BYTES)?, Rates::from(profile).fixed());
     let mut trials = Trials { copiers, pinned, memory, rates };
     let now = Instant::now();
     let middle = now + end.saturating_duration_since(now) / 2;

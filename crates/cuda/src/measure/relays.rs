@@ -163,7 +163,7 @@ impl Trial<'_, '_> {
         let (from, to) = direction.in_order(host, device);
         let rates = who.rates(&trials.rates);
         let copier = &mut trials.copiers[copier].1;
-        copier.set_rates(rates);
+        copier.set_rates(rates)?;
         let start = Instant::now();
         let target = trials.memory.device().index();
         // SAFETY: both ranges are as long as the largest copy, and nobody else uses them.

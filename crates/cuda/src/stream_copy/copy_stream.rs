@@ -3,6 +3,7 @@
 //! one before in its stream has ended; a copy stream's shares slots with it as soon as they are
 //! free.
 
+use super::division::Division;
 use super::inspect::{Inspector, Outline};
 use super::pages::Pages;
 use super::path_set::{PathSet, how_to_relay};
@@ -74,7 +75,16 @@ pub enum Sent {
     Later,
     /// It was queued, as far as the result says. The event that was given passes when nothing of it
     /// is under way any more; after an error, [`settle`](StreamCopies::settle) says when.
-    Queued(Result<(), CudaError>),
+    Queued(Result<Links, CudaError>),
+}
+
+/// Whose links a batch goes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// The GPU's own alone: whether relays are whole is none of its business.
+    Own,
+    /// Relays have a part in it: see [`is_whole_since`](StreamCopies::is_whole_since).
+    Several,
 }
 
 impl CopyStream {
@@ -101,10 +111,15 @@ impl CopyStream {
 
     /// A batch was queued, or a part of it: sums up what belongs to it if it is whole, and records
     /// where all of it is over. What follows is copied meanwhile.
-    fn end(&self, batch: &Batch, queued: Result<(), CudaError>, ended: &Event) -> Result<Sent, CudaError> {
+    fn end(
+        &self,
+        batch: &Batch,
+        queued: Result<Links, CudaError>,
+        ended: &Event,
+    ) -> Result<Sent, CudaError> {
         // SAFETY: by the contract of `StreamCopies::send`.
         let sum = |list: &SumList| unsafe { list.queue(&self.joined, BEHIND_COPIES) };
-        let summed = queued.and_then(|()| batch.sums.map_or(Ok(()), sum));
+        let summed = queued.and_then(|links| batch.sums.map_or(Ok(()), sum).map(|()| links));
         ended.record(&self.joined)?;
         Ok(Sent::Queued(summed))
     }
@@ -160,7 +175,8 @@ impl StreamCopies {
             self.gpu_directions.get(&(copy_stream.device.index(), copy_stream.direction))
         else {
             // It had no room for stream copies, which was logged.
-            return copy_stream.end(batch, copy_stream.copy_alone(batch), ended);
+            let copied = copy_stream.copy_alone(batch).map(|()| Links::Own);
+            return copy_stream.end(batch, copied, ended);
         };
         let mut path_set = gpu_direction.path_set.lock();
         let queued = if !path_set.take_at_once(copy_stream.holder) {
@@ -168,7 +184,7 @@ impl StreamCopies {
             // makes the next call wait.
             drop(path_set);
             self.counters.tell(DeclineReason::Busy);
-            copy_stream.copy_alone(batch)
+            copy_stream.copy_alone(batch).map(|()| Links::Own)
         } else if let Some(places) = path_set.room_for(batch.pieces.len()) {
             self.queue_batch(copy_stream, batch, gpu_direction, &mut path_set, places)
         } else {
@@ -184,7 +200,7 @@ impl StreamCopies {
         gpu_direction: &GpuDirection,
         path_set: &mut PathSet,
         places: std::ops::Range<usize>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<Links, CudaError> {
         let outline = Outline::of(batch.pieces);
         let (bytes, holder) = (outline.bytes, copy_stream.holder);
         let is_scattered =
@@ -198,8 +214,11 @@ impl StreamCopies {
         let is_alone =
             is_scattered || is_short || bytes < self.rates.of(copy_stream.direction).break_even_bytes;
         self.note(gpu_direction);
-        let (mut pipelines, shares) =
-            if is_alone { (Vec::new(), vec![bytes]) } else { self.pipelines(gpu_direction, holder, bytes) };
+        let mut division = match is_alone {
+            true => Division::direct(bytes),
+            false => self.divide(gpu_direction, holder, bytes),
+        };
+        let direct_bytes = division.shares[0];
         let stream_copy = StreamCopy {
             stream: copy_stream.next_work().handle(),
             joined: copy_stream.joined.handle(),
@@ -211,15 +230,15 @@ impl StreamCopies {
             awaited_bytes: batch.awaited_bytes,
             places,
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
-            submit_pool: (shares.len() > 1).then(|| self.submit_pool()).flatten(),
-            shares,
+            submit_pool: (direct_bytes < bytes).then(|| self.submit_pool()).flatten(),
         };
-        let direct_bytes = stream_copy.shares[0];
         // SAFETY: by the contract of `send`; the path set was taken for the joined stream and the
         // device was entered.
-        unsafe { path_set.queue(stream_copy, &mut pipelines) }?;
+        let queued = unsafe { path_set.queue(stream_copy, &mut division) };
+        division.queued(gpu_direction);
+        queued?;
         self.counters.count(direct_bytes, bytes - direct_bytes);
-        Ok(())
+        Ok(if direct_bytes < bytes { Links::Several } else { Links::Own })
     }
 
     /// Threads for all relays of a GPU in both directions. None where there are no relays, or no

@@ -23,7 +23,7 @@ pub enum DeclineReason {
     /// No peer reaches this GPU.
     #[error("no relay")]
     NoRelay = 5,
-    /// Copies of other streams have the relays.
+    /// Copies of other streams have the relays, or these are too slow now to have a part in it.
     #[error("busy")]
     Busy = 6,
     /// Both sides are host memory, or both are GPUs.

@@ -1,6 +1,7 @@
 //! The direct path: what a stream copy copies over its target's own PCIe link by copy engine, in
 //! the stream copy's stream.
 
+use super::meter::Part;
 use super::pages::Pages;
 use super::queued::{StreamCopy, Waits, is_small};
 use crate::device::Event;
@@ -43,6 +44,18 @@ pub struct Direct {
     over: Event,
 }
 
+/// What goes over the direct path.
+#[derive(Debug)]
+pub struct Row<'a> {
+    pub pages: Pages<'a>,
+    /// As [`goes_by_batch`](Direct::goes_by_batch) has said.
+    pub by_batch: bool,
+    /// Whether relays have a part in the stream copy.
+    pub is_beside: bool,
+    /// What times it.
+    pub part: Option<&'a mut Part>,
+}
+
 impl Direct {
     /// The direct path to `target`, or from it.
     pub fn new(target: &Arc<Kernels>) -> Result<Direct, CudaError> {
@@ -63,26 +76,23 @@ impl Direct {
     ///
     /// # Safety
     ///
-    /// As for [`PathSet::queue`](super::path_set::PathSet::queue). If they go by batch,
-    /// [`goes_by_batch`](Direct::goes_by_batch) has said so.
-    pub unsafe fn queue(
-        &mut self,
-        stream_copy: &StreamCopy,
-        pages: Pages,
-        by_batch: bool,
-    ) -> Result<(), CudaError> {
+    /// As for [`PathSet::queue`](super::path_set::PathSet::queue).
+    pub unsafe fn queue(&mut self, stream_copy: &StreamCopy, row: Row) -> Result<(), CudaError> {
+        let Row { pages, by_batch, is_beside, mut part } = row;
         if let Waits::For(event) = stream_copy.waits {
             event.hold(stream_copy.stream)?;
         }
+        part.iter_mut().for_each(|part| part.begins(stream_copy.stream));
         let queued = match &mut self.batch {
             Some((batch, list)) if by_batch => {
-                let most = if stream_copy.shares.len() > 1 { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
+                let most = if is_beside { BATCH_COPIES_BESIDE } else { BATCH_COPIES };
                 // SAFETY: by this function's contract.
                 unsafe { queue_batch(&self.target, *batch, list, most, stream_copy.stream, pages) }
             }
             // SAFETY: as above.
             _ => unsafe { queue_one_by_one(&self.target, stream_copy.stream, pages) },
         };
+        part.iter_mut().filter(|_| queued.is_ok()).for_each(|part| part.ends(stream_copy.stream));
         if stream_copy.joined == stream_copy.stream {
             return queued;
         }

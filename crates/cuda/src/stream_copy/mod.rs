@@ -7,9 +7,11 @@
 mod copy_stream;
 mod decline;
 mod direct;
+mod division;
 mod inspect;
 mod kernel_list;
 mod list_memory;
+mod meter;
 mod pages;
 mod path_set;
 mod queued;
@@ -17,7 +19,7 @@ mod relay_pipeline;
 mod ring;
 mod submit_pool;
 
-use crate::device::{Device, StreamId};
+use crate::device::Device;
 use crate::driver::abi::{self, StreamHandle};
 use crate::driver::{CudaError, Driver, Relaxed};
 use crate::kernels::{Kernels, Piece};
@@ -25,12 +27,15 @@ use crate::links::Direction;
 use crate::peers::Peers;
 use crate::plan;
 use crate::rates::Rates;
-pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Sent};
+pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Links, Sent};
 pub use decline::{Counters, DeclineReason};
-use forebay_transfer::lock::{Mutex, MutexGuard};
+use division::Division;
+pub use division::PathRate;
+use forebay_transfer::lock::Mutex;
 pub(crate) use inspect::pointer_range;
 pub use inspect::{Group, groups};
 use inspect::{Inspected, Outline, inspect};
+use meter::Meter;
 use pages::Pages;
 use path_set::PathSet;
 use queued::{StreamCopy, Waits, is_small};
@@ -47,10 +52,7 @@ const PIPELINE_SLOTS: u64 = 6;
 const PIPELINE_SLOT_BYTES: u64 = 2 << 20;
 /// A GPU with a copy of its own less than this ago is about to have another.
 const LATELY_US: u64 = 10_000;
-/// Copies of two GPUs that come within this are one load on both, and whoever has such loads has
-/// them again ...
-const AT_ONCE_US: u64 = 2_000;
-/// ... for this long.
+/// Whoever has copied at the same time as another GPU will again, for this long.
 const CONCURRENT_LOADS_HOLD_US: u64 = 1_000_000;
 /// Segments of a path's share, at most, of a copy into a stream that is not idle: more operations
 /// than the driver's queues hold would make the caller wait for its own stream.
@@ -85,6 +87,7 @@ struct GpuDirection {
     /// Whether there are peers that could relay and are not trusted to.
     has_untrusted: bool,
     path_set: Mutex<PathSet>,
+    meter: Mutex<Meter>,
     /// Held by whoever waits until nothing is under way.
     settling: Mutex<()>,
     /// When a copy of its own was last asked for; 0 if never.
@@ -167,10 +170,12 @@ impl StreamCopies {
             let is_relay = |other: &u16| {
                 self.peers.relay(own, *other) && self.pipelines.contains_key(&(*other, direction))
             };
+            let relays: Vec<u16> = self.devices.iter().map(|other| other.index()).filter(is_relay).collect();
             let made = GpuDirection {
                 target: own,
                 direction,
-                relays: self.devices.iter().map(|other| other.index()).filter(is_relay).collect(),
+                meter: Mutex::new(self.meter(direction, own, &relays)?),
+                relays,
                 has_untrusted: self.peers.has_untrusted(own),
                 path_set: Mutex::new(PathSet::new(direction, gpu)?),
                 settling: Mutex::new(()),
@@ -189,8 +194,12 @@ impl StreamCopies {
         &self.rates
     }
 
-    pub(crate) fn set_rates(&mut self, rates: Rates) {
+    pub(crate) fn set_rates(&mut self, rates: Rates) -> Result<(), CudaError> {
         self.rates = rates;
+        for own in self.gpu_directions.values() {
+            *own.meter.lock() = self.meter(own.direction, own.target, &own.relays)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn devices(&self) -> &[Arc<Device>] {
@@ -249,8 +258,9 @@ impl StreamCopies {
         let [h2d, d2h] = Direction::BOTH.map(|direction| {
             let own = self.gpu_directions.get(&(gpu, direction));
             let paths = self.rates.paths(direction, gpu, own.map_or(&[], |own| &own.relays));
-            let direct_bytes = plan::shares(LARGE_BYTES, &paths)[0];
-            (paths.len() - 1, paths[0].bytes_per_s / 1e9, 100 * direct_bytes / LARGE_BYTES)
+            let batch = plan::Batch { bytes: LARGE_BYTES, probe: None };
+            let direct_bytes = plan::shares(&paths, batch)[0];
+            (paths.paths.len() - 1, paths.paths[0].bytes_per_s / 1e9, 100 * direct_bytes / LARGE_BYTES)
         });
         tracing::info!(
             gpu,
@@ -374,27 +384,26 @@ impl StreamCopies {
         // Host memory in small pieces is the target's own kernels' to read or write: copy engines
         // would need a call for each.
         let is_scattered = pages_are_small && is_small(outline.host_runs(direction), bytes);
-        let (mut pipelines, shares) = if is_scattered {
-            (Vec::new(), vec![bytes])
-        } else {
-            self.pipelines(gpu_direction, holder, bytes)
+        let mut division = match is_scattered {
+            true => Division::direct(bytes),
+            false => self.divide(gpu_direction, holder, bytes),
         };
         // Small pages gain from a stream copy of their own GPU alone: its kernels deal with them,
         // not a call for each.
-        if pipelines.is_empty() && !pages_are_small {
+        if division.pipelines.is_empty() && !pages_are_small {
             return Err(match gpu_direction.relays.is_empty() {
                 true if gpu_direction.has_untrusted => DeclineReason::Untrusted,
                 true => DeclineReason::NoRelay,
                 false => DeclineReason::Busy,
             });
         }
-        let segments = shares.iter().skip(usize::from(!pages_are_small)).max().copied().unwrap_or(0)
-            / PIPELINE_SLOT_BYTES;
+        let by_segments = division.shares.iter().skip(usize::from(!pages_are_small));
+        let segments = by_segments.max().copied().unwrap_or(0) / PIPELINE_SLOT_BYTES;
         if !idle && segments > QUEUED_SEGMENTS_MAX {
             return Err(DeclineReason::Busy);
         }
         let places = path_set.room_for(pieces.len()).ok_or(DeclineReason::Busy)?;
-        let direct_bytes = shares[0];
+        let direct_bytes = division.shares[0];
         let pages = Pages::new(&pieces, bytes);
         let waits = if idle { Waits::Nothing } else { Waits::Stream };
         let (joined, seams) = (stream, &*seams);
@@ -404,7 +413,6 @@ impl StreamCopies {
             holder,
             pages,
             seams,
-            shares,
             peers_reach,
             is_scattered,
             awaited_bytes: None, // Nobody knows what the GPU computes meanwhile.
@@ -414,7 +422,8 @@ impl StreamCopies {
         };
         // SAFETY: by this function's contract; the path set was taken and the target's context is
         // current.
-        let queued = unsafe { path_set.queue(stream_copy, &mut pipelines) };
+        let queued = unsafe { path_set.queue(stream_copy, &mut division) };
+        division.queued(gpu_direction);
         // After an error some of it is in the stream and does no harm: the driver copies the same
         // bytes again, behind it.
         queued.map_err(|_| DeclineReason::Fault)?;
@@ -468,56 +477,6 @@ impl StreamCopies {
             self.look_after(*relay, &mut pipeline.lock());
         }
         self.losses() != before
-    }
-
-    /// Notes a copy of a GPU's own, and which GPUs copy at the same time as others.
-    fn note(&self, gpu_direction: &GpuDirection) {
-        let now_us = self.now_us();
-        gpu_direction.used_us.store(now_us, Ordering::Relaxed);
-        let others = self.gpu_directions.values().filter(|other| {
-            other.direction == gpu_direction.direction && other.target != gpu_direction.target
-        });
-        for other in others.filter(|other| other.was_used(now_us, AT_ONCE_US)) {
-            other.crowded_us.store(now_us, Ordering::Relaxed);
-            gpu_direction.crowded_us.store(now_us, Ordering::Relaxed);
-        }
-    }
-
-    /// Microseconds since the stream copies were made, and one.
-    fn now_us(&self) -> u64 {
-        self.epoch.elapsed().as_micros() as u64 + 1
-    }
-
-    /// The pipelines that a stream copy may have, and the bytes for the direct path and each of
-    /// them. A GPU that has a stream copy of its own in that direction, or had a copy a moment ago,
-    /// does not relay: its PCIe link is its own first, and what a stream copy has put on it cannot
-    /// be taken back when the next copy comes. So GPUs that all copy at once leave each other
-    /// alone.
-    fn pipelines(
-        &self,
-        gpu_direction: &GpuDirection,
-        stream: StreamId,
-        bytes: u64,
-    ) -> (Vec<MutexGuard<'_, RelayPipeline>>, Vec<u64>) {
-        let now_us = self.now_us();
-        let has_own = |relay: &u16| {
-            let Some(own) = self.gpu_directions.get(&(*relay, gpu_direction.direction)) else { return false };
-            let needs_it = own.was_used(now_us, LATELY_US) || own.was_crowded(now_us);
-            needs_it || own.path_set.try_lock().is_none_or(|mut path_set| path_set.is_busy())
-        };
-        let free = gpu_direction.relays.iter().filter(|relay| !has_own(relay)).filter_map(|relay| {
-            let mut pipeline = self.pipelines.get(&(*relay, gpu_direction.direction))?.try_lock()?;
-            self.look_after(*relay, &mut pipeline);
-            pipeline.is_free_for(stream).then_some((*relay, pipeline))
-        });
-        let (relays, mut pipelines): (Vec<u16>, Vec<_>) = free.unzip();
-        let paths = self.rates.paths(gpu_direction.direction, gpu_direction.target, &relays);
-        let mut shares = plan::shares(bytes, &paths);
-        let mut used = shares.iter().skip(1).map(|share| *share > 0).collect::<Vec<_>>().into_iter();
-        pipelines.retain(|_| used.next().unwrap_or(false));
-        let mut nth = 0;
-        shares.retain(|share| (nth == 0 || *share > 0, nth += 1).0);
-        (pipelines, shares)
     }
 
     /// Whether a stream is being captured into a graph.

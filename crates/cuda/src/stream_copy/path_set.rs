@@ -2,7 +2,8 @@
 //! is under way, only a stream copy of the same stream may use its path set, which waits for the
 //! first one anyway; so no stream copy ever waits for one that it would not wait for without us.
 
-use super::direct::Direct;
+use super::direct::{Direct, Row};
+use super::division::Division;
 use super::kernel_list::KernelList;
 use super::list_memory::ListMemory;
 use super::pages::{Pages, are_shorter};
@@ -13,7 +14,7 @@ use crate::driver::abi::StreamHandle;
 use crate::driver::{CudaError, Relaxed};
 use crate::kernels::Kernels;
 use crate::links::{Direction, ENGINE_PIECE_BYTES};
-use std::ops::{DerefMut, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Slots of the target's own pipeline, for pages too small for a copy engine. While an engine
@@ -110,14 +111,17 @@ impl PathSet {
     /// Until the stream has passed the stream copy, the pieces are valid for all contexts as far as
     /// they are host memory and for the target's as far as they are its, and the rules of a copy in
     /// that stream hold for who else may use them.
-    pub unsafe fn queue<C: DerefMut<Target = RelayPipeline>>(
+    pub unsafe fn queue(
         &mut self,
         mut stream_copy: StreamCopy,
-        pipelines: &mut [C],
+        division: &mut Division,
     ) -> Result<(), CudaError> {
         self.holder = Some(stream_copy.holder);
-        let share = stream_copy.pages.share(stream_copy.shares[0]);
+        let Division { pipelines, shares, parts, .. } = division;
+        let (share, is_beside) = (stream_copy.pages.share(shares[0]), shares.len() > 1);
         let by_batch = self.direct.goes_by_batch(&stream_copy, share);
+        let (direct_part, relay_parts) = parts.split_at_mut(1);
+        let mut direct_part = direct_part[0].as_mut();
         let call_bytes =
             if stream_copy.awaited_bytes.is_some() { AWAITED_CALL_BYTES_MIN } else { ENGINE_PIECE_BYTES };
         let by_kernel = !by_batch && are_shorter(call_bytes, share.pieces(), share.bytes());
@@ -130,13 +134,13 @@ impl PathSet {
         if by_kernel {
             let is_straight = stream_copy.is_scattered || !is_small(share.pieces(), share.bytes());
             let how = if is_straight { How::Straight } else { How::Handover };
-            let work = Work { call_bytes, ..work(share, &self.own, how) };
+            let work = Work { call_bytes, part: direct_part.take(), ..work(share, &self.own, how) };
             at_work.push((&mut self.own, work));
         }
-        for (pipeline, share) in pipelines.iter_mut().zip(&stream_copy.shares[1..]) {
+        for ((pipeline, share), part) in pipelines.iter_mut().zip(&shares[1..]).zip(relay_parts) {
             let pages = stream_copy.pages.share(*share);
-            let work =
-                work(pages, pipeline, how_to_relay(pipeline.direction(), pages, stream_copy.peers_reach));
+            let how = how_to_relay(pipeline.direction(), pages, stream_copy.peers_reach);
+            let work = Work { part: part.as_mut(), ..work(pages, pipeline, how) };
             at_work.push((&mut **pipeline, work));
         }
         let target = self.target.device().index();
@@ -145,7 +149,10 @@ impl PathSet {
         let (direct, is_direct) = (&mut self.direct, !by_kernel);
         let mut direct = || match is_direct {
             // SAFETY: by this function's contract.
-            true => unsafe { direct.queue(&stream_copy, share, by_batch) },
+            true => unsafe {
+                let row = Row { pages: share, by_batch, is_beside, part: direct_part.take() };
+                direct.queue(&stream_copy, row)
+            },
             false => Ok(()),
         };
         let (whole, queued) = match stream_copy.submit_pool {
@@ -228,7 +235,7 @@ fn work<'a>(pages: Pages<'a>, pipeline: &RelayPipeline, how: How) -> Work<'a> {
     let segment_bytes = (pages.bytes() / SEGMENTS).max(SEGMENT_BYTES_MIN).min(pipeline.slot_bytes());
     let segments = pages.bytes().div_ceil(segment_bytes);
     let call_bytes = ENGINE_PIECE_BYTES;
-    Work { how, slots: pipeline.slots_for(segments, how), pages, segment_bytes, call_bytes }
+    Work { how, slots: pipeline.slots_for(segments, how), pages, segment_bytes, call_bytes, part: None }
 }
 
 /// For whom pipelines work, and when they may begin.

@@ -20,8 +20,6 @@ pub struct StreamCopy<'a> {
     pub pages: Pages<'a>,
     /// Where pieces that touch are two all the same: see [`KernelList`].
     pub seams: &'a [Address],
-    /// For the direct path, then for each pipeline.
-    pub shares: Vec<u64>,
     /// Whether peers reach the target's side.
     pub peers_reach: bool,
     /// Whether host memory is in pieces too small for a copy engine. There are no pipelines then.

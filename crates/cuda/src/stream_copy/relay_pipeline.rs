@@ -10,6 +10,7 @@
 //! next copy of another stream at once, but waits for an event between two of one.
 
 use super::kernel_list::{KernelList, Listed};
+use super::meter::Part;
 use super::pages::Pages;
 use crate::device::{DeviceMemory, Event, Stream, StreamId};
 use crate::driver::abi::{Address, StreamHandle};
@@ -80,6 +81,8 @@ pub struct Work<'a> {
     pub segment_bytes: u64,
     /// Pieces as long as this on average go by a call each, shorter ones by kernel.
     pub call_bytes: u64,
+    /// What times it.
+    pub part: Option<&'a mut Part>,
 }
 
 impl Work<'_> {
@@ -200,7 +203,7 @@ impl RelayPipeline {
         done: &Arc<Event>,
         begun: Option<&Event>,
         target: u16,
-        work: &Work,
+        work: &mut Work,
     ) -> Result<(), CudaError> {
         let before = self.holder.replace((stream, Arc::clone(done)));
         let was_in_slot_streams = std::mem::replace(&mut self.in_slot_streams, work.how == How::SlotStreams);
@@ -223,7 +226,18 @@ impl RelayPipeline {
             }
         }
         self.is_torn = false;
+        if let (Some(stream), Some(part)) = (self.carries(0, target, work.how), &mut work.part) {
+            part.begins(stream.handle());
+        }
         Ok(())
+    }
+
+    /// The stream in which the PCIe link's hop of a slot's segments is.
+    fn carries(&self, slot: usize, target: u16, how: How) -> Option<&Stream> {
+        match how {
+            How::Straight => self.hops.get(&target).map(|hop| &hop.stream),
+            How::SlotStreams | How::Handover => self.slots.get(slot).map(|slot| &slot.stream),
+        }
     }
 
     pub fn direction(&self) -> Direction {
@@ -261,6 +275,12 @@ impl RelayPipeline {
         // SAFETY: by this function's contract.
         let queued = unsafe { self.queue_in(slot, target, work, list) };
         self.is_torn |= queued.is_err();
+        if work.pages.bytes() == 0
+            && queued.is_ok()
+            && let (Some(stream), Some(part)) = (self.carries(slot, target, work.how), &mut work.part)
+        {
+            part.ends(stream.handle());
+        }
         queued
     }
 
@@ -446,11 +466,18 @@ mod tests {
         let [one, other] = [(); 2].map(|()| Stream::new(&target).unwrap());
         let [one_id, other_id] = [&one, &other].map(|stream| target.id_of(stream.handle()).unwrap());
         let [done, others_done] = [(); 2].map(|()| Arc::new(Event::new(&target).unwrap()));
-        let work = |how| Work { how, slots: 2, pages: Pages::new(&[], 0), segment_bytes: 1, call_bytes: 1 };
+        let work = |how| Work {
+            how,
+            slots: 2,
+            pages: Pages::new(&[], 0),
+            segment_bytes: 1,
+            call_bytes: 1,
+            part: None,
+        };
         let (bytes, memory) = (256 << 20, DeviceMemory::new(&target, 256 << 20).unwrap());
         let host = HostMemory::new(&target, bytes).unwrap();
         let mut began_first = || {
-            pipeline.begin(one_id, &done, None, 0, &work(How::SlotStreams)).unwrap();
+            pipeline.begin(one_id, &done, None, 0, &mut work(How::SlotStreams)).unwrap();
             done.record(&one).unwrap();
             one.synchronize().unwrap();
             assert!(pipeline.is_free_for(other_id));
@@ -459,7 +486,7 @@ mod tests {
             // them.
             unsafe { one.copy(host.start() as Address, memory.address(), bytes as u64).unwrap() };
             done.record(&one).unwrap();
-            pipeline.begin(other_id, &others_done, None, 0, &work(How::Handover)).unwrap();
+            pipeline.begin(other_id, &others_done, None, 0, &mut work(How::Handover)).unwrap();
             let begun = Event::new(&relay).unwrap();
             begun.record(&pipeline.slots[0].stream).unwrap();
             let since = Instant::now();
@@ -488,7 +515,7 @@ mod tests {
             let piece = |(nth, bytes): (u64, &u64)| Piece { from: nth * 2000, to: (1 << 40) - nth * 2000, bytes: *bytes };
             let pieces: Vec<Piece> = (0..).zip(&lens).map(piece).collect();
             let pages = Pages::new(&pieces, lens.iter().sum());
-            let mut work = Work { how, slots: 1, pages, segment_bytes, call_bytes };
+            let mut work = Work { how, slots: 1, pages, segment_bytes, call_bytes, part: None };
             let mut places = vec![Piece { from: 0, to: 0, bytes: 0 }; 2 * work.places()];
             let (places, mut all) = (work.places(), KernelList::new(&mut places, &[]));
             let mut list = all.part(places);

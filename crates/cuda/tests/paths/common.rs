@@ -123,7 +123,15 @@ impl Fake {
         address
     }
 
+    /// Shares follow nothing that is measured: how threads of a busy machine come along is no rate
+    /// of a link.
     pub fn world(&self, options: CopierOptions) -> World<'_> {
+        let rates = options.rates.unwrap_or_default().fixed();
+        self.measuring_world(CopierOptions { rates: Some(rates), ..options })
+    }
+
+    /// Shares follow what is measured, unless the options say otherwise.
+    pub fn measuring_world(&self, options: CopierOptions) -> World<'_> {
         World { fake: self, copier: Copier::with_driver(Driver::load().unwrap(), &options).unwrap() }
     }
 }

@@ -30,7 +30,7 @@ pub fn send_batch(world: &World, copy_stream: &CopyStream, batch: &Batch) -> Arc
     loop {
         // SAFETY: tests keep the memory until the events have passed, and use it for nothing else.
         match unsafe { world.copier.stream_copies().send(copy_stream, batch, &ended) } {
-            Ok(Sent::Queued(Ok(()))) => return ended,
+            Ok(Sent::Queued(Ok(_))) => return ended,
             Ok(Sent::Later) => std::thread::sleep(Duration::from_millis(1)),
             other => panic!("{other:?}"),
         }
@@ -127,7 +127,7 @@ fn few_slots_between_many(world: &World, in_turns: bool, refused: &str) -> bool 
         let queued = unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended) };
         was_met |= nth == 1 && world.fake.stat("live.failing") == 0;
         world.fake.control("mend");
-        sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
+        sent.push((matches!(queued, Ok(Sent::Queued(Ok(_)))), ended));
     }
     // What does not wait for the kernels goes on.
     std::thread::sleep(Duration::from_millis(20));
@@ -421,7 +421,7 @@ fn a_call_of_the_direct_way_that_comes_back_late_holds_up_no_relay() {
             }
             let bytes = bytes();
             fake.control("resume cuMemcpyBatchAsync");
-            assert!(matches!(sender.join().unwrap(), Ok(Sent::Queued(Ok(())))));
+            assert!(matches!(sender.join().unwrap(), Ok(Sent::Queued(Ok(_)))));
             bytes
         });
         assert!(relayed.iter().all(|bytes| *bytes >= 8 * MIB), "{relayed:?} bytes came to relays");
@@ -455,7 +455,7 @@ fn what_is_too_much_is_sent_later_and_nothing_is_listed_over_what_a_kernel_still
             // SAFETY: the memory outlives the copies. That batches write the same bytes in no order
             // does no harm: they are equal.
             match unsafe { world.copier.stream_copies().send(&to_gpu, &batch, &ended).unwrap() } {
-                Sent::Queued(queued) => queued.map(|()| sent += 1).unwrap(),
+                Sent::Queued(queued) => queued.map(|_| sent += 1).unwrap(),
                 Sent::Later => last = Some(sent),
             }
         }
@@ -509,7 +509,7 @@ fn mixed(world: &World, direction: Direction, middle: usize, refused: &str) -> b
         let queued = unsafe { world.copier.stream_copies().send(&copy_stream, &batch, &ended) };
         was_met |= nth == middle && world.fake.stat("live.failing") == 0;
         world.fake.control("mend");
-        sent.push((matches!(queued, Ok(Sent::Queued(Ok(())))), ended));
+        sent.push((matches!(queued, Ok(Sent::Queued(Ok(_)))), ended));
     }
     world.fake.control(LET_KERNELS_GO);
     // As the connector does it: each is waited for by its own event, and only what was refused is

@@ -2,6 +2,7 @@
 //! of the caller's stream.
 #![allow(clippy::unwrap_used)]
 
+mod adaptive;
 mod checksums;
 mod common;
 mod copy_stream;

@@ -3,6 +3,7 @@
 
 use crate::caller::{put_text, text};
 use crate::driver::{State, lock};
+use crate::entry::calls_of_thread;
 use crate::memory::Kind;
 use std::ffi::c_char;
 
@@ -24,7 +25,8 @@ pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
 /// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`,
 /// `bytes.p2p.1.0` (from, to), `bytes.d2d.0`, `bytes.host`, and what there is now:
 /// `live.allocations`, `live.host`, `live.foreign`, `live.mappings`, `live.streams`, `live.events`,
-/// `live.operations`, `live.modules`, `live.failing` (calls that are still to). Physical GPU numbers. A name that means nothing gives 2^64 - 1.
+/// `live.operations`, `live.modules`, `live.failing` (calls that are still to); and all calls of the
+/// calling thread: `calls`. Physical GPU numbers. A name that means nothing gives 2^64 - 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_stat(name: *const c_char) -> u64 {
     text(name).ok().and_then(|name| stat(&lock(), name)).unwrap_or(u64::MAX)
@@ -46,6 +48,9 @@ pub extern "C" fn fake_cuda_report(buffer: *mut c_char, bytes: u64) -> u64 {
 
 fn stat(state: &State, name: &str) -> Option<u64> {
     let areas = |wanted: &[Kind]| state.memory.count(|area| wanted.contains(&area.kind)).0;
+    if name == "calls" {
+        return Some(calls_of_thread());
+    }
     match name.split_once('.') {
         Some(("bytes", way)) => state.stats.bytes(way),
         Some(("live", what)) => Some(match what {

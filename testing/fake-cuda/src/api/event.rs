@@ -48,6 +48,10 @@ impl Call {
             }
             *time = Some(found.at.ok_or(Code::NOT_READY)?);
         }
+        let gpus = [first, last].map(|event| self.events.get(&event).map(|found| found.gpu));
+        if gpus[0] != gpus[1] {
+            return Err(Code::INVALID_HANDLE);
+        }
         let [Some(first), Some(last)] = times else { return Err(Code::INVALID_HANDLE) };
         let (sign, between) = if last >= first { (1.0, last - first) } else { (-1.0, first - last) };
         put(ms, sign * (between.as_secs_f64() * 1e3) as f32)

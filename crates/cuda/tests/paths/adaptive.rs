@@ -1,0 +1,189 @@
+//! Shares that follow what the links carry: a link that slows has less within two batches, one that
+//! recovers has its part again, and one that is stuck has nothing.
+
+use crate::common::{Fake, Host, World, alone, pattern};
+use forebay_cuda::CopierOptions;
+use forebay_cuda::device::{DeviceMemory, Event, Stream};
+use forebay_cuda::kernels::Piece;
+use forebay_cuda::links::Direction;
+use forebay_cuda::rates::Rates;
+use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 24 * MIB;
+/// So slow that threads and memory of a busy machine are no part of it.
+const RATES: (&str, &str) = ("FAKE_CUDA_RATES", "h2d=0.3,d2h=0.3");
+const TWO_GPUS: (&str, &str) = ("FAKE_CUDA_GPUS", "2");
+
+/// Batches of a copy stream.
+struct Site<'a> {
+    world: World<'a>,
+    copy_stream: CopyStream,
+    host: Arc<Host>,
+    memory: DeviceMemory,
+}
+
+impl Site<'_> {
+    fn new(fake: &Fake, direction: Direction, rates: Option<Rates>) -> Site<'_> {
+        let world = fake.measuring_world(CopierOptions { rates, ..CopierOptions::default() });
+        let copy_stream = world.copier.stream_copies().copy_stream(0, direction).unwrap().unwrap();
+        let (host, memory) = (world.host(BYTES), world.memory(0, BYTES));
+        host.fill(&pattern(7, BYTES));
+        Site { world, copy_stream, host, memory }
+    }
+
+    /// Sends a batch; what of it went over the relay.
+    fn send(&self, direction: Direction) -> (f64, Event) {
+        let relayed = || self.world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
+        let (from, to) = direction.in_order(self.host.address(), self.memory.address());
+        let pieces = [Piece { from, to, bytes: BYTES }];
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+        let (before, ended) = (relayed(), Event::to_sleep_for(self.copy_stream.device()).unwrap());
+        // SAFETY: the memory outlives the copies; they all copy the same bytes.
+        let sent = unsafe { self.world.copier.stream_copies().send(&self.copy_stream, &batch, &ended) };
+        assert!(matches!(sent, Ok(Sent::Queued(Ok(_)))), "{sent:?}");
+        ((relayed() - before) as f64 / BYTES as f64, ended)
+    }
+
+    /// Copies so many batches one after another; what of the last one went over the relay.
+    fn copy(&self, direction: Direction, batches: usize) -> f64 {
+        let copied = (0..batches).map(|_| {
+            let (share, ended) = self.send(direction);
+            ended.synchronize().unwrap();
+            share
+        });
+        copied.last().unwrap()
+    }
+}
+
+fn follows(fake: &Fake, direction: Direction, link: &str) {
+    let site = Site::new(fake, direction, None);
+    let even = site.copy(direction, 4);
+    assert!((0.4..0.6).contains(&even), "{direction:?}: {even}");
+    fake.control(&format!("rates {link}=0.075"));
+    site.copy(direction, 2);
+    let slow = site.copy(direction, 1);
+    assert!((0.14..0.27).contains(&slow), "{direction:?}: {slow} of a link that is 4 times as slow");
+    fake.control(&format!("rates {link}=0.3"));
+    site.copy(direction, 2);
+    let again = site.copy(direction, 1);
+    assert!((0.33..0.66).contains(&again), "{direction:?}: {again} of one that has recovered");
+    let Site { world, copy_stream, host, memory } = site;
+    drop((copy_stream, host, memory));
+    world.end();
+}
+
+#[test]
+fn a_link_that_slows_has_less_within_two_batches_and_has_it_back_when_it_recovers() {
+    let test = "adaptive::a_link_that_slows_has_less_within_two_batches_and_has_it_back_when_it_recovers";
+    alone(test, &[RATES, TWO_GPUS], |fake| {
+        follows(fake, Direction::HostToDevice, "h2d.1");
+        follows(fake, Direction::DeviceToHost, "d2h.1");
+    });
+}
+
+#[test]
+fn a_targets_own_link_that_slows_leaves_more_to_its_relay() {
+    let test = "adaptive::a_targets_own_link_that_slows_leaves_more_to_its_relay";
+    alone(test, &[RATES, TWO_GPUS], |fake| {
+        let site = Site::new(fake, Direction::HostToDevice, None);
+        site.copy(Direction::HostToDevice, 4);
+        fake.control("rates h2d.0=0.075");
+        site.copy(Direction::HostToDevice, 2);
+        let share = site.copy(Direction::HostToDevice, 1);
+        assert!((0.73..0.86).contains(&share), "{share}");
+    });
+}
+
+#[test]
+fn copies_in_a_callers_stream_follow_too() {
+    alone("adaptive::copies_in_a_callers_stream_follow_too", &[RATES, TWO_GPUS], |fake| {
+        let site = Site::new(fake, Direction::HostToDevice, None);
+        let stream = Stream::new(site.memory.device()).unwrap();
+        let _current = site.memory.device().enter().unwrap();
+        let copies = site.world.copier.stream_copies();
+        let relayed = || copies.counters().relayed_bytes.load(Ordering::Relaxed);
+        let copy = || {
+            let before = relayed();
+            let piece = Piece { from: site.host.address(), to: site.memory.address(), bytes: BYTES };
+            // SAFETY: the memory outlives the stream's work.
+            unsafe { copies.copy(&[piece], stream.handle()).unwrap() };
+            stream.synchronize().unwrap();
+            (relayed() - before) as f64 / BYTES as f64
+        };
+        (0..4).for_each(|_| _ = copy());
+        fake.control("rates h2d.1=0.075");
+        (0..2).for_each(|_| _ = copy());
+        let share = copy();
+        assert!((0.14..0.27).contains(&share), "{share}");
+    });
+}
+
+#[test]
+fn a_dead_link_gets_nothing_and_its_bytes_come_when_it_lives_again() {
+    let test = "adaptive::a_dead_link_gets_nothing_and_its_bytes_come_when_it_lives_again";
+    alone(test, &[RATES, TWO_GPUS], |fake| {
+        let site = Site::new(fake, Direction::HostToDevice, None);
+        site.copy(Direction::HostToDevice, 3);
+        fake.control("freeze h2d.1");
+        let mut sent = vec![site.send(Direction::HostToDevice)];
+        assert!(sent[0].0 > 0.3, "nobody knows yet");
+        // It is seen to have begun, and a while later not to have ended.
+        for _ in 0..2 {
+            sent.push(site.send(Direction::HostToDevice));
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let later: Vec<_> = (0..4).map(|_| site.send(Direction::HostToDevice)).collect();
+        assert!(later.iter().all(|(share, _)| *share == 0.0), "{later:?}");
+        fake.control("release h2d.1");
+        sent.iter().chain(&later).for_each(|(_, ended)| ended.synchronize().unwrap());
+        let share = site.copy(Direction::HostToDevice, 40);
+        assert!(share > 0.3, "{share} of a link that lives again");
+        site.host.fill(&vec![0; BYTES as usize]);
+        let back = site.world.copier.stream_copies().copy_stream(0, Direction::DeviceToHost);
+        let site = Site { copy_stream: back.unwrap().unwrap(), ..site };
+        site.copy(Direction::DeviceToHost, 1);
+        assert!(site.host.bytes() == pattern(7, BYTES));
+    });
+}
+
+#[test]
+fn measuring_costs_a_pair_of_events_for_each_path_and_makes_none() {
+    let test = "adaptive::measuring_costs_a_pair_of_events_for_each_path_and_makes_none";
+    alone(test, &[TWO_GPUS], |fake| {
+        let direction = Direction::HostToDevice;
+        let records = |rates| {
+            let site = Site::new(fake, direction, rates);
+            site.copy(direction, 2);
+            let before = [fake.stat("cuEventRecord"), fake.stat("cuEventCreate")];
+            let (share, ended) = site.send(direction);
+            let after = [fake.stat("cuEventRecord"), fake.stat("cuEventCreate")];
+            ended.synchronize().unwrap();
+            assert!(share > 0.0);
+            // One event is the test's own.
+            assert_eq!(after[1] - before[1], 1);
+            (after[0] - before[0], share)
+        };
+        let (measured, fixed) = (records(None), records(Some(Rates::default().fixed())));
+        // The relay's share may use one slot less, which has an event.
+        assert!((fixed.0 + 3..=fixed.0 + 4).contains(&measured.0), "{measured:?} {fixed:?}");
+    });
+}
+
+#[test]
+fn what_paths_carry_is_told_for_each_of_them() {
+    alone("adaptive::what_paths_carry_is_told_for_each_of_them", &[RATES, TWO_GPUS], |fake| {
+        let site = Site::new(fake, Direction::HostToDevice, None);
+        site.copy(Direction::HostToDevice, 4);
+        let rates = site.world.copier.stream_copies().path_rates();
+        let measured: Vec<_> = rates.iter().filter(|rate| rate.is_measured).collect();
+        assert_eq!((rates.len(), measured.len()), (8, 2), "{rates:?}");
+        for (over, rate) in (0..).zip(measured) {
+            assert_eq!((rate.gpu, rate.direction, rate.over), (0, Direction::HostToDevice, over));
+            assert!((0.24e9..0.36e9).contains(&rate.bytes_per_s), "{rate:?}");
+        }
+    });
+}
