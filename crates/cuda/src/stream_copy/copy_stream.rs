@@ -232,6 +232,7 @@ impl StreamCopies {
             waits: batch.after.map_or(Waits::Nothing, Waits::For),
             submit_pool: (direct_bytes < bytes).then(|| self.submit_pool()).flatten(),
         };
+        division.begin(gpu_direction);
         // SAFETY: by the contract of `send`; the path set was taken for the joined stream and the
         // device was entered.
         let queued = unsafe { path_set.queue(stream_copy, &mut division) };

@@ -35,7 +35,7 @@ pub struct Division<'a> {
     pub pipelines: Vec<MutexGuard<'a, RelayPipeline>>,
     /// For the direct path, then for each pipeline.
     pub shares: Vec<u64>,
-    /// What times these; nothing where there is one.
+    /// What times these, if they are timed.
     pub parts: Vec<Option<Part>>,
     /// Which of the GPU's paths they are.
     paths: Vec<usize>,
@@ -47,15 +47,24 @@ impl Division<'_> {
         Division { pipelines: Vec::new(), shares: vec![bytes], parts: vec![None], paths: vec![0] }
     }
 
-    /// Its parts were queued, or what of them was not refused.
-    pub fn queued(self, own: &GpuDirection) {
-        let parts: Vec<_> = self.paths.into_iter().zip(self.parts).collect();
-        if parts.iter().any(|(_, part)| part.is_some()) {
-            let mut meter = own.meter.lock();
-            parts.into_iter().for_each(|(path, part)| {
-                part.into_iter().for_each(|part| meter.queued(path, part));
-            });
+    /// It is about to be queued: its parts are timed from here on.
+    pub fn begin(&mut self, own: &GpuDirection) {
+        if self.pipelines.is_empty() {
+            return;
         }
+        let mut meter = own.meter.lock();
+        let each = self.paths.iter().zip(&self.shares).zip(&mut self.parts);
+        each.for_each(|((path, share), part)| *part = meter.part(*path, *share));
+    }
+
+    /// It was queued, or what of it was not refused.
+    pub fn queued(self, own: &GpuDirection) {
+        if self.pipelines.is_empty() {
+            return;
+        }
+        let mut meter = own.meter.lock();
+        let parts = self.paths.into_iter().zip(self.parts);
+        parts.for_each(|(path, part)| part.into_iter().for_each(|part| meter.queued(path, part)));
     }
 }
 
@@ -120,15 +129,14 @@ impl StreamCopies {
         let now_us = self.now_us();
         let mut free: Vec<_> =
             own.relays.iter().map(|relay| self.free(own, *relay, stream, now_us)).collect();
-        let mut meter = own.meter.lock();
-        let mut shares = meter.shares(bytes, |path| free[path - 1].is_some(), now_us);
+        let shares = own.meter.lock().shares(bytes, |path| free[path - 1].is_some(), now_us);
         let paths: Vec<usize> = (0..shares.len()).filter(|path| *path == 0 || shares[*path] > 0).collect();
         if paths.len() == 1 {
             return Division::direct(bytes);
         }
         let pipelines = paths[1..].iter().filter_map(|path| free[path - 1].take()).collect();
-        let parts = paths.iter().map(|path| meter.part(*path, shares[*path])).collect();
-        shares.retain(|share| *share > 0);
+        let shares: Vec<u64> = paths.iter().map(|path| shares[*path]).collect();
+        let parts = paths.iter().map(|_| None).collect();
         Division { pipelines, shares, parts, paths }
     }
 

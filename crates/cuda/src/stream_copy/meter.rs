@@ -72,6 +72,9 @@ impl Meter {
 
     /// What times a path's part of the batch that was divided last, if there are events for it.
     pub fn part(&mut self, path: usize, bytes: u64) -> Option<Part> {
+        if bytes == 0 {
+            return None;
+        }
         let (clock, batch) = (self.clocks.get_mut(path)?, self.estimates.batch());
         let Some(part) = clock.spare.pop() else {
             clock.untimed_bytes += bytes;

@@ -420,6 +420,7 @@ impl StreamCopies {
             waits,
             submit_pool: None,
         };
+        division.begin(gpu_direction);
         // SAFETY: by this function's contract; the path set was taken and the target's context is
         // current.
         let queued = unsafe { path_set.queue(stream_copy, &mut division) };
