@@ -87,8 +87,9 @@ pub trait Copies: Send + Sync + Debug {
         false
     }
 
-    /// How many batches of one load may be on their way at a time, 1 at least.
-    fn batches_max(&self) -> usize;
+    /// How many batches of one load may be on their way at a time, 1 at least, if none has more
+    /// than so many bytes.
+    fn batches_max(&self, bytes: u64) -> usize;
 
     /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
     fn meet(&self, _arena: &Arc<NodeArena>) {}
@@ -115,6 +116,14 @@ pub trait Job: Send + Sync + Debug {
     /// returned, [`follow`](Job::follow) covers the batch.
     fn copy(&self, layer: u32, batch: Batch, on_copied: OnCopied);
 
+    /// Has `stream`, which comes to where it needs a layer, wait for all batches of it that were
+    /// given to [`copy`](Job::copy), if all of these are queued: the host waits for nothing. What
+    /// the stream waits is told by [`stalls`](Job::stalls). `false`: nothing was done, and
+    /// [`come`](Job::come) and [`follow`](Job::follow) are to be called.
+    fn pass(&self, _layer: u32, _stream: u64) -> Result<bool, NotCopied> {
+        Ok(false)
+    }
+
     /// `stream` has come to where it needs a layer; said before each [`follow`](Job::follow). What
     /// it waits from here on, until that lets it pass, is told by [`stalls`](Job::stalls), whatever
     /// holds it up. `false`: it is the host that waits here, and knows how long.
@@ -126,6 +135,12 @@ pub trait Job: Send + Sync + Debug {
     /// long ago they ended. `false`: there is no such waiting here, wait for the batches' ends
     /// instead.
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied>;
+
+    /// What is to be queued for the layers behind one that was followed, if that waits for somebody
+    /// to do it.
+    fn rest(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        None
+    }
 
     /// Of layers that a stream has waited for, each and how long. Asked once, when all batches have
     /// ended and nobody is in

@@ -105,7 +105,7 @@ impl Copies for HostCopies {
         self.regions.get(layer as usize).copied()
     }
 
-    fn batches_max(&self) -> usize {
+    fn batches_max(&self, _bytes: u64) -> usize {
         BATCHES
     }
 

@@ -11,6 +11,7 @@ use forebay_cuda::device::Event;
 use forebay_cuda::kernels::Piece;
 use forebay_transfer::lock::{Condvar, Mutex};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Inner {
     is_awaited: bool,
     /// Passed when the engine's stream has come to where the job began.
     begun: Arc<Event>,
+    /// Somebody has seen that it was passed.
+    has_begun: AtomicBool,
     state: Mutex<State>,
     posted: Condvar,
     /// Of the engine's stream, for its layers.
@@ -60,8 +63,8 @@ impl GpuJob {
         let layers = vec![(0, None); gpu.cache.layers().len()];
         let state = Mutex::new(State { may_go: false, is_watched: false, held: Vec::new(), layers });
         let (gpu, posted) = (Arc::clone(gpu), Condvar::new());
-        let stalls = Mutex::default();
-        GpuJob(Arc::new(Inner { gpu, direction, is_awaited, begun, state, posted, stalls }))
+        let (has_begun, stalls) = (AtomicBool::new(false), Mutex::default());
+        GpuJob(Arc::new(Inner { gpu, direction, is_awaited, begun, has_begun, state, posted, stalls }))
     }
 }
 
@@ -98,6 +101,16 @@ impl Job for GpuJob {
         pinned.when_pinned(ranges.into_iter(), Box::new(on_pinned));
     }
 
+    fn pass(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
+        let inner = &self.0;
+        let last = match inner.state.lock().layers.get(layer as usize) {
+            Some((0, Some(last))) => Arc::clone(last),
+            _ => return Ok(false),
+        };
+        inner.gpu.pass(stream, layer, last, &mut inner.stalls.lock())?;
+        Ok(true)
+    }
+
     fn come(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         self.0.gpu.open_stall(stream, layer, &mut self.0.stalls.lock())?;
         Ok(true)
@@ -105,15 +118,22 @@ impl Job for GpuJob {
 
     fn follow(&self, layer: u32, stream: u64) -> Result<bool, NotCopied> {
         let inner = &self.0;
-        let held = {
+        let first = {
             let mut state = inner.state.lock();
             state.may_go = true;
-            std::mem::take(&mut state.held)
+            // What is behind it is for a thread that is not the engine's: see `rest`.
+            state.held.extract_if(.., |segment| segment.layer <= layer).collect()
         };
-        inner.gpu.add(inner.direction, held);
+        inner.gpu.add(inner.direction, first);
         let last = inner.when_posted(layer)?;
         inner.gpu.close_stall(stream, layer, last, &mut inner.stalls.lock())?;
         Ok(true)
+    }
+
+    fn rest(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let inner = Arc::clone(&self.0);
+        let is_held = !inner.state.lock().held.is_empty();
+        is_held.then(|| -> Box<dyn FnOnce() + Send> { Box::new(move || inner.go(Ok(()))) })
     }
 
     fn stalls(&self) -> Vec<(u32, Duration)> {
@@ -157,8 +177,13 @@ impl Inner {
 
     /// What its segments have to wait for on the GPU, if they still do.
     pub fn after(&self) -> Option<&Event> {
+        if self.has_begun.load(Ordering::Relaxed) {
+            return None;
+        }
         let _relaxed = self.gpu.relaxed();
-        Some(&*self.begun).filter(|begun| !begun.is_passed().unwrap_or(false))
+        let has_begun = self.begun.is_passed().unwrap_or(false);
+        self.has_begun.store(has_begun, Ordering::Relaxed);
+        Some(&*self.begun).filter(|_| !has_begun)
     }
 
     /// Waits until all segments of a layer are on their way or never will be. Gives the event

@@ -23,7 +23,7 @@ use forebay_cuda::checksum::Checksums;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::event_waiter::EventWaiter;
-use forebay_cuda::stream_copy::{Batch, CopyStream, Sent, StreamCopies};
+use forebay_cuda::stream_copy::{Batch, CopyStream, Links, Sent, StreamCopies};
 use forebay_net::Agent;
 use forebay_transfer::RegionId;
 use forebay_transfer::lock::Mutex;
@@ -34,8 +34,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it
-/// can carry.
-const BATCHES: usize = 8;
+/// can carry. Of a short load it may be all that [`LOAD_LIMIT`] has room for, so that no link and no
+/// engine waits until threads have seen that a layer has ended.
+const BATCHES_MIN: usize = 8;
 /// What is copied at a time. A PCIe link does 64 MiB in a millisecond; a thread sees its end well
 /// before what follows has ended too.
 const LOAD_SEGMENT_BYTES: u64 = 64 << 20;
@@ -46,6 +47,8 @@ const LOAD_LIMIT: QueueLimit = QueueLimit { segments: 32, bytes: 256 << 20 };
 /// The same for stores, while there are no loads and while there are.
 const STORE_LIMIT: QueueLimit = QueueLimit { segments: 16, bytes: 128 << 20 };
 const YIELDING_LIMIT: QueueLimit = QueueLimit { segments: 1, bytes: 0 };
+/// Loads at a time for which an engine's thread makes no events.
+const LOADS_TIMED: usize = 2;
 
 #[derive(Debug)]
 pub struct CudaCopies(Arc<Gpu>);
@@ -111,7 +114,8 @@ impl CudaCopies {
         let device = Arc::clone(loads.copy_stream.device());
         let begins = EventWaiter::spawn(driver, "forebay-begins").map_err(failed)?;
         let checksums = Checksums::load(&device).map_err(failed)?;
-        let (arenas, events, cache) = (Arenas::new(&device), EventPool::default(), cache.clone());
+        let events = EventPool::filled(&device, LOADS_TIMED * cache.layers().len()).map_err(failed)?;
+        let (arenas, cache) = (Arenas::new(&device), cache.clone());
         let gpu =
             Gpu { cache, is_open, device, begins, loads, stores, arenas, events, checksums, stream_copies };
         Ok(CudaCopies(Arc::new(gpu)))
@@ -132,8 +136,9 @@ impl Copies for CudaCopies {
         true
     }
 
-    fn batches_max(&self) -> usize {
-        BATCHES
+    fn batches_max(&self, bytes: u64) -> usize {
+        let QueueLimit { segments, bytes: most } = LOAD_LIMIT;
+        usize::try_from(most / bytes.max(1)).unwrap_or(segments).clamp(BATCHES_MIN, segments)
     }
 
     fn meet(&self, arena: &Arc<NodeArena>) {
@@ -186,6 +191,21 @@ impl Gpu {
             Direction::Load => LOAD_SEGMENT_BYTES,
             Direction::Store => STORE_SEGMENT_BYTES,
         }
+    }
+
+    /// An engine's stream comes to where it needs a layer, and passes behind the last copy of that.
+    pub fn pass(
+        &self,
+        stream: u64,
+        layer: u32,
+        last: Arc<Event>,
+        stalls: &mut Stalls,
+    ) -> Result<(), NotCopied> {
+        let _relaxed = self.relaxed();
+        let _current = self.device.enter().map_err(failed)?;
+        let stream = self.engine_stream(stream)?;
+        // SAFETY: as in `begin`.
+        unsafe { stalls.pass(&self.events, &self.device, layer, last, stream) }.map_err(failed)
     }
 
     /// An engine's stream comes to where it needs a layer.
@@ -294,9 +314,11 @@ impl Gpu {
         let on_passed = move |passed: Result<(), CudaError>| {
             // What a relay carried that was lost meanwhile may not have arrived, whatever the
             // driver says.
-            let whole =
-                || gpu.stream_copies.is_whole_since(losses, &gpu.sender(segment.job.direction()).copy_stream);
-            let ended = queued.and(passed).and_then(|()| whole());
+            let copy_stream = &gpu.sender(segment.job.direction()).copy_stream;
+            let ended = queued.and_then(|links| passed.map(|()| links)).and_then(|links| match links {
+                Links::Own => Ok(()),
+                Links::Several => gpu.stream_copies.is_whole_since(losses, copy_stream),
+            });
             gpu.ended(segment, bytes, ended);
         };
         sender.ends.when_passed(event, Box::new(on_passed));

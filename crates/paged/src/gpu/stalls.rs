@@ -3,8 +3,9 @@
 //! one to the other it waits, also where the host could not queue the copy sooner. This file knows
 //! such pairs.
 //!
-//! An engine's thread makes two calls of the driver for a layer that is late, which may have to
-//! wait for threads that queue copies, and asks whether the copies are over.
+//! An engine's thread makes two calls of the driver for a layer that is late. Only if its copies
+//! are not queued yet may it have to wait for threads that do that, and it asks whether the copies
+//! are over.
 
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, abi::StreamHandle};
@@ -16,7 +17,7 @@ use std::time::Duration;
 const LEAST: Duration = Duration::from_micros(20);
 
 /// Events that nobody uses now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventPool(Mutex<Vec<Event>>);
 
 /// Waits of a stream for layers.
@@ -31,6 +32,13 @@ struct Stall {
 }
 
 impl EventPool {
+    /// So many to begin with: making one takes an engine's thread longer than all else that it does
+    /// for a layer.
+    pub fn filled(device: &Arc<Device>, count: usize) -> Result<EventPool, CudaError> {
+        let events = (0..count).map(|_| Event::with_time(device)).collect::<Result<_, _>>()?;
+        Ok(EventPool(Mutex::new(events)))
+    }
+
     fn take(&self, device: &Arc<Device>) -> Result<Event, CudaError> {
         let spare = self.0.lock().pop();
         spare.map_or_else(|| Event::with_time(device), Ok)
@@ -42,6 +50,27 @@ impl EventPool {
 }
 
 impl Stalls {
+    /// A stream comes to where it needs a layer, and passes when `last` does, an event with a time
+    /// behind all copies of the layer.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Event::record_behind`] and [`Event::come_before`].
+    pub unsafe fn pass(
+        &mut self,
+        events: &EventPool,
+        device: &Arc<Device>,
+        layer: u32,
+        last: Arc<Event>,
+        stream: StreamHandle,
+    ) -> Result<(), CudaError> {
+        let from = events.take(device)?;
+        // SAFETY: by this function's contract.
+        unsafe { from.record_behind(stream).and_then(|()| last.come_before(stream)) }?;
+        self.0.push(Stall { layer, from, until: Some(last) });
+        Ok(())
+    }
+
     /// A stream comes to where it needs a layer.
     ///
     /// # Safety

@@ -57,9 +57,11 @@ impl InFlight {
     pub fn begin(shared: &Arc<Shared>, request: LoadRequest, copying: Arc<dyn Job>) -> Arc<InFlight> {
         let chunks = request.sources.first().map_or(0, |(ids, _)| ids.len());
         let layers = shared.cache.layers().len() as u32;
+        let tokens = u32::try_from(request.tokens).unwrap_or(u32::MAX);
+        let batches_max = shared.copies.batches_max(shared.cache.layer_bytes(tokens).max().unwrap_or(0));
         let begun = Instant::now();
         let state = State {
-            plan: LoadPlan::new(chunks, request.sources.len(), layers, shared.copies.batches_max()),
+            plan: LoadPlan::new(chunks, request.sources.len(), layers, batches_max),
             unasked: request.sources.len(),
             bytes: TierBytes::default(),
             leases: Vec::new(),
@@ -289,7 +291,12 @@ impl InFlight {
         bad.into_iter().for_each(|(chunk, why)| state.plan.fail(chunk, || why));
         state.timeout.progressed(Instant::now());
         state.plan.settled(wave, layer);
+        let goes_on = state.plan.goes_on();
         drop(state);
+        self.changed.notify_all();
+        if !goes_on {
+            return;
+        }
         let tasks = Arc::clone(&self.shared.tasks);
         tasks.post(Urgency::Load, move || self.go_on());
     }
@@ -339,14 +346,19 @@ impl InFlight {
     /// wait. The last layer is there when the load has ended and
     /// [`Jobs::take_ended`](crate::jobs::Jobs::take_ended) tells of it.
     pub fn wait_layer(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
-        {
+        let is_started = {
             let mut state = self.state.lock();
             if state.goes_on(|state| !self.is_last(layer) && state.plan.has_layer(layer)) {
                 return Ok(());
             }
             state.stalls.enter_wait();
-        }
-        let waited = self.follow(layer, stream);
+            state.goes_on(|state| state.plan.has_all_started(layer))
+        };
+        let passed = if is_started { self.copying.pass(layer, stream) } else { Ok(false) };
+        let waited = passed.and_then(|has_passed| match has_passed {
+            true => Ok(()),
+            false => self.follow(layer, stream),
+        });
         if self.state.lock().stalls.leave() {
             self.tell_stall();
         }
@@ -356,7 +368,11 @@ impl InFlight {
     fn follow(&self, layer: u32, stream: u64) -> Result<(), NotCopied> {
         let is_timed = self.copying.come(layer, stream)?;
         self.wait(layer, is_timed, |state| state.plan.has_all_started(layer));
-        if !self.copying.follow(layer, stream)? {
+        let follows = self.copying.follow(layer, stream)?;
+        if let Some(rest) = self.copying.rest() {
+            self.shared.tasks.post(Urgency::Load, rest);
+        }
+        if !follows {
             self.wait(layer, false, |state| !self.is_last(layer) && state.plan.has_layer(layer));
         }
         Ok(())

@@ -111,6 +111,14 @@ impl LoadPlan {
         !self.ready.is_empty() || self.waves.values().any(goes_on)
     }
 
+    /// Whether there is something to copy now, or it has ended.
+    pub fn goes_on(&self) -> bool {
+        let moving: usize = self.waves.values().map(|wave| wave.moving.len()).sum();
+        let wants_more = |wave: &Wave| wave.wants_more(self.layers, self.good_chunks);
+        let has_more = !self.ready.is_empty() || self.waves.values().any(wants_more);
+        (has_more && moving < self.batches_max) || self.outcome().is_some()
+    }
+
     /// What to copy now, the lowest layer first; to be asked until there is nothing.
     pub fn next_batch(&mut self) -> Option<NextBatch> {
         if self.waves.values().map(|wave| wave.moving.len()).sum::<usize>() >= self.batches_max {
@@ -329,7 +337,13 @@ mod tests {
                         plan.fail(chunk, String::new);
                         bad = bad.min(chunk);
                     }
-                    Step::Next => if let Some(next) = plan.next_batch() {
+                    Step::Next => {
+                        let goes_on = plan.goes_on();
+                        let Some(next) = plan.next_batch() else {
+                            prop_assert_eq!(goes_on, plan.outcome().is_some());
+                            continue;
+                        };
+                        prop_assert!(goes_on);
                         prop_assert!(!next.parts.is_empty() && next.layer < layers);
                         moving.push(next);
                         prop_assert!(moving.len() <= batches_max);

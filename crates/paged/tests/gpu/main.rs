@@ -5,6 +5,7 @@
 
 mod direct;
 mod rig;
+mod short;
 
 use cuda_testkit::{Fake, alone, symbol};
 use forebay_node::Node;

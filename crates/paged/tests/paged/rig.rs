@@ -155,8 +155,8 @@ impl Copies for Gated {
         self.host.region(layer)
     }
 
-    fn batches_max(&self) -> usize {
-        self.host.batches_max()
+    fn batches_max(&self, bytes: u64) -> usize {
+        self.host.batches_max(bytes)
     }
 }
 
@@ -204,7 +204,7 @@ impl Copies for Blind {
         None
     }
 
-    fn batches_max(&self) -> usize {
+    fn batches_max(&self, _bytes: u64) -> usize {
         2
     }
 }
