@@ -36,6 +36,8 @@ pub struct Estimates {
     seen: Vec<(u64, f64)>,
     /// Batches that were divided.
     batches: u64,
+    /// Nothing is tried.
+    is_fixed: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -55,7 +57,12 @@ impl Estimates {
     pub fn new(rates: PathRates) -> Estimates {
         let paths = vec![Estimate::default(); rates.paths.len()];
         let seen = vec![(0, 0.0); rates.ports.len()];
-        Estimates { rates, paths, seen, batches: 0 }
+        Estimates { rates, paths, seen, batches: 0, is_fixed: false }
+    }
+
+    /// Stays with these, and tries nothing.
+    pub fn fixed(rates: PathRates) -> Estimates {
+        Estimates { is_fixed: true, ..Estimates::new(rates) }
     }
 
     /// What each path carries, none where it is stuck; and whether that was measured.
@@ -98,6 +105,9 @@ impl Estimates {
     /// Whether a path that gets nothing is to be tried again: nobody has yet, it is time, or it was
     /// just seen to be faster.
     fn is_due(&self, path: usize, now_us: u64) -> bool {
+        if self.is_fixed {
+            return false;
+        }
         let Estimate { last_bytes_per_s, idle_batches, idle_since_us, probes, .. } = self.paths[path];
         let Some(last) = last_bytes_per_s else { return probes == 0 || idle_batches >= PROBE_BATCHES };
         let is_faster = last > self.rates.paths[path].bytes_per_s * (1.0 + NOISE);
@@ -107,7 +117,7 @@ impl Estimates {
         is_faster || is_time
     }
 
-    /// A path has carried what it was given of a batch, in so many seconds.
+    /// A path has carried what it was given of a batch, in so many seconds; 0 if nobody knows.
     pub fn measured(&mut self, path: usize, batch: u64, bytes: u64, seconds: f64) {
         let estimate = &mut self.paths[path];
         estimate.is_stuck = false;

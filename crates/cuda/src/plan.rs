@@ -38,6 +38,9 @@ pub const PROBE_BYTES: u64 = 512 << 10;
 /// Nothing is tried with a batch of less than so many times that.
 const PROBED_BATCH: u64 = 8;
 
+/// A path of which others leave less than this part to its port only takes from them.
+const PORT_PART_MIN: f64 = 0.25;
+
 /// The bytes for each path. Path 0, the direct one, takes what remains, and everything where others
 /// do not pay.
 pub fn shares(rates: &PathRates, batch: Batch) -> Vec<u64> {
@@ -58,7 +61,8 @@ fn within_ports(rates: &PathRates) -> Vec<Path> {
     let mut left = rates.ports.clone();
     let limited = |path: &Path| {
         let Some(left) = path.port.and_then(|port| left.get_mut(port)) else { return *path };
-        let bytes_per_s = path.bytes_per_s.min(*left);
+        let is_worth_it = *left >= path.bytes_per_s * PORT_PART_MIN;
+        let bytes_per_s = if is_worth_it { path.bytes_per_s.min(*left) } else { 0.0 };
         *left -= bytes_per_s;
         Path { bytes_per_s, ..*path }
     };

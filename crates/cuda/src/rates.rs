@@ -139,3 +139,32 @@ impl Rates {
         rates
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Batch, PROBE_BYTES, shares};
+    use crate::topology::{GpuFacts, PciPlace};
+
+    /// A host whose GPUs are behind these ports.
+    fn host(ports: &[&str]) -> Topology {
+        let gpu = |(index, port): (u16, &&str)| {
+            let bridges = Some([*port, "0000:02:00.0"].map(String::from).to_vec());
+            GpuFacts { index, pci: PciPlace { bridges, ..PciPlace::default() }, ..GpuFacts::default() }
+        };
+        Topology { gpus: (0..).zip(ports).map(gpu).collect(), ..Topology::default() }
+    }
+
+    #[test]
+    fn gpus_behind_one_port_share_what_it_carries() {
+        let (one, other) = ("0000:00:01.0", "0000:00:02.0");
+        let rates = Rates::default().with_ports(&host(&[one, one, other, other]));
+        let paths = rates.paths(Direction::HostToDevice, 0, &[1, 2, 3]);
+        let batch = Batch { bytes: 1 << 30, probe: None };
+        let used: Vec<bool> = shares(&paths, batch).iter().map(|share| *share > 0).collect();
+        assert_eq!(used, [true, false, true, false], "one link of each port");
+        assert_eq!(shares(&paths, Batch { probe: Some(1), ..batch })[1], PROBE_BYTES);
+        let apart = Rates::default().with_ports(&host(&[one, other]));
+        assert!(apart.paths(Direction::HostToDevice, 0, &[1]).ports.is_empty(), "nobody shares");
+    }
+}

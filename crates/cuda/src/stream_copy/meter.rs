@@ -31,6 +31,7 @@ pub struct Part {
     bytes: u64,
     /// What the path was given without a time since the part before.
     untimed_bytes: u64,
+    has_begun: bool,
     /// Both were recorded.
     is_timed: bool,
     /// When somebody first saw that it had begun.
@@ -54,7 +55,8 @@ impl Meter {
     /// rates stay.
     pub fn new(rates: PathRates, gpus: &[&Arc<Device>], is_fixed: bool) -> Result<Meter, CudaError> {
         let clocks = gpus.iter().filter(|_| !is_fixed && gpus.len() > 1).map(|gpu| Clock::new(gpu));
-        Ok(Meter { clocks: clocks.collect::<Result<_, _>>()?, estimates: Estimates::new(rates) })
+        let estimates = if is_fixed { Estimates::fixed(rates) } else { Estimates::new(rates) };
+        Ok(Meter { clocks: clocks.collect::<Result<_, _>>()?, estimates })
     }
 
     /// What each path carries, 0 if nothing goes there now; and whether that was measured.
@@ -81,7 +83,7 @@ impl Meter {
             return None;
         };
         let untimed_bytes = std::mem::take(&mut clock.untimed_bytes);
-        Some(Part { batch, bytes, untimed_bytes, is_timed: false, seen_us: None, ..part })
+        Some(Part { batch, bytes, untimed_bytes, has_begun: false, is_timed: false, seen_us: None, ..part })
     }
 
     /// A part was queued, or something of it was refused.
@@ -100,17 +102,26 @@ impl Meter {
 impl Part {
     fn new(gpu: &Arc<Device>) -> Result<Part, CudaError> {
         let (begun, ended) = (Event::with_time(gpu)?, Event::with_time(gpu)?);
-        Ok(Part { begun, ended, batch: 0, bytes: 0, untimed_bytes: 0, is_timed: false, seen_us: None })
+        Ok(Part {
+            begun,
+            ended,
+            batch: 0,
+            bytes: 0,
+            untimed_bytes: 0,
+            has_begun: false,
+            is_timed: false,
+            seen_us: None,
+        })
     }
 
     /// It begins here. A refusal says nothing of the copy.
     pub fn begins(&mut self, stream: StreamHandle) {
-        self.is_timed = self.begun.record_in(stream).is_ok();
+        self.has_begun = self.begun.record_in(stream).is_ok();
     }
 
     /// All of it is queued, and what of it ends last does so here.
     pub fn ends(&mut self, stream: StreamHandle) {
-        self.is_timed = self.is_timed && self.ended.record_in(stream).is_ok();
+        self.is_timed = self.has_begun && self.ended.record_in(stream).is_ok();
     }
 }
 
@@ -136,9 +147,9 @@ impl Clock {
                 Err(_) => return,
             }
             let Some(part) = self.under_way.pop_front() else { return };
-            if let Some(seconds) = self.seconds(&part) {
-                estimates.measured(path, part.batch, part.bytes, seconds);
-            }
+            // Where nobody can say how long, it is over all the same.
+            let seconds = self.seconds(&part).unwrap_or(0.0);
+            estimates.measured(path, part.batch, part.bytes, seconds);
             self.spare.extend(self.last.replace(part));
         }
     }
