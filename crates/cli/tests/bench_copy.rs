@@ -71,6 +71,9 @@ fn every_row_is_there_with_its_ceiling_and_its_peer() {
     for name in ["matmul_slowdown", "matvec_slowdown", "p2p_slowdown"] {
         assert!(rows.contains_key(&format!("copy.victim.{name}")), "{name}");
     }
+    for name in ["copy.adaptive.slowed_link", "copy.adaptive.slowed_link.fixed"] {
+        assert!(rows[name]["ratio"].as_f64().unwrap() > 0.0, "{name}");
+    }
     let figure = |name: &str| rows[name]["value"].as_f64().unwrap();
     assert!(figure("copy.cpu_cores") > 0.0);
     assert!(figure("copy.idle.cpu_core") < 1.0);

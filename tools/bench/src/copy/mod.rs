@@ -4,9 +4,10 @@
 //!
 //! `plan` is what is asked for. `rig` is all memory, `ends` that of one GPU and a copy of it,
 //! `bytes` what is in it. `way` is who copies; `ceiling` is what no one can exceed. `sweep`,
-//! `paged`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first.
+//! `paged`, `adaptive`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first.
 //! `daemon` is about relays of another process, and `host` is the benchmark of host memory.
 
+mod adaptive;
 mod break_even;
 mod bytes;
 mod ceiling;
@@ -101,6 +102,7 @@ fn measure(driver: &'static Driver, args: &plan::Args, runs: u32, results: &mut 
     if relays {
         results.rows.extend(break_even::rows(&rig, &plan)?);
         results.rows.extend(victim::rows(&rig, &plan)?);
+        results.rows.extend(adaptive::rows(&rig, &plan)?);
         if args.daemon {
             results.rows.extend(daemon::rows(&rig, plan.runs)?);
         }

@@ -57,6 +57,9 @@ pub enum Way {
     /// A chain however small the copy is.
     #[value(skip)]
     Eager,
+    /// A chain by shares that follow nothing that was measured.
+    #[value(skip)]
+    Fixed,
     /// One call of the driver for all pieces.
     #[value(skip)]
     Batch,
@@ -74,6 +77,7 @@ impl Way {
             Way::Mover => "mover",
             Way::Best => "best",
             Way::Eager => "eager",
+            Way::Fixed => "fixed",
             Way::Batch => "cuMemcpyBatchAsync",
             Way::Kernel => "kernel",
         }
@@ -89,6 +93,7 @@ pub struct Ways {
     pub start_bytes: Vec<u64>,
     /// Started when first used: its memory is no part of what a copier needs.
     eager: OnceLock<Copier>,
+    fixed: OnceLock<Copier>,
     batch: Option<BatchCopy>,
     gathers: Vec<OnceLock<Gather>>,
 }
@@ -104,7 +109,15 @@ impl Ways {
         let regions = ends.iter().map(|ends| regions(&copier, ends)).collect::<Outcome<_>>()?;
         let gathers = ends.iter().map(|_| OnceLock::new()).collect();
         let batch = ends.first().and_then(|ends| ends.device.driver().batch_copy());
-        Ok(Ways { copier, regions, start_bytes, eager: OnceLock::new(), batch, gathers })
+        Ok(Ways {
+            copier,
+            regions,
+            start_bytes,
+            eager: OnceLock::new(),
+            fixed: OnceLock::new(),
+            batch,
+            gathers,
+        })
     }
 
     /// Whether the driver has batches.
@@ -118,6 +131,7 @@ impl Ways {
             Way::Direct => direct(ends, job),
             Way::Chain => chain(&self.copier, ends, job),
             Way::Eager => chain(self.eager()?, ends, job),
+            Way::Fixed => chain(self.fixed()?, ends, job),
             Way::Mover => self.mover(ends, job),
             // SAFETY: the ranges are the rig's, pinned and of this GPU, and no two copies of the
             // rig at a time share any.
@@ -142,6 +156,13 @@ impl Ways {
             let always = |rates: Rates, direction| rates.with(direction, |own| own.break_even_bytes = 0);
             let rates = Direction::BOTH.into_iter().fold(self.copier.stream_copies().rates().clone(), always);
             Ok(Copier::start(&CopierOptions { rates: Some(rates), ..CopierOptions::default() })?)
+        })
+    }
+
+    fn fixed(&self) -> Outcome<&Copier> {
+        ready(&self.fixed, || {
+            let rates = Some(self.copier.stream_copies().rates().clone().fixed());
+            Ok(Copier::start(&CopierOptions { rates, ..CopierOptions::default() })?)
         })
     }
 
