@@ -176,6 +176,9 @@ def test_a_batch_in_a_stream_keeps_its_order_and_nobody_waits(cuda: Cuda, copier
     assert after["chains"] == before["chains"] + 3
     moved = sum(after[name] - before[name] for name in ("direct_bytes", "relayed_bytes"))
     assert moved == 3 * bytes and after["relayed_bytes"] > before["relayed_bytes"]
+    paths = [(path["gpu"], path["direction"], path["over"]) for path in after["paths"]]
+    assert len(paths) == 3 * 2 * 3 and paths[:3] == [(0, "h2d", 0), (0, "h2d", 1), (0, "h2d", 2)]
+    assert all(path["gb_per_s"] > 0 or path["measured"] for path in after["paths"])
 
 
 def test_what_was_left_to_the_driver_is_counted_by_reason(cuda: Cuda) -> None:

@@ -7,10 +7,10 @@ use crate::process::Own;
 use crate::rows;
 use forebay_cuda::kernels::Piece;
 use forebay_cuda::remote::{NodeRelays, RelaysAt, Status};
-use forebay_cuda::stream_copy::DeclineReason;
+use forebay_cuda::stream_copy::{DeclineReason, PathRate};
 use forebay_cuda::{CopierOptions, CopyError, StartError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -72,6 +72,7 @@ impl Copier {
         stats.set_item("relayed_bytes", counters.relayed_bytes.load(Relaxed))?;
         stats.set_item("declined", declined)?;
         stats.set_item("links", by_link)?;
+        stats.set_item("paths", paths(py, copier)?)?;
         stats.set_item("relays", self.relays(py)?)?;
         Ok(stats)
     }
@@ -96,6 +97,21 @@ impl Copier {
         }
         Ok(by_gpu)
     }
+}
+
+/// What each path carries by the last copies: the GPU, the direction, whose link it is and its rate.
+fn paths<'py>(py: Python<'py>, copier: &forebay_cuda::Copier) -> PyResult<Bound<'py, PyList>> {
+    let path = |rate: PathRate| {
+        let path = PyDict::new(py);
+        path.set_item("gpu", rate.gpu)?;
+        path.set_item("direction", rate.direction.name())?;
+        path.set_item("over", rate.over)?;
+        path.set_item("gb_per_s", rate.bytes_per_s / 1e9)?;
+        path.set_item("measured", rate.is_measured)?;
+        Ok(path)
+    };
+    let paths = copier.stream_copies().path_rates().into_iter().map(path);
+    PyList::new(py, paths.collect::<PyResult<Vec<_>>>()?)
 }
 
 /// From, to, bytes. Those without bytes are left out.
