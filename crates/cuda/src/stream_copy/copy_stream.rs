@@ -111,12 +111,7 @@ impl CopyStream {
 
     /// A batch was queued, or a part of it: sums up what belongs to it if it is whole, and records
     /// where all of it is over. What follows is copied meanwhile.
-    fn end(
-        &self,
-        batch: &Batch,
-        queued: Result<Links, CudaError>,
-        ended: &Event,
-    ) -> Result<Sent, CudaError> {
+    fn end(&self, batch: &Batch, queued: Result<Links, CudaError>, ended: &Event) -> Result<Sent, CudaError> {
         // SAFETY: by the contract of `StreamCopies::send`.
         let sum = |list: &SumList| unsafe { list.queue(&self.joined, BEHIND_COPIES) };
         let summed = queued.and_then(|links| batch.sums.map_or(Ok(()), sum).map(|()| links));

@@ -40,7 +40,7 @@ impl Site<'_> {
         let relayed = || self.world.copier.stream_copies().counters().relayed_bytes.load(Ordering::Relaxed);
         let (from, to) = direction.in_order(self.host.address(), self.memory.address());
         let pieces = [Piece { from, to, bytes: BYTES }];
-        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None };
+        let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: None, sums: None };
         let (before, ended) = (relayed(), Event::to_sleep_for(self.copy_stream.device()).unwrap());
         // SAFETY: the memory outlives the copies; they all copy the same bytes.
         let sent = unsafe { self.world.copier.stream_copies().send(&self.copy_stream, &batch, &ended) };

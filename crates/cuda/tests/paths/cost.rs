@@ -63,7 +63,7 @@ fn sent(fake: &Fake, devices: Option<Vec<u16>>, bytes: u64, page: u64) -> (u64, 
     let copy_stream = copies.copy_stream(0, Direction::HostToDevice).unwrap().unwrap();
     let (host, memory) = (world.host(bytes), world.memory(0, 2 * bytes));
     let pieces = pages(Direction::HostToDevice, host.address(), memory.address(), page, bytes);
-    let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: Some(bytes) };
+    let batch = Batch { pieces: &pieces, after: None, is_open: true, awaited_bytes: Some(bytes), sums: None };
     let ended = Event::to_sleep_for(copy_stream.device()).unwrap();
     let before = fake.stat("calls");
     // SAFETY: the memory outlives the copies, and nobody else uses it.
