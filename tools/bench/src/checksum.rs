@@ -169,7 +169,7 @@ impl Rig {
         loop {
             // SAFETY: the memory is the rig's, and whoever sends waits for the event.
             match unsafe { self.copies.send(&self.copy_stream, &batch, &event)? } {
-                Sent::Queued(queued) => return Ok(queued.map(|()| event)?),
+                Sent::Queued(queued) => return Ok(queued.map(|_| event)?),
                 Sent::Later => thread::sleep(Duration::from_micros(50)),
             }
         }
