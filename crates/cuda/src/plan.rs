@@ -114,12 +114,14 @@ mod tests {
         Path { port: Some(port), ..path }
     }
 
+    /// What it is, the paths and ports (GB/s), MiB of the batch, the path to try, MiB for each.
+    type Row<'a> = (&'a str, Vec<Path>, &'a [f64], u64, Option<usize>, &'a [u64]);
+
     #[test]
     fn each_path_has_what_it_carries_while_the_others_carry_theirs() {
         let both = |relay| vec![DIRECT, relay];
         let small = Path { latency_s: 0.0, ..RELAY };
-        // What it is, the paths and ports (GB/s), MiB of the batch, the path to try, MiB for each.
-        let table: [(&str, Vec<Path>, &[f64], u64, Option<usize>, &[u64]); 16] = [
+        let table: [Row; 16] = [
             ("one path", vec![DIRECT], &[], 64, None, &[64]),
             ("equal paths", both(RELAY), &[], 1024, None, &[513, 511]),
             ("a relay's latency counts", both(RELAY), &[], 8, None, &[5, 3]),
