@@ -118,6 +118,15 @@ def test_a_ticket_that_leads_nowhere_costs_time_only(pair: Pair, change: str) ->
     assert said["tokens"] == alone["tokens"]
 
 
+def test_a_ticket_of_another_prompt_is_computed(pair: Pair) -> None:
+    tokens, others = prompt(711, 4 * CHUNK), prompt(712, 4 * CHUNK)
+    before = counted(pair.decoder, "handovers_direct_failed")
+    said = pair.decode(tokens, 8, ticket_of(pair, others))
+    assert counted(pair.decoder, "handovers_direct_failed") == before + 1
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    assert said["tokens"] == alone["tokens"]
+
+
 @pytest.mark.parametrize("direct", [7, {}, {"ranks": [["!", "x"]]}, {"ranks": [["AA==", "00"]]}])
 def test_a_ticket_that_is_none_is_refused_and_the_prompt_computed(pair: Pair, direct: object) -> None:
     tokens = prompt(708, 2 * CHUNK)

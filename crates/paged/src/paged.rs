@@ -2,7 +2,7 @@
 
 use crate::cache::{BadValue, CacheShape};
 use crate::copies::{Copies, Direction, NotCopied};
-use crate::direct::{Direct, DirectOptions, Key, OfferEnded, ReadRequest};
+use crate::direct::{Digest, Direct, DirectOptions, Key, OfferEnded, ReadRequest};
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
 use crate::jobs::{JobStored, Jobs, Measured};
@@ -363,12 +363,20 @@ impl PagedCache {
         self.direct().ok().map(|direct| direct.metadata())
     }
 
-    /// Offers the pages of the first `tokens` tokens of a sequence to whoever has the key. They must
-    /// stay as they are until [`take_offers_ended`](PagedCache::take_offers_ended) names it.
-    pub fn offer(&self, key: Key, tables: &PageTables, tokens: u64, ttl: Duration) -> Result<(), NotBegun> {
+    /// Offers the pages of the first `tokens` tokens of a sequence to whoever has the key and the
+    /// same digest of the sequence. They must stay as they are until
+    /// [`take_offers_ended`](PagedCache::take_offers_ended) names it.
+    pub fn offer(
+        &self,
+        key: Key,
+        digest: Digest,
+        tables: &PageTables,
+        tokens: u64,
+        ttl: Duration,
+    ) -> Result<(), NotBegun> {
         let direct = self.direct()?;
         tables.check(&self.shared.cache, tokens, true)?;
-        direct.offer(key, tables, ttl);
+        direct.offer(key, digest, tables, ttl);
         Ok(())
     }
 

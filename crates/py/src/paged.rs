@@ -6,7 +6,7 @@ use crate::ids::{id, ids};
 use crate::process::Own;
 use forebay_client::ClientOptions;
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
-use forebay_paged::direct::{DirectOptions, Key, OfferEnd, ReadRequest};
+use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, ReadRequest};
 use forebay_paged::pages::{HeadRange, PageTables, Source};
 use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Verify};
 use forebay_store::TenantId;
@@ -165,13 +165,14 @@ impl PagedCache {
         Ok(self.0.get()?.metadata())
     }
 
-    /// Offers pages of a sequence of `tokens` tokens to whoever has the key, for `ttl_s` if nobody
-    /// opens the offer.
-    #[pyo3(signature = (key, pages, *, tokens, ttl_s))]
+    /// Offers pages of a sequence of `tokens` tokens to whoever has the key and the same digest of
+    /// the sequence, for `ttl_s` if nobody opens the offer.
+    #[pyo3(signature = (key, digest, pages, *, tokens, ttl_s))]
     fn offer(
         &self,
         py: Python<'_>,
         key: Key,
+        digest: Digest,
         pages: Vec<Bound<'_, PyAny>>,
         tokens: u64,
         ttl_s: f64,
@@ -179,7 +180,7 @@ impl PagedCache {
         let cache = self.0.get()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
         let ttl = Duration::try_from_secs_f64(ttl_s).map_err(|error| invalid(format!("ttl_s: {error}")))?;
-        py.detach(|| cache.offer(key, &tables, tokens, ttl)).map_err(not_begun)
+        py.detach(|| cache.offer(key, digest, &tables, tokens, ttl)).map_err(not_begun)
     }
 
     /// Offers that have ended since this was asked last, and how.
@@ -197,7 +198,7 @@ impl PagedCache {
 
     /// Begins to load pages straight from another engine, from the sequence's token `first_token`
     /// on.
-    #[pyo3(signature = (job, metadata, key, pages, *, first_token, tokens, stream = 0))]
+    #[pyo3(signature = (job, metadata, key, digest, pages, *, first_token, tokens, stream = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn read(
         &self,
@@ -205,6 +206,7 @@ impl PagedCache {
         job: u64,
         metadata: Vec<u8>,
         key: Key,
+        digest: Digest,
         pages: Vec<Bound<'_, PyAny>>,
         first_token: u64,
         tokens: u64,
@@ -212,7 +214,7 @@ impl PagedCache {
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let request = ReadRequest { job, metadata, key, tables, first_token, tokens };
+        let request = ReadRequest { job, metadata, key, digest, tables, first_token, tokens };
         py.detach(|| cache.read(request, stream)).map_err(not_begun)
     }
 

@@ -1,14 +1,14 @@
 //! What two engines say to each other about an offer: the decoder asks, the prefiller answers. Bytes
 //! of a peer are checked here as far as their form goes; [`plan`](super::plan) checks the numbers.
 
-use super::Key;
+use super::{Digest, Key};
 use crate::cache::CacheShape;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
     /// A lease of what is offered under the key.
-    Open { key: Key },
+    Open { key: Key, digest: Digest },
     /// To let a lease live on.
     Renew { lease: u64 },
     /// Nothing of it is read any more. The answer says whether the lease lived until now.
@@ -138,7 +138,7 @@ mod tests {
         }
         let key = [16; 16];
         for question in [
-            Question::Open { key },
+            Question::Open { key, digest: [19; 32] },
             Question::Renew { lease: 17 },
             Question::Close { lease: 18 },
             Question::Decline { key },

@@ -37,6 +37,9 @@ use thiserror::Error;
 
 /// Names an offer. Whoever has it may read what is offered, so it cannot be guessed.
 pub type Key = [u8; 16];
+/// What both engines make of a prompt and of all that its KV depends on. Who reads an offer must
+/// have the same: a ticket may be for another prompt.
+pub type Digest = [u8; 32];
 
 /// How an engine hands over directly.
 #[derive(Debug, Clone)]
@@ -97,8 +100,8 @@ impl Direct {
     /// Offers the pages of a sequence. They must stay as they are until
     /// [`take_ended`](Direct::take_ended) names the key, after `ttl` at the latest if nobody opens
     /// the offer.
-    pub fn offer(&self, key: Key, tables: &PageTables, ttl: Duration) {
-        self.offers.offer(key, tables, ttl);
+    pub fn offer(&self, key: Key, digest: Digest, tables: &PageTables, ttl: Duration) {
+        self.offers.offer(key, digest, tables, ttl);
     }
 
     /// Offers that have ended since this was asked last: nobody reads their pages, or whoever does

@@ -2,9 +2,9 @@
 //! A lease is one of the agent's, which ends when its time is over, when its holder is gone, or
 //! when it is given back; so does the offer. Whoever asks is not trusted.
 
-use super::Key;
 use super::memory::DirectMemory;
 use super::message::{Answer, Opened, Question};
+use super::{Digest, Key};
 use crate::pages::PageTables;
 use crate::thread_pool::TaskQueue;
 use forebay_net::{Identity, LeaseEnd, LeaseTable, Reply, Service};
@@ -54,14 +54,22 @@ struct State {
 #[derive(Default)]
 struct Table {
     offers: HashMap<Key, Offer>,
-    early: Vec<(Key, Identity, Reply)>,
+    early: Vec<Early>,
     ended: Vec<OfferEnded>,
     closed: bool,
 }
 
 enum Offer {
-    Waits(PageTables),
+    Waits(Digest, PageTables),
     Leased,
+}
+
+/// Who asks for what.
+struct Early {
+    key: Key,
+    digest: Digest,
+    from: Identity,
+    reply: Reply,
 }
 
 impl State {
@@ -87,19 +95,19 @@ impl Offers {
         let _ = self.opened.set((leases, memory));
     }
 
-    pub fn offer(&self, key: Key, tables: &PageTables, ttl: Duration) {
+    pub fn offer(&self, key: Key, digest: Digest, tables: &PageTables, ttl: Duration) {
         let mut table = self.state.table.lock();
         if table.closed {
             return table.ended.push(OfferEnded { key, how: OfferEnd::Expired });
         }
-        table.offers.insert(key, Offer::Waits(tables.clone()));
-        let early = table.early.extract_if(.., |(wanted, ..)| *wanted == key).next();
+        table.offers.insert(key, Offer::Waits(digest, tables.clone()));
+        let early = table.early.extract_if(.., |early| early.key == key).next();
         drop(table);
-        if let Some((_, from, reply)) = early {
-            self.lease(key, from, reply);
+        if let Some(early) = early {
+            self.lease(early);
         }
         let state = Arc::clone(&self.state);
-        let waits = |offer: &Offer| matches!(offer, Offer::Waits(_));
+        let waits = |offer: &Offer| matches!(offer, Offer::Waits(..));
         self.tasks.post_at(Instant::now() + ttl, move || state.end(key, OfferEnd::Expired, waits));
     }
 
@@ -117,20 +125,22 @@ impl Offers {
     pub fn withdraw(&self) {
         let mut table = self.state.table.lock();
         table.early.clear();
-        let waiting = table.offers.extract_if(|_, offer| matches!(offer, Offer::Waits(_)));
+        let waiting = table.offers.extract_if(|_, offer| matches!(offer, Offer::Waits(..)));
         let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
         table.ended.extend(waiting.into_iter().map(|key| OfferEnded { key, how: OfferEnd::Expired }));
         self.state.changed.wait_while_for(&mut table, |table| !table.offers.is_empty(), 2 * LEASE);
     }
 
     /// Grants whoever asks a lease of an offer, once.
-    fn lease(&self, key: Key, from: Identity, reply: Reply) {
+    fn lease(&self, Early { key, digest, from, reply }: Early) {
         let Some((leases, memory)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let mut table = self.state.table.lock();
-        let Some(offer @ Offer::Waits(_)) = table.offers.get_mut(&key) else {
-            return reply.refuse("somebody reads it already".into());
+        let tables = match table.offers.get(&key) {
+            Some(Offer::Waits(offered, tables)) if *offered == digest => tables.clone(),
+            Some(Offer::Waits(..)) => return reply.refuse("it is another prompt's".into()),
+            _ => return reply.refuse("somebody reads it already".into()),
         };
-        let Offer::Waits(tables) = std::mem::replace(offer, Offer::Leased) else { return };
+        table.offers.insert(key, Offer::Leased);
         drop(table);
         let state = Arc::clone(&self.state);
         let on_end = move |end: LeaseEnd| {
@@ -155,18 +165,19 @@ impl Offers {
     }
 
     /// Somebody asks for an offer that is not there: the engine may be about to make it.
-    fn wait(&self, key: Key, from: Identity, reply: Reply) {
+    fn wait(&self, early: Early) {
+        let key = early.key;
         let mut table = self.state.table.lock();
         if table.closed || table.early.len() >= EARLY_MAX {
-            return reply.refuse("nothing is offered under this key".into());
+            return early.reply.refuse("nothing is offered under this key".into());
         }
-        table.early.push((key, from, reply));
+        table.early.push(early);
         drop(table);
         let state = Arc::clone(&self.state);
         self.tasks.post_at(Instant::now() + EARLY, move || {
-            let late = state.table.lock().early.extract_if(.., |(wanted, ..)| *wanted == key).next();
-            if let Some((.., reply)) = late {
-                reply.refuse("nothing was offered under this key".into());
+            let late = state.table.lock().early.extract_if(.., |early| early.key == key).next();
+            if let Some(late) = late {
+                late.reply.refuse("nothing was offered under this key".into());
             }
         });
     }
@@ -177,9 +188,10 @@ impl Service for Offers {
         let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let lives = |lives| Answer::Lives(lives).encode();
         match Question::decode(&body) {
-            Ok(Question::Open { key }) => {
+            Ok(Question::Open { key, digest }) => {
+                let early = Early { key, digest, from, reply };
                 let is_there = self.state.table.lock().offers.contains_key(&key);
-                if is_there { self.lease(key, from, reply) } else { self.wait(key, from, reply) }
+                if is_there { self.lease(early) } else { self.wait(early) }
             }
             Ok(Question::Renew { lease }) => {
                 let renewed = leases.renew(from.instance, lease, LEASE.as_micros() as u64);
@@ -187,7 +199,7 @@ impl Service for Offers {
             }
             Ok(Question::Close { lease }) => reply.send(lives(leases.give_back(from.instance, lease))),
             Ok(Question::Decline { key }) => {
-                self.state.end(key, OfferEnd::Closed, |offer| matches!(offer, Offer::Waits(_)));
+                self.state.end(key, OfferEnd::Closed, |offer| matches!(offer, Offer::Waits(..)));
                 reply.send(lives(false));
             }
             Err(bad) => reply.refuse(format!("no question about an offer: {bad}")),

@@ -4,7 +4,7 @@
 
 use super::memory::{Begun, Offered};
 use super::message::{Answer, Opened, Question};
-use super::{Direct, Key, peer_of, plan};
+use super::{Digest, Direct, Key, peer_of, plan};
 use crate::access::Accessing;
 use crate::cache::BadValue;
 use crate::load::LoadEnd;
@@ -28,6 +28,7 @@ pub struct ReadRequest {
     /// What the other engine said of itself.
     pub metadata: Vec<u8>,
     pub key: Key,
+    pub digest: Digest,
     /// Where the pages go, from `first_token` of the sequence on; -1 where one is not wanted.
     pub tables: PageTables,
     pub first_token: u64,
@@ -69,12 +70,12 @@ pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<
         Some(Err(why)) => (String::new(), Some(why)),
         None => (String::new(), Some("the cache is closed".into())),
     };
-    let key = request.key;
+    let open = Question::Open { key: request.key, digest: request.digest };
     let reading =
         Arc::new(Reading { direct: Arc::clone(direct), request, peer, begun_at: Instant::now(), state });
     match why {
         Some(why) => reading.end(Some(why)),
-        None => reading.ask(&Question::Open { key }, |reading, answer| reading.opened(answer)),
+        None => reading.ask(&open, |reading, answer| reading.opened(answer)),
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ fn be_prefiller(fake: &Fake) {
     let engine = site.direct(fake, "prefiller");
     (0..LAYERS).for_each(|layer| engine.write(engine.layer(layer), layer, 7));
     let (tables, ttl) = (engine.tables(&blocks(3)), Duration::from_secs(60));
-    engine.paged.offer(KEY, &tables, TOKENS as u64, ttl).unwrap();
+    engine.paged.offer(KEY, [5; 32], &tables, TOKENS as u64, ttl).unwrap();
     let metadata: Vec<String> = engine.paged.metadata().unwrap().iter().map(u8::to_string).collect();
     println!("metadata {}", metadata.join(" "));
     let mut rest = String::new();
@@ -55,8 +55,8 @@ fn be_prefiller(fake: &Fake) {
 }
 
 fn request(engine: &Engine, metadata: &[u8], to: &[i64]) -> ReadRequest {
-    let (metadata, tables) = (metadata.to_vec(), engine.tables(to));
-    ReadRequest { job: 1, metadata, key: KEY, tables, first_token: 0, tokens: TOKENS as u64 }
+    let (metadata, tables, digest) = (metadata.to_vec(), engine.tables(to), [5; 32]);
+    ReadRequest { job: 1, metadata, key: KEY, digest, tables, first_token: 0, tokens: TOKENS as u64 }
 }
 
 fn read(engine: &Engine, metadata: &[u8], to: &[i64]) -> LoadEnd {

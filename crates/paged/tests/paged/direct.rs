@@ -4,12 +4,13 @@
 use crate::rig::*;
 use forebay_paged::NotBegun;
 use forebay_paged::PagedOptions;
-use forebay_paged::direct::{DirectOptions, Key, OfferEnd, OfferEnded, ReadRequest};
+use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, OfferEnded, ReadRequest};
 use std::time::Duration;
 use testkit::eventually;
 
 const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
 const KEY: Key = [7; 16];
+const PROMPT: Digest = [5; 32];
 const LONG: Duration = Duration::from_secs(60);
 
 /// Engines without a node that hand over directly.
@@ -28,12 +29,13 @@ fn offered(site: &Site) -> (Engine, Engine, Vec<i64>) {
 }
 
 fn offer(prefiller: &Engine, key: Key, blocks: &[i64], ttl: Duration) {
-    prefiller.paged.offer(key, &prefiller.tables(blocks, TOKENS), TOKENS as u64, ttl).unwrap();
+    prefiller.paged.offer(key, PROMPT, &prefiller.tables(blocks, TOKENS), TOKENS as u64, ttl).unwrap();
 }
 
 fn request(engine: &Engine, metadata: Vec<u8>, key: Key, blocks: &[i64]) -> ReadRequest {
     let tables = engine.tables(blocks, TOKENS);
-    ReadRequest { job: 1, metadata, key, tables, first_token: 0, tokens: TOKENS as u64 }
+    let digest = PROMPT;
+    ReadRequest { job: 1, metadata, key, digest, tables, first_token: 0, tokens: TOKENS as u64 }
 }
 
 fn read(decoder: &Engine, prefiller: &Engine, key: Key, blocks: &[i64]) -> (u64, Option<String>) {
@@ -87,6 +89,22 @@ fn an_offer_is_read_once_and_nobody_reads_without_the_key() {
     assert!(decoder.is_clean_beside(&[]));
     assert_eq!(read(&decoder, &prefiller, KEY, &blocks).0, TOKENS as u64);
     assert_eq!(read(&decoder, &prefiller, KEY, &blocks).0, 0);
+}
+
+#[test]
+fn a_ticket_for_another_prompt_brings_nothing_and_leaves_the_offer() {
+    let site = Site::new();
+    let (prefiller, decoder, _) = offered(&site);
+    let blocks = decoder.blocks(TOKENS, 9);
+    let wrong = ReadRequest {
+        digest: [6; 32],
+        ..request(&decoder, prefiller.paged.metadata().unwrap(), KEY, &blocks)
+    };
+    decoder.paged.read(wrong, 0).unwrap();
+    let end = decoder.end_of(1);
+    assert!(end.tokens == 0 && end.why.is_some_and(|why| why.contains("another prompt")));
+    assert!(decoder.is_clean_beside(&[]));
+    assert_eq!(read(&decoder, &prefiller, KEY, &blocks), (TOKENS as u64, None));
 }
 
 #[test]
@@ -165,6 +183,6 @@ fn an_engine_that_was_not_told_to_hand_over_directly_does_not() {
     let engine = site.engine(2, 0, 16);
     assert!(engine.paged.metadata().is_none());
     let blocks = engine.blocks(TOKENS, 3);
-    let offered = engine.paged.offer(KEY, &engine.tables(&blocks, TOKENS), TOKENS as u64, LONG);
+    let offered = engine.paged.offer(KEY, PROMPT, &engine.tables(&blocks, TOKENS), TOKENS as u64, LONG);
     assert!(matches!(offered, Err(NotBegun::NoDirect)));
 }

@@ -6,7 +6,7 @@ It knows chunks, blocks and shapes. That the load is wanted was decided before (
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.metadata import Load, Pages
 from forebay.vllm.connector.namespace import Facts
-from forebay.vllm.connector.tracked import Loading, TrackedRequest
+from forebay.vllm.connector.tracked import Loading, TrackedRequest, digest_of
 
 
 def plan(
@@ -45,6 +45,7 @@ def plan(
         state_pages=state_pages,
         direct=direct,
         first_token=first * size,
+        digest=digest_of(found.ids) if direct is not None else b"",
     )
     loading = Loading(
         owner=tracked,

@@ -36,6 +36,7 @@ class Load:
     state_pages: Pages = field(default_factory=list)  # for each group with states, one block
     direct: list[Direct] | None = None  # for each rank: it is read from there, and not from the node
     first_token: int = 0  # of the request, that `pages` begin with
+    digest: bytes = b""  # of the prompt that is read directly
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Offer:
 
     request: str
     keys: list[bytes]  # for each rank
+    digest: bytes  # of the prompt
     pages: Pages  # for each group, from the first token on; -1: there is none
     tokens: int
 

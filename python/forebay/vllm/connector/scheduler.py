@@ -33,7 +33,7 @@ from forebay.vllm.connector.metadata import NOTHING, Direct, Load, Offer, Pages,
 from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
-from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
+from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, digest_of, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
 limited = LimitedLog(logger)
@@ -120,7 +120,7 @@ class SchedulerHalf:
 
     def workers_opened(self, workers: Mapping[int, object]) -> None:
         """What the workers say of themselves, by rank."""
-        if not self.facts.has_states:
+        if not self.facts.has_states and not self.facts.has_rings:
             self.engine = direct.engine_of(workers, self.workers)
         logger.info("direct hand-overs are %s", "off" if self.engine is None else "on")
 
@@ -403,7 +403,7 @@ class SchedulerHalf:
             if tracked.states_to_store:
                 self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
-                offered = self.offer(request, blocks)
+                offered = self.offer(tracked, blocks)
                 params = handover.answer(request, blocks, self.engine_id, self.facts, offered)
         if well and not tracked.is_stored:
             self.unstored[name] = tracked
@@ -417,20 +417,24 @@ class SchedulerHalf:
         self.freeing[name] = self.clock()
         return True, params
 
-    def offer(self, request: Any, blocks: tuple[list[int], ...]) -> dict[str, Any] | None:
+    def offer(self, tracked: TrackedRequest, blocks: tuple[list[int], ...]) -> dict[str, Any] | None:
         """Keeps a prompt's blocks for its decoder, if there is room. Returns how it reads them."""
         kept = sum(len(set(group)) for group in blocks)
         if self.engine is None or sum(self.offered.values()) + kept > self.most_offered:
             return None
-        offered, tokens = self.engine.offer(), request.num_prompt_tokens
+        offered, tokens = self.engine.offer(), tracked.request.num_prompt_tokens
+        prompt, chunks = tracked.request.all_token_ids[:tokens], tokens // self.facts.chunk_tokens
+        tracked.ids.grow(prompt)
+        digest = digest_of(tracked.ids.with_tail(prompt, chunks))
         groups = zip(self.facts.groups, blocks, strict=True)
         pages = [
             np.array([block or -1 for block in table[: -(-tokens // group.block_tokens)]], dtype=np.int32)
             for group, table in groups
             if group.paged
         ]
-        self.offered[request.request_id] = kept
-        self.new_offers.append(Offer(request.request_id, [key for _, key in offered], pages, tokens))
+        self.offered[tracked.name] = kept
+        keys = [key for _, key in offered]
+        self.new_offers.append(Offer(tracked.name, keys, digest, pages, tokens))
         self.counts.add("offers")
         return self.engine.ticket(offered)
 

@@ -71,6 +71,11 @@ class ChunkIds:
         return found
 
 
+def digest_of(ids: Sequence[Sequence[bytes]]) -> bytes:
+    """Names a prompt and all that its KV depends on, by the last ids of its ranks' chunks."""
+    return hashlib.sha256(b"".join(of_rank[-1] for of_rank in ids)).digest()
+
+
 @dataclass
 class Lookup:
     """A question to the node: ids by rank in the shape of who stored them, and what they cover."""

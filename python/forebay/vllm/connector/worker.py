@@ -306,6 +306,7 @@ class WorkerHalf:
                 load.job,
                 metadata,
                 key,
+                load.digest,
                 load.pages,  # type: ignore[arg-type]
                 first_token=load.first_token,
                 tokens=load.tokens,
@@ -321,7 +322,8 @@ class WorkerHalf:
         for offer in step.offers:
             key = offer.keys[self.rank]
             self.offered[key] = offer.request
-            self.kv.offer(key, offer.pages, tokens=offer.tokens, ttl_s=OFFER_S)  # type: ignore[arg-type]
+            pages: Any = offer.pages
+            self.kv.offer(key, offer.digest, pages, tokens=offer.tokens, ttl_s=OFFER_S)
         for declined in step.declined:
             self.kv.decline(*declined[self.rank])
         step.offers, step.declined = [], []
