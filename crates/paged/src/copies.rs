@@ -3,16 +3,12 @@
 //! `host.rs` copies with the mover's host link. On a GPU the same contract is kept by chains in
 //! streams: then nobody on the host waits for a layer, the engine's own stream does.
 
-use crate::cache::CacheShape;
-use crate::direct::DirectMemory;
-use crate::thread_pool::TaskQueue;
+pub use crate::errors::NotCopied;
 use forebay_client::NodeArena;
-use forebay_net::Agent;
 use forebay_transfer::RegionId;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
-use thiserror::Error;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -60,11 +56,6 @@ pub struct Batch {
     pub extents: Vec<Extent>,
 }
 
-/// Why something was not copied. Pages or slot may hold anything.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("the copy failed: {0}")]
-pub struct NotCopied(pub String);
-
 /// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also
 /// after an error. It is short, and does not wait for anything. It is given the CRC-32C of each
 /// extent of the batch.
@@ -93,17 +84,6 @@ pub trait Copies: Send + Sync + Debug {
 
     /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
     fn meet(&self, _arena: &Arc<NodeArena>) {}
-
-    /// The cache's memory for direct hand-overs, which `agent` listens for. `tasks` may wait for the
-    /// mover.
-    fn direct(
-        &self,
-        _cache: &CacheShape,
-        _agent: &Arc<Agent>,
-        _tasks: &Arc<TaskQueue>,
-    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
-        Err(NotCopied("memory of this kind is not handed over directly".into()))
-    }
 
     /// Nothing is under way and nothing will be: what was made ready is let go of.
     fn close(&self) {}

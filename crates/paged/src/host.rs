@@ -3,9 +3,6 @@
 
 use crate::cache::{CacheShape, Layer};
 use crate::copies::{Batch, Copies, Direction, Job, NotCopied, OnCopied};
-use crate::direct::{DirectMemory, HostMemory};
-use crate::thread_pool::TaskQueue;
-use forebay_net::Agent;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
     Backing, Class, End, LinkSpec, MoverHandle, PathSpec, Place, RegionId, Span, SpanPair, Transfer,
@@ -107,17 +104,6 @@ impl Copies for HostCopies {
 
     fn batches_max(&self, _bytes: u64) -> usize {
         BATCHES
-    }
-
-    fn direct(
-        &self,
-        cache: &CacheShape,
-        agent: &Arc<Agent>,
-        tasks: &Arc<TaskQueue>,
-    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
-        // SAFETY: the pages are mapped until the mover has ended, by the contract of `new`, and the
-        // agent ends before it.
-        Ok(Arc::new(unsafe { HostMemory::new(agent, &self.mover, cache, tasks)? }))
     }
 }
 

@@ -1,27 +1,30 @@
 //! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores, and says what has ended.
 
 use crate::cache::{BadValue, CacheShape};
-use crate::copies::{Copies, Direction, NotCopied};
-use crate::direct::{Digest, Direct, DirectOptions, Key, OfferEnded, ReadRequest};
+use crate::copies::{Copies, Direction};
+use crate::direct::{
+    Digest, Direct, DirectMemory, DirectOptions, GpuMemory, HostMemory, Key, OfferEnded, ReadRequest,
+};
+use crate::errors::{NotBegun, NotCopied, NotOpened};
 use crate::gpu::CudaCopies;
 use crate::host::{HOST, HostCopies};
 use crate::jobs::{JobStored, Jobs, Measured};
 use crate::limiter::Limiter;
 use crate::load::{InFlight, LoadEnd, LoadRequest, LoadStall};
-use crate::pages::{BadPages, PageTables};
+use crate::pages::PageTables;
 use crate::shared::{Log, Shared};
 use crate::stats::{Counters, Stats};
 use crate::store::{NewChunk, Storing};
 use crate::thread_pool::ThreadPool;
-use crate::verify::{BadVerify, Verify};
-use forebay_client::{Client, ClientOptions, ConnectError};
+use crate::verify::Verify;
+use forebay_client::{Client, ClientOptions};
+use forebay_net::Agent;
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use thiserror::Error;
 
 pub const LOADS_MAX: usize = 1024;
 /// Chunks of one load, of all of its sources, at most.
@@ -68,40 +71,6 @@ impl PagedOptions {
     }
 }
 
-/// Why there is no cache.
-#[derive(Debug, Error)]
-pub enum NotOpened {
-    /// A node that is not there is no reason: it is looked for. One that does not want this client
-    /// is.
-    #[error(transparent)]
-    Client(#[from] ConnectError),
-    #[error(transparent)]
-    Copies(#[from] NotCopied),
-    #[error(transparent)]
-    Verify(#[from] BadVerify),
-    #[error("threads is {threads}; allowed: 1 to {MAX_COPY_THREADS}")]
-    Threads { threads: usize },
-    #[error("threads: {0}")]
-    System(#[from] std::io::Error),
-}
-
-/// Why something was not begun. Nothing of it happened, and nothing of it ends.
-#[derive(Debug, Error)]
-pub enum NotBegun {
-    #[error(transparent)]
-    Pages(#[from] BadPages),
-    #[error(transparent)]
-    Value(#[from] BadValue),
-    #[error(transparent)]
-    Copies(#[from] NotCopied),
-    #[error("the cache is closed")]
-    Closed,
-    #[error("direct hand-overs are off, or not possible: see the log")]
-    NoDirect,
-    #[error(transparent)]
-    Forked(#[from] Forked),
-}
-
 /// A cache. For any number of threads. Dropping it closes it.
 #[derive(Debug)]
 pub struct PagedCache {
@@ -122,10 +91,15 @@ impl PagedCache {
     /// returned. A page that is being loaded or stored belongs to this until the job has ended.
     pub unsafe fn on_host(cache: CacheShape, options: PagedOptions) -> Result<PagedCache, NotOpened> {
         let threads = options.threads;
-        PagedCache::open(cache, options, |mover, cache| {
+        let copies = |mover: &MoverHandle, cache: &CacheShape| {
             // SAFETY: the caller's promise holds until `close` has returned, which ends the mover.
             let copies = unsafe { HostCopies::new(mover, cache, threads)? };
-            Ok(Arc::new(copies))
+            Ok(Arc::new(copies) as Arc<dyn Copies>)
+        };
+        PagedCache::open_with(cache, options, copies, |shared, agent| {
+            // SAFETY: as above, and the agent ends before the mover.
+            let memory = unsafe { HostMemory::new(agent, &shared.mover, &shared.cache, &shared.tasks)? };
+            Ok(Arc::new(memory))
         })
     }
 
@@ -140,19 +114,35 @@ impl PagedCache {
         device: u16,
         options: PagedOptions,
     ) -> Result<PagedCache, NotOpened> {
-        let siblings = options.sibling_devices.clone();
-        PagedCache::open(cache, options, |_, cache| {
+        let (siblings, gpu) = (options.sibling_devices.clone(), OnceLock::new());
+        let copies = |_: &MoverHandle, cache: &CacheShape| {
             // SAFETY: by the caller's promise.
             let copies = unsafe { CudaCopies::new(cache, device, &siblings)? };
-            Ok(Arc::new(copies))
+            gpu.get_or_init(|| Arc::clone(copies.gpu()));
+            Ok(Arc::new(copies) as Arc<dyn Copies>)
+        };
+        PagedCache::open_with(cache, options, copies, |shared, _| {
+            let gpu = gpu.get().ok_or_else(|| NotCopied("the GPU is not open".into()))?;
+            Ok(Arc::new(GpuMemory::new(gpu, &shared.cache)?))
         })
     }
 
-    /// A cache to which `copies` has the way.
+    /// A cache to which `copies` has the way. It hands nothing over directly.
     pub fn open(
         cache: CacheShape,
         options: PagedOptions,
         copies: impl FnOnce(&MoverHandle, &CacheShape) -> Result<Arc<dyn Copies>, NotCopied>,
+    ) -> Result<PagedCache, NotOpened> {
+        let not_directly = || Err(NotCopied("memory of this kind is not handed over directly".into()));
+        PagedCache::open_with(cache, options, copies, |_, _| not_directly())
+    }
+
+    /// The same, with its memory for direct hand-overs, for which an agent listens.
+    fn open_with(
+        cache: CacheShape,
+        options: PagedOptions,
+        copies: impl FnOnce(&MoverHandle, &CacheShape) -> Result<Arc<dyn Copies>, NotCopied>,
+        memory: impl FnOnce(&Shared, &Arc<Agent>) -> Result<Arc<dyn DirectMemory>, NotCopied>,
     ) -> Result<PagedCache, NotOpened> {
         let threads = options.threads;
         if !(1..=MAX_COPY_THREADS).contains(&threads) {
@@ -188,7 +178,7 @@ impl PagedCache {
             }));
         }
         let direct = options.direct.as_ref().and_then(|options| {
-            let started = Direct::start(&shared, options, HOST);
+            let started = Direct::start(&shared, options, HOST, memory);
             started.inspect_err(|why| tracing::warn!(reason = %why, "no direct hand-overs")).ok()
         });
         let (loads, threads) = (Mutex::default(), Mutex::new(Some((pool, mover))));

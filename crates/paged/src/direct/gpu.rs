@@ -6,7 +6,7 @@ use super::memory::{Begun, DirectMemory, Offered, OnCopied};
 use super::message::{Allocation, Memory};
 use super::plan::Move;
 use crate::cache::CacheShape;
-use crate::copies::NotCopied;
+use crate::errors::NotCopied;
 use crate::gpu::Gpu;
 use crate::pages::PageTables;
 use forebay_cuda::device::{Event, ForeignMemory};

@@ -5,7 +5,7 @@ use super::memory::{Begun, DirectMemory, Offered, OnCopied};
 use super::message::{Allocation, Memory};
 use super::plan::Move;
 use crate::cache::{CacheShape, Layer};
-use crate::copies::NotCopied;
+use crate::errors::NotCopied;
 use crate::host::PageMemory;
 use crate::pages::PageTables;
 use crate::thread_pool::{TaskQueue, Urgency};

@@ -2,7 +2,7 @@
 
 use super::message::{Memory, Opened};
 use super::plan::Move;
-use crate::copies::NotCopied;
+use crate::errors::NotCopied;
 use crate::pages::PageTables;
 use forebay_cuda::device::Event;
 use forebay_net::LeasedSpan;

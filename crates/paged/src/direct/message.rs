@@ -1,9 +1,14 @@
 //! What two engines say to each other about an offer: the decoder asks, the prefiller answers. Bytes
 //! of a peer are checked here as far as their form goes; [`plan`](super::plan) checks the numbers.
 
-use super::{Digest, Key};
 use crate::cache::CacheShape;
 use serde::{Deserialize, Serialize};
+
+/// Names an offer. Whoever has it may read what is offered, so it cannot be guessed.
+pub type Key = [u8; 16];
+/// What both engines make of a prompt and of all that its KV depends on. Who reads an offer must
+/// have the same: a ticket may be for another prompt.
+pub type Digest = [u8; 32];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {

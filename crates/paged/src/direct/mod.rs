@@ -20,11 +20,12 @@ mod read;
 pub use gpu::GpuMemory;
 pub use host::HostMemory;
 pub use memory::DirectMemory;
+pub use message::{Digest, Key};
 pub use offers::{OfferEnd, OfferEnded};
 pub use read::ReadRequest;
 
-use crate::copies::NotCopied;
-use crate::paged::NotBegun;
+use crate::errors::NotBegun;
+use crate::errors::NotCopied;
 use crate::pages::PageTables;
 use crate::shared::Shared;
 use forebay_net::{Agent, AgentConfig, AgentError};
@@ -34,12 +35,6 @@ use offers::Offers;
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-
-/// Names an offer. Whoever has it may read what is offered, so it cannot be guessed.
-pub type Key = [u8; 16];
-/// What both engines make of a prompt and of all that its KV depends on. Who reads an offer must
-/// have the same: a ticket may be for another prompt.
-pub type Digest = [u8; 32];
 
 /// How an engine hands over directly.
 #[derive(Debug, Clone)]
@@ -73,6 +68,7 @@ impl Direct {
         shared: &Arc<Shared>,
         options: &DirectOptions,
         here: Place,
+        memory: impl FnOnce(&Shared, &Arc<Agent>) -> Result<Arc<dyn DirectMemory>, NotCopied>,
     ) -> Result<Arc<Direct>, NoDirect> {
         let offers = Arc::new(Offers::new(&shared.tasks));
         let config = AgentConfig {
@@ -82,7 +78,7 @@ impl Direct {
             ..AgentConfig::named(options.name.clone())
         };
         let agent = Arc::new(Agent::start_on(config, shared.mover.clone(), here)?);
-        let memory = shared.copies.direct(&shared.cache, &agent, &shared.tasks)?;
+        let memory = memory(shared, &agent)?;
         offers.open(agent.leases().clone(), Arc::clone(&memory));
         let agent = Mutex::new(Some(agent));
         Ok(Arc::new(Direct { shared: Arc::clone(shared), agent, offers, memory }))

@@ -3,8 +3,7 @@
 //! when it is given back; so does the offer. Whoever asks is not trusted.
 
 use super::memory::DirectMemory;
-use super::message::{Answer, Opened, Question};
-use super::{Digest, Key};
+use super::message::{Answer, Digest, Key, Opened, Question};
 use crate::pages::PageTables;
 use crate::thread_pool::TaskQueue;
 use forebay_net::{Identity, LeaseEnd, LeaseTable, Reply, Service};

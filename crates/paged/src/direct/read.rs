@@ -3,12 +3,12 @@
 //! with none and the reason.
 
 use super::memory::{Begun, Offered};
-use super::message::{Answer, Opened, Question};
-use super::{Digest, Direct, Key, peer_of, plan};
+use super::message::{Answer, Digest, Key, Opened, Question};
+use super::{Direct, peer_of, plan};
 use crate::access::Accessing;
 use crate::cache::BadValue;
+use crate::errors::NotBegun;
 use crate::load::LoadEnd;
-use crate::paged::NotBegun;
 use crate::pages::PageTables;
 use crate::stats::add;
 use crate::thread_pool::Urgency;
@@ -131,7 +131,7 @@ impl Reading {
         let bytes = moves.iter().map(|each| each.bytes).sum();
         let offered = Offered { peer: self.peer.clone(), opened };
         let (begun, reading) = (self.state.lock().begun.take(), Arc::clone(self));
-        let on_copied = Box::new(move |copied: Result<(), crate::copies::NotCopied>| {
+        let on_copied = Box::new(move |copied: Result<(), crate::errors::NotCopied>| {
             reading.close(copied.map(|()| bytes).map_err(|why| why.to_string()));
         });
         self.direct.memory.copy(&offered, moves, begun, on_copied);

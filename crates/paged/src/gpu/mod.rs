@@ -15,8 +15,6 @@ mod stalls;
 
 use crate::cache::CacheShape;
 use crate::copies::{Copies, Direction, Job, NotCopied};
-use crate::direct::{DirectMemory, GpuMemory};
-use crate::thread_pool::TaskQueue;
 use arenas::Arenas;
 use forebay_client::NodeArena;
 use forebay_cuda::checksum::Checksums;
@@ -24,7 +22,6 @@ use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::event_waiter::EventWaiter;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Links, Sent, StreamCopies};
-use forebay_net::Agent;
 use forebay_transfer::RegionId;
 use forebay_transfer::lock::Mutex;
 use job::{GpuJob, Segment};
@@ -120,6 +117,11 @@ impl CudaCopies {
             Gpu { cache, is_open, device, begins, loads, stores, arenas, events, checksums, stream_copies };
         Ok(CudaCopies(Arc::new(gpu)))
     }
+
+    /// The GPU, for who copies to and from its pages besides.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.0
+    }
 }
 
 impl Copies for CudaCopies {
@@ -144,15 +146,6 @@ impl Copies for CudaCopies {
     fn meet(&self, arena: &Arc<NodeArena>) {
         // Should it fail, whoever copies from it is told why.
         let _ = self.0.arenas.of(arena);
-    }
-
-    fn direct(
-        &self,
-        cache: &CacheShape,
-        _agent: &Arc<Agent>,
-        _tasks: &Arc<TaskQueue>,
-    ) -> Result<Arc<dyn DirectMemory>, NotCopied> {
-        Ok(Arc::new(GpuMemory::new(&self.0, cache)?))
     }
 
     fn close(&self) {
