@@ -1,6 +1,6 @@
 //! Pages in memory of a GPU: this side exports its allocations, and its kernels read those of a peer
-//! of the same host, over NVLink or PCIe. The driver keeps a peer's memory mapped here until the
-//! peer has another one or this cache is closed.
+//! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, and not
+//! for long after the last: what is mapped stays allocated when the peer is gone.
 
 use super::memory::{Begun, DirectMemory, Offered, OnCopied};
 use super::message::{Allocation, Memory};
@@ -10,6 +10,7 @@ use crate::errors::NotCopied;
 use crate::gpu::Gpu;
 use crate::pages::PageTables;
 use forebay_cuda::device::{Event, ForeignMemory};
+use forebay_cuda::driver::CudaError;
 use forebay_cuda::driver::abi::IpcHandle;
 use forebay_cuda::event_waiter::EventWaiter;
 use forebay_cuda::ipc::{self, Exported, PeerCopies};
@@ -73,6 +74,22 @@ impl GpuMemory {
         Ok((moves.iter().map(piece).collect(), theirs))
     }
 
+    /// Queues a read. Says when it is over, and until then has the peer's memory.
+    fn queue(
+        &self,
+        offered: &Offered,
+        moves: &[Move],
+        begun: Begun,
+    ) -> Result<(Arc<Event>, Vec<Arc<ForeignMemory>>), NotCopied> {
+        let begun = begun.ok_or_else(|| failed("nobody says where it begins"))?;
+        let (pieces, theirs) = self.pieces(offered, moves)?;
+        let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
+        // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those of the
+        // peer are mapped until `theirs` is dropped.
+        unsafe { self.copies.copy(&pieces, &begun, &done) }.map_err(failed)?;
+        Ok((done, theirs))
+    }
+
     /// A peer's allocation, mapped here.
     fn map(&self, allocation: &Allocation) -> Result<Arc<ForeignMemory>, NotCopied> {
         let Allocation::Gpu { handle, bytes } = allocation else {
@@ -121,33 +138,23 @@ impl DirectMemory for GpuMemory {
 
     fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied) {
         let _relaxed = self.gpu.relaxed();
-        let device = self.gpu.device();
-        let done = Event::to_sleep_for(device).map_err(failed);
-        let ready = self.pieces(offered, &moves).and_then(|ready| Ok((ready, done?)));
-        let ((pieces, theirs), done) = match (ready, begun) {
-            (Ok((ready, done)), Some(begun)) => {
-                let done = Arc::new(done);
-                // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those
-                // of the peer are mapped until `theirs` is dropped.
-                if let Err(error) = unsafe { self.copies.copy(&ready.0, &begun, &done) } {
-                    return on_copied(Err(failed(error)));
-                }
-                (ready, done)
-            }
-            (Err(why), _) => return on_copied(Err(why)),
-            (_, None) => return on_copied(Err(failed("nobody says where it begins"))),
+        let (done, theirs) = match self.queue(offered, &moves, begun) {
+            Ok(queued) => queued,
+            Err(why) => return on_copied(Err(why)),
         };
-        drop(pieces);
-        self.ends.when_passed(
-            done,
-            Box::new(move |passed| {
-                drop(theirs);
-                on_copied(passed.map_err(failed));
-            }),
-        );
+        let on_passed = move |passed: Result<(), CudaError>| {
+            drop(theirs);
+            on_copied(passed.map_err(failed));
+        };
+        self.ends.when_passed(done, Box::new(on_passed));
+    }
+
+    fn rest(&self) {
+        let _relaxed = self.gpu.relaxed();
+        self.mapped.lock().clear();
     }
 
     fn close(&self) {
-        self.mapped.lock().clear();
+        self.rest();
     }
 }

@@ -38,6 +38,9 @@ pub trait DirectMemory: Send + Sync + Debug {
     /// the network.
     fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied);
 
+    /// Nothing was read for a while: lets go of what peers have.
+    fn rest(&self) {}
+
     /// Nothing is read any more and nobody reads.
     fn close(&self) {}
 }

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long the other engine may take for an answer. It moves no byte for that.
 pub const ANSWER_LIMIT_US: u64 = 3_000_000;
+/// How long after the last read the memory of peers is let go of.
+const REST: Duration = Duration::from_secs(3);
 
 /// What is to be read.
 #[derive(Debug)]
@@ -178,6 +180,14 @@ impl Reading {
             shared.log.short(job, 0, self.request.tokens, why);
         }
         drop(self.state.lock().accessing.take());
+        let (direct, reads) = (Arc::downgrade(&self.direct), shared.counters.read().reads);
+        shared.tasks.post_at(Instant::now() + REST, move || {
+            if let Some(direct) = direct.upgrade()
+                && direct.shared.counters.read().reads == reads
+            {
+                direct.memory.rest();
+            }
+        });
         shared.jobs.end_direct(LoadEnd { job, tokens, why });
     }
 }

@@ -8,6 +8,7 @@ use forebay_paged::direct::{Key, ReadRequest};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
+use testkit::eventually;
 
 const KEY: Key = [3; 16];
 const TWO: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "2"), ("XDG_CACHE_HOME", "/nonexistent")];
@@ -80,6 +81,7 @@ fn a_decoder_reads_another_processs_pages_with_every_byte_right() {
         assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
         assert!(engine.has(&to, &blocks(3), 7, TOKENS));
         assert_eq!(engine.paged.stats().bytes_read, (LAYERS * blocks(3).len() * PAGE_BYTES) as u64);
+        eventually("the prefiller's memory is let go of", || fake.stat("cuIpcCloseMemHandle") > 0);
         let again = read(&engine, &prefiller.metadata, &to);
         assert_eq!(again.tokens, 0, "it was offered once");
         prefiller.end();
