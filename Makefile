@@ -109,9 +109,9 @@ test-vllm: build wheel
 test-vllm-smoke: build wheel
 	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m smoke)
 
-## All others.
+## The others, without those of many models, which take longer than CI has.
 test-vllm-rest: build wheel
-	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m "not smoke")
+	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m "not smoke and not long")
 
 ## All of them with vLLM 0.32. Not part of `make test-all`.
 test-vllm-032: build wheel

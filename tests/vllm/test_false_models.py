@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from conftest import BLOCK, CHUNK, EXACT, HERE, PYTHON, Daemon, Engine, arguments, prompt, transfer
 
+pytestmark = pytest.mark.long
+
 PROMPT, SAID = prompt(1, 400), 8
 ROOM = {"num_gpu_blocks_override": 8192 // BLOCK}
 

@@ -21,6 +21,8 @@ from layouts.runs import House, house  # noqa: E402
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector.groups import groups_of  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 MODELS = (
     *("deepseek_v4", "deepseek_v41", "glm_5_2", "glm_5_next", "kimi_k3", "kimi_linear", "minimax_m3"),
     *("qwen3_5", "qwen4_exp", "step5", "gpt_oss", "gemma3", "gemma4", "llama4", "rswa", "sinks"),

@@ -31,6 +31,8 @@ from models_json import Results
 from processes import until
 from tiny_kinds import BLOCK_WINDOW, SMALL_WINDOW, WINDOW
 
+pytestmark = pytest.mark.long
+
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 # Tokens of prompts: several steps, whole chunks, a few more than that. The first steady ones are asked.
 LENGTHS = (1400, 600, 512, 450, 333, 641, 901, 577, 700, 1025)

@@ -42,6 +42,8 @@ from forebay.vllm.connector.policies import State, Window  # noqa: E402
 from forebay.vllm.connector.stores import Stores  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 

@@ -17,6 +17,8 @@ import pytest
 from conftest import BLOCK, CHUNK, HERE, ON_GPU, PYTHON, Daemon, Engine, arguments, prompt, transfer
 from processes import until
 
+pytestmark = pytest.mark.long
+
 STEP, SAID, DRAFTS = 512, 150, 3
 SEEN = ["--seen", "4"] if ON_GPU else []
 NGRAMS = {
