@@ -113,6 +113,7 @@ def test_a_reset_says_that_loads_of_before_are_still_coming() -> None:
 def a_worker(waited: list[str]) -> Any:
     """The worker's half with a load and a store under way."""
     half: Any = object.__new__(WorkerHalf)
+    half.kv = SimpleNamespace(withdraw_offers=lambda: waited.append("offers"))
     half.cache = SimpleNamespace(
         wait_stored=lambda jobs, limit_s: waited.append(f"stored {jobs}") or True,
         wait_loaded=lambda jobs, limit_s: waited.append(f"loaded {jobs}") or True,
@@ -129,7 +130,7 @@ def test_sleep_waits_for_all_copies_and_what_was_loaded_into_memory_that_goes_is
     waited: list[str] = []
     half = a_worker(waited)
     half.drain(keeps_kv)
-    assert waited == ["stored [3]", "loaded [7]"]
+    assert waited == ["offers", "stored [3]", "loaded [7]"]
     half.load_ended(7, 64, None)
     assert half.report.loads[7].tokens == (64 if keeps_kv else 0)
 
