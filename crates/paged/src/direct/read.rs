@@ -82,6 +82,12 @@ pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<
     Ok(())
 }
 
+/// How long after it was granted or renewed a lease is renewed: well before its end. The peer's
+/// number is not trusted.
+fn renewed_after(ttl_us: u64) -> Duration {
+    Duration::from_micros(ttl_us / 3).clamp(Duration::from_millis(100), Duration::from_secs(2))
+}
+
 impl Reading {
     /// Asks the other engine. `then` gets the answer on a thread that may take its time.
     fn ask(
@@ -119,7 +125,7 @@ impl Reading {
             Err(why) => return self.end(Some(why)),
         };
         self.state.lock().lease = opened.lease;
-        Reading::renew_later(&Arc::downgrade(&self), Duration::from_micros(opened.ttl_us / 3));
+        Reading::renew_later(&Arc::downgrade(&self), renewed_after(opened.ttl_us));
         if let Err(why) = self.copy(opened) {
             self.close(Err(why));
         }
@@ -189,5 +195,16 @@ impl Reading {
             }
         });
         shared.jobs.end_direct(LoadEnd { job, tokens, why });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_makes_nobody_renew_all_the_time_or_never() {
+        let millis = |ttl_us| renewed_after(ttl_us).as_millis();
+        assert_eq!([millis(0), millis(1_500_000), millis(u64::MAX)], [100, 500, 2000]);
     }
 }

@@ -625,7 +625,7 @@ class SchedulerHalf:
             self.cost_model.load_ended(load)
         for hold in load.holds:
             hold.release()
-        if self.events is not None and load.resets == self.facts.resets:
+        if self.events is not None and load.resets == self.facts.resets and not load.direct:
             chunks = load.usable // self.facts.chunk_tokens
             self.events.chunks_stored(
                 tracked.request, load.ids, range(load.first_chunk, load.first_chunk + chunks)

@@ -321,11 +321,19 @@ class WorkerHalf:
             return
         for offer in step.offers:
             key = offer.keys[self.rank]
-            self.offered[key] = offer.request
             pages: Any = offer.pages
-            self.kv.offer(key, offer.digest, pages, tokens=offer.tokens, ttl_s=OFFER_S)
+            try:
+                self.kv.offer(key, offer.digest, pages, tokens=offer.tokens, ttl_s=OFFER_S)
+            except ForebayError as error:
+                # The decoder hears that nothing is offered, and asks its node.
+                limited.warning("request %s: its blocks are not offered: %s", offer.request, error)
+            else:
+                self.offered[key] = offer.request
         for declined in step.declined:
-            self.kv.decline(*declined[self.rank])
+            try:
+                self.kv.decline(*declined[self.rank])
+            except ForebayError as error:
+                limited.warning("a prefiller is not told that nobody reads its blocks: %s", error)
         step.offers, step.declined = [], []
 
     def end_offers(self) -> None:
