@@ -17,8 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (  # no
     MultiKVConnectorMetadata,
 )
 
+from forebay.errors import ForebayError  # noqa: E402
 from forebay.vllm.connector import ForebayConnector, compat  # noqa: E402
-from forebay.vllm.connector.metadata import LoadResult, Report, Step, Store  # noqa: E402
+from forebay.vllm.connector.metadata import LoadResult, Offer, Report, Step, Store  # noqa: E402
 from forebay.vllm.connector.tracked import Found, PendingHandover  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -336,6 +337,17 @@ def test_no_load_begins_under_a_multi_connector_before_others_have_let_go_of_its
     assert read == [[]], "a load writes what another connector still reads"
     half.begin_step(step, FORWARD)
     assert half.cache.loaded == [load.job for load in step.loads]
+
+
+def test_an_offer_that_is_refused_ends_no_engine_and_keeps_no_block() -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ForebayError("no room")
+
+    half = worker()
+    half.kv, half.offered = SimpleNamespace(offer=refuse, decline=refuse), {}
+    offer = Offer("one", [bytes(16)], bytes(32), [], CHUNK)
+    half.start_offers(Step(1, idle=True, offers=[offer], declined=[[(b"", bytes(16))]]))
+    assert half.offered == {}
 
 
 @pytest.mark.parametrize("idle", [False, True])

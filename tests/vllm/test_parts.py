@@ -18,6 +18,7 @@ from forebay.vllm.connector.matcher import Matcher  # noqa: E402
 from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import LoadResult, Report, StoreResult  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
+from forebay.vllm.connector.offers import Offers  # noqa: E402
 from forebay.vllm.connector.policies import Local, Window  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
@@ -431,7 +432,7 @@ def test_every_token_of_a_load_comes_from_one_tier(held: int, external: int, say
 
 def test_blocks_that_are_free_soon_are_waited_for_and_those_of_a_stuck_node_are_not() -> None:
     now = [7.0]
-    half: Any = SimpleNamespace(freeing={}, offered={}, clock=lambda: now[0])
+    half: Any = SimpleNamespace(freeing={}, offers=Offers(facts(), 0, reads=False), clock=lambda: now[0])
     assert not SchedulerHalf.frees_soon(half)
     half.freeing = {"one": 6.0, "other": 7.0}
     assert SchedulerHalf.frees_soon(half)
@@ -441,13 +442,27 @@ def test_blocks_that_are_free_soon_are_waited_for_and_those_of_a_stuck_node_are_
     assert SchedulerHalf.frees_soon(half)
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_a_decoder_read_from_a_prefiller_is_no_chunk_that_its_node_has(direct: bool) -> None:
+    told: list[Any] = []
+    events = SimpleNamespace(chunks_stored=lambda *chunks: told.append(chunks))
+    cost_model = SimpleNamespace(load_ended=lambda load: None)
+    half: Any = SimpleNamespace(facts=facts(), events=events, cost_model=cost_model)
+    one: Any = SimpleNamespace(request=None, loading=None, ticket=None)
+    more: dict[str, Any] = {"ids": [], "holds": [], "resets": half.facts.resets, "direct": direct}
+    load = Loading(one, first_chunk=0, tokens=CHUNK, layerwise=False, tiers={}, usable=CHUNK, **more)
+    one.loading = load
+    SchedulerHalf.load_ended(half, one, load)
+    assert one.loading is None and len(told) == (0 if direct else 1)
+
+
 @pytest.mark.parametrize("handed", [False, True])
 def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed: bool) -> None:
     used: list[tuple[list[bytes], int]] = []
     two = facts(shape=Shape(2, BLOCK))
     node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
     half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
-    half.engine, half.reads_directly = None, False
+    half.offers = Offers(two, 0, reads=False)
     half.params = lambda request: SchedulerHalf.params(half, request)
     half.track = lambda request, *more: SchedulerHalf.track(half, request, *more)
     half.announce_use = lambda one: SchedulerHalf.announce_use(half, one)

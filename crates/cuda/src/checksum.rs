@@ -14,6 +14,7 @@ use crate::kernels::Kernel;
 use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Source and build script are in the folder `kernels`.
 const PTX: &str = concat!(include_str!("../kernels/checksums.ptx"), "\0");
@@ -29,8 +30,8 @@ pub struct Width {
 pub const BEHIND_COPIES: Width = Width { blocks: 64, threads: 256 };
 /// What one warp sums up.
 const RANGE_BYTES: u64 = 16 << 10;
-/// Ranges of a list at most: 16 GiB in long extents.
-const RANGES_MAX: u64 = 1 << 20;
+/// Ranges of a list at most: 64 GiB in long extents.
+const RANGES_MAX: u64 = 1 << 22;
 /// Room of a list at least, and how many lists of that size are made before any is needed: to pin
 /// memory takes longer than to copy a layer.
 const LIST_RANGES: usize = 4096;
@@ -148,6 +149,22 @@ impl SumList {
             !ranges.fold(!0, |sum, at| joining.go_on(sum, self.lengths[at], remainder(at)))
         };
         self.ends.iter().map(&mut sum).collect()
+    }
+
+    /// A number for each extent, when the stream has come past it: extents of as many ranges of the
+    /// same lengths have the same one if they have the same bytes. Many ranges are joined sooner so
+    /// than to a CRC of all bytes.
+    pub fn digests(&self) -> Vec<u64> {
+        let (_, remainders) = self.places();
+        let mut from = 0;
+        let digest = |end: &usize| {
+            let ranges = std::mem::replace(&mut from, *end)..*end;
+            // SAFETY: there are as many as lengths; a kernel that is under way may write them meanwhile.
+            let remainder = |at: usize| unsafe { remainders.add(at).read_volatile() };
+            let bytes: Vec<u8> = ranges.flat_map(|at| remainder(at).to_le_bytes()).collect();
+            xxh3_64(&bytes)
+        };
+        self.ends.iter().map(digest).collect()
     }
 
     /// Where the ranges are, and their remainders.

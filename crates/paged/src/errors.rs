@@ -1,7 +1,7 @@
 //! Why a cache was not opened, a job not begun, bytes not copied.
 
 use crate::cache::BadValue;
-use crate::pages::BadPages;
+use crate::page_tables::BadPages;
 use crate::verify::BadVerify;
 use forebay_client::ConnectError;
 use forebay_transfer::{Forked, MAX_COPY_THREADS};

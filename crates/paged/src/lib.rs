@@ -20,6 +20,7 @@ mod host;
 mod jobs;
 mod limiter;
 pub mod load;
+pub mod page_tables;
 mod paged;
 pub mod pages;
 mod shared;

@@ -11,7 +11,7 @@ use crate::host::{HOST, HostCopies};
 use crate::jobs::{JobStored, Jobs, Measured};
 use crate::limiter::Limiter;
 use crate::load::{InFlight, LoadEnd, LoadRequest, LoadStall};
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use crate::shared::{Log, Shared};
 use crate::stats::{Counters, Stats};
 use crate::store::{NewChunk, Storing};

@@ -62,6 +62,8 @@ counters! {
     reads,
     /// Of those, what brought nothing.
     reads_failed,
+    /// Of those, what brought other bytes than the other engine has.
+    reads_corrupt,
     bytes_read,
     /// Microseconds from the beginning to the end of these loads, added up.
     read_us,

@@ -2,14 +2,15 @@
 //! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, and not
 //! for long after the last: what is mapped stays allocated when the peer is gone.
 
-use super::memory::{Begun, DirectMemory, Offered, OnCopied};
+use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
 use super::message::{Allocation, Memory};
 use super::plan::Move;
-use crate::cache::CacheShape;
+use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::gpu::Gpu;
-use crate::pages::PageTables;
-use forebay_cuda::device::{Event, ForeignMemory};
+use crate::page_tables::PageTables;
+use forebay_cuda::checksum::{Range, SumList, Width};
+use forebay_cuda::device::{Event, ForeignMemory, Stream};
 use forebay_cuda::driver::CudaError;
 use forebay_cuda::driver::abi::IpcHandle;
 use forebay_cuda::event_waiter::EventWaiter;
@@ -22,6 +23,8 @@ use std::sync::Arc;
 
 /// Allocations of peers that stay mapped, at most. Those of peers that were read longest ago go.
 const MAPPED_MAX: usize = 4096;
+/// A request waits for these sums, so they may have most of the GPU for a moment: 4 GiB take 4 ms.
+const SUMS_WIDTH: Width = Width { blocks: 512, threads: 256 };
 
 #[derive(Debug)]
 pub struct GpuMemory {
@@ -29,6 +32,8 @@ pub struct GpuMemory {
     memory: Memory,
     ends: EventWaiter,
     copies: Arc<PeerCopies>,
+    /// Where pages are summed up, not behind copies.
+    sums: Stream,
     mapped: Mutex<HashMap<[u8; 64], Arc<ForeignMemory>>>,
 }
 
@@ -54,7 +59,30 @@ impl GpuMemory {
         memory.allocations = exported.iter().map(allocation).collect();
         let ends = EventWaiter::spawn(device.driver(), "forebay-reads").map_err(failed)?;
         let copies = Arc::new(PeerCopies::new(device).map_err(failed)?);
-        Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, mapped: Mutex::default() })
+        let sums = Stream::new(device).map_err(failed)?;
+        Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, sums, mapped: Mutex::default() })
+    }
+
+    /// Queues the kernel that sums up these pages. Says when it is over.
+    fn queue_sums(&self, pages: &[Vec<u64>]) -> Result<(Arc<Event>, SumList), CudaError> {
+        let extent = |layer: &Layer| {
+            let at = |page: &u64| layer.address + page * layer.stride_bytes;
+            let range = |page| Range { at: at(page), bytes: layer.page_bytes };
+            pages[layer.group].iter().map(range).collect()
+        };
+        let extents: Vec<Vec<Range>> = self.gpu.cache().layers().iter().map(extent).collect();
+        let _current = self.gpu.device().enter()?;
+        let list = self.gpu.checksums().list(&extents)?;
+        let done = Arc::new(Event::to_sleep_for(self.gpu.device())?);
+        // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`, and whoever asks knows
+        // that nobody writes them. The list lives until the event has passed.
+        let queued = unsafe { list.queue(&self.sums, SUMS_WIDTH) }.and_then(|()| done.record(&self.sums));
+        if let Err(error) = queued {
+            // Where it cannot be waited for, the context is lost, and all that was in it.
+            let _ = self.sums.synchronize();
+            return Err(error);
+        }
+        Ok((done, list))
     }
 
     /// The pieces of a read, and the peer's memory that they lie in.
@@ -126,6 +154,19 @@ fn allocation(exported: &Exported) -> Allocation {
 impl DirectMemory for GpuMemory {
     fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed) {
+        let _relaxed = self.gpu.relaxed();
+        match self.queue_sums(pages) {
+            Err(error) => on_summed(Err(failed(error))),
+            Ok((done, list)) => {
+                let on_passed = move |passed: Result<(), CudaError>| {
+                    on_summed(passed.map(|()| list.digests()).map_err(failed));
+                };
+                self.ends.when_passed(done, Box::new(on_passed));
+            }
+        }
     }
 
     fn spans(&self, _tables: &PageTables) -> Vec<LeasedSpan> {

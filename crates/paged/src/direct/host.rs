@@ -1,15 +1,16 @@
 //! Pages in host memory: a peer reads them through the agent, under the lease, and this side has its
 //! mover read a peer's.
 
-use super::memory::{Begun, DirectMemory, Offered, OnCopied};
-use super::message::{Allocation, Memory};
+use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
+use super::message::{Allocation, LayerAt, Memory};
 use super::plan::Move;
 use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::host::PageMemory;
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use crate::thread_pool::{TaskQueue, Urgency};
 use forebay_net::{Access, Agent, LeasedSpan, PeerRegion, Registration};
+use forebay_store::checksum;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, MoverHandle, RegionId, Span, SpanPair, Transfer};
 use std::sync::{Arc, Weak};
@@ -117,6 +118,19 @@ impl DirectMemory for HostMemory {
             }
         }
         spans
+    }
+
+    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed) {
+        let sum = |(layer, at): (&Layer, &LayerAt)| {
+            let region = self.ranges[at.allocation as usize].region();
+            let offset = |page: &u64| at.offset + page * layer.stride_bytes;
+            let span = |page| Span::new(region, offset(page), layer.page_bytes);
+            let spans: Vec<Span> = pages[layer.group].iter().map(span).collect();
+            checksum::of_spans(self.mover.memory(), &spans).map(u64::from)
+        };
+        let layers = self.cache.layers().iter().zip(&self.memory.layers);
+        let summed: Option<Vec<u64>> = layers.map(sum).collect();
+        on_summed(summed.ok_or_else(|| failed("a page is no host memory")));
     }
 
     fn begin(&self, _stream: u64) -> Result<Begun, NotCopied> {

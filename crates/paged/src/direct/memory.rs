@@ -3,7 +3,7 @@
 use super::message::{Memory, Opened};
 use super::plan::Move;
 use crate::errors::NotCopied;
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use forebay_cuda::device::Event;
 use forebay_net::LeasedSpan;
 use std::fmt::Debug;
@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 /// Called exactly once, on any thread, when nothing touches the pages any more. It is short.
 pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
+
+/// Called exactly once, on any thread, with a checksum for each layer. It is short.
+pub type OnSummed = Box<dyn FnOnce(Result<Vec<u64>, NotCopied>) + Send>;
 
 /// Where the engine's stream was when a read began. Of host memory nothing is said: there the engine
 /// is at rest when it begins one.
@@ -37,6 +40,11 @@ pub trait DirectMemory: Send + Sync + Debug {
     /// Copies a peer's pages into this cache's, behind `begun`. May take a while, not on a thread of
     /// the network.
     fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied);
+
+    /// Sums up pages of this cache, listed by group, each layer by itself. The same bytes in as many
+    /// pages of another cache of this shape and kind of memory have the same sums. May take a while,
+    /// not on a thread of the network.
+    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed);
 
     /// Nothing was read for a while: lets go of what peers have.
     fn rest(&self) {}

@@ -12,12 +12,12 @@ pub type Digest = [u8; 32];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// A lease of what is offered under the key.
-    Open { key: Key, digest: Digest },
+    /// A lease of what is offered under the key, of which these blocks are wanted.
+    Open { key: Key, digest: Digest, wanted: Blocks },
     /// To let a lease live on.
     Renew { lease: u64 },
-    /// Nothing of it is read any more. The answer says whether the lease lived until now.
-    Close { lease: u64 },
+    /// Nothing of it is read any more.
+    Close { key: Key, lease: u64 },
     /// Nobody will open it.
     Decline { key: Key },
 }
@@ -25,9 +25,17 @@ pub enum Question {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     Opened(Opened),
-    /// Whether a lease lives, or lived until it was closed.
+    /// Whether a lease lives.
     Lives(bool),
+    /// Whether it lived until now, and a checksum of each layer of what was wanted.
+    Closed {
+        lived: bool,
+        sums: Vec<u64>,
+    },
 }
+
+/// Blocks of a sequence by group: runs of a first one and how many follow it, in order.
+pub type Blocks = Vec<Vec<(u64, u64)>>;
 
 /// A lease, and what lies where.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,14 +146,15 @@ mod tests {
         ];
         let memory = Memory { allocations, layers: vec![layer] };
         let opened = Opened { lease: 13, ttl_us: 14, tables: vec![vec![15, -1], vec![]], memory };
-        for answer in [Answer::Opened(opened), Answer::Lives(true), Answer::Lives(false)] {
+        let closed = Answer::Closed { lived: true, sums: vec![20, 21] };
+        for answer in [Answer::Opened(opened), Answer::Lives(true), Answer::Lives(false), closed] {
             assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer);
         }
         let key = [16; 16];
         for question in [
-            Question::Open { key, digest: [19; 32] },
+            Question::Open { key, digest: [19; 32], wanted: vec![vec![(22, 23)], vec![]] },
             Question::Renew { lease: 17 },
-            Question::Close { lease: 18 },
+            Question::Close { key, lease: 18 },
             Question::Decline { key },
         ] {
             assert_eq!(Question::decode(&question.encode()).unwrap(), question);

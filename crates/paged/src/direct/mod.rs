@@ -26,7 +26,7 @@ pub use read::ReadRequest;
 
 use crate::errors::NotBegun;
 use crate::errors::NotCopied;
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use crate::shared::Shared;
 use forebay_net::{Agent, AgentConfig, AgentError};
 use forebay_transfer::Place;

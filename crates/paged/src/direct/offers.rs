@@ -1,11 +1,14 @@
 //! The prefiller's side: which pages are offered, who has opened which offer, and what has ended.
 //! A lease is one of the agent's, which ends when its time is over, when its holder is gone, or
-//! when it is given back; so does the offer. Whoever asks is not trusted.
+//! when it is given back; so does the offer. While the decoder copies, the prefiller sums up what
+//! that wanted, and says the sums when the lease is given back. Whoever asks is not trusted.
 
 use super::memory::DirectMemory;
-use super::message::{Answer, Digest, Key, Opened, Question};
-use crate::pages::PageTables;
-use crate::thread_pool::TaskQueue;
+use super::message::{Answer, Blocks, Digest, Key, Opened, Question};
+use super::plan;
+use crate::errors::NotCopied;
+use crate::page_tables::PageTables;
+use crate::thread_pool::{TaskQueue, Urgency};
 use forebay_net::{Identity, LeaseEnd, LeaseTable, Reply, Service};
 use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -55,18 +58,53 @@ struct Table {
     offers: HashMap<Key, Offer>,
     early: Vec<Early>,
     ended: Vec<OfferEnded>,
+    /// How many sums are being taken of pages.
+    summing: usize,
     closed: bool,
 }
 
 enum Offer {
     Waits(Digest, PageTables),
-    Leased,
+    Leased(Arc<Sums>),
+}
+
+type Summed = Result<Vec<u64>, NotCopied>;
+type ThenSummed = Box<dyn FnOnce(Summed) + Send>;
+
+/// The checksums of what is leased, for whoever waits for them.
+#[derive(Default)]
+struct Sums(Mutex<(Option<Summed>, Option<ThenSummed>)>);
+
+impl Sums {
+    fn are(&self, summed: Summed) {
+        let mut state = self.0.lock();
+        match state.1.take() {
+            None => state.0 = Some(summed),
+            Some(then) => {
+                drop(state);
+                then(summed);
+            }
+        }
+    }
+
+    /// Does something with them when they are there. Who asks a second time is forgotten.
+    fn then(&self, then: impl FnOnce(Summed) + Send + 'static) {
+        let mut state = self.0.lock();
+        match state.0.take() {
+            None => state.1 = Some(Box::new(then)),
+            Some(summed) => {
+                drop(state);
+                then(summed);
+            }
+        }
+    }
 }
 
 /// Who asks for what.
 struct Early {
     key: Key,
     digest: Digest,
+    wanted: Blocks,
     from: Identity,
     reply: Reply,
 }
@@ -127,11 +165,12 @@ impl Offers {
         let waiting = table.offers.extract_if(|_, offer| matches!(offer, Offer::Waits(..)));
         let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
         table.ended.extend(waiting.into_iter().map(|key| OfferEnded { key, how: OfferEnd::Expired }));
-        self.state.changed.wait_while_for(&mut table, |table| !table.offers.is_empty(), 2 * LEASE);
+        let is_read = |table: &mut Table| !table.offers.is_empty() || table.summing > 0;
+        self.state.changed.wait_while_for(&mut table, is_read, 2 * LEASE);
     }
 
     /// Grants whoever asks a lease of an offer, once.
-    fn lease(&self, Early { key, digest, from, reply }: Early) {
+    fn lease(&self, Early { key, digest, wanted, from, reply }: Early) {
         let Some((leases, memory)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let mut table = self.state.table.lock();
         let tables = match table.offers.get(&key) {
@@ -139,7 +178,12 @@ impl Offers {
             Some(Offer::Waits(..)) => return reply.refuse("it is another prompt's".into()),
             _ => return reply.refuse("somebody reads it already".into()),
         };
-        table.offers.insert(key, Offer::Leased);
+        let pages = match plan::pages_of(&wanted, &tables) {
+            Ok(pages) => pages,
+            Err(misfit) => return reply.refuse(misfit.to_string()),
+        };
+        let sums = Arc::new(Sums::default());
+        table.offers.insert(key, Offer::Leased(Arc::clone(&sums)));
         drop(table);
         let state = Arc::clone(&self.state);
         let on_end = move |end: LeaseEnd| {
@@ -155,11 +199,48 @@ impl Offers {
             Ok(lease) => {
                 let (tables, memory) = (tables.to_lists(), memory.memory().clone());
                 reply.send(Answer::Opened(Opened { lease, ttl_us, tables, memory }).encode());
+                self.sum(pages, sums);
             }
             Err(why) => {
                 self.state.end(key, OfferEnd::Closed, |_| true);
                 reply.refuse(why.to_string());
             }
+        }
+    }
+
+    /// Sums pages up, beside the decoder's copy.
+    fn sum(&self, pages: Vec<Vec<u64>>, sums: Arc<Sums>) {
+        let Some((_, memory)) = self.opened.get() else { return };
+        let (state, memory) = (Arc::clone(&self.state), Arc::clone(memory));
+        state.table.lock().summing += 1;
+        self.tasks.post(Urgency::Load, move || {
+            let on_summed = move |summed| {
+                sums.are(summed);
+                state.table.lock().summing -= 1;
+                state.changed.notify_all();
+            };
+            memory.sum(&pages, Box::new(on_summed));
+        });
+    }
+
+    /// Takes a lease back when the sums of what it was for are there.
+    fn take_back(&self, key: Key, lease: u64, from: Identity, reply: Reply) {
+        let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
+        let leases = leases.clone();
+        let close = move |summed: Summed| {
+            let lived = leases.give_back(from.instance, lease);
+            match summed {
+                Ok(sums) => reply.send(Answer::Closed { lived, sums }.encode()),
+                Err(why) => reply.refuse(format!("its checksums: {why}")),
+            }
+        };
+        let sums = match self.state.table.lock().offers.get(&key) {
+            Some(Offer::Leased(sums)) => Some(Arc::clone(sums)),
+            _ => None,
+        };
+        match sums {
+            Some(sums) => sums.then(close),
+            None => close(Ok(Vec::new())),
         }
     }
 
@@ -187,8 +268,8 @@ impl Service for Offers {
         let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let lives = |lives| Answer::Lives(lives).encode();
         match Question::decode(&body) {
-            Ok(Question::Open { key, digest }) => {
-                let early = Early { key, digest, from, reply };
+            Ok(Question::Open { key, digest, wanted }) => {
+                let early = Early { key, digest, wanted, from, reply };
                 let is_there = self.state.table.lock().offers.contains_key(&key);
                 if is_there { self.lease(early) } else { self.wait(early) }
             }
@@ -196,7 +277,7 @@ impl Service for Offers {
                 let renewed = leases.renew(from.instance, lease, LEASE.as_micros() as u64);
                 reply.send(lives(renewed.is_ok()));
             }
-            Ok(Question::Close { lease }) => reply.send(lives(leases.give_back(from.instance, lease))),
+            Ok(Question::Close { key, lease }) => self.take_back(key, lease, from, reply),
             Ok(Question::Decline { key }) => {
                 self.state.end(key, OfferEnd::Closed, |offer| matches!(offer, Offer::Waits(..)));
                 reply.send(lives(false));

@@ -1,9 +1,9 @@
 //! Which bytes of a peer's cache go where in this one. Pure. The peer's numbers are not trusted: a
 //! plan names no byte outside of what the peer offers or of this cache.
 
-use super::message::{LayerAt, Opened};
+use super::message::{Blocks, LayerAt, Opened};
 use crate::cache::{CacheShape, Layer};
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use thiserror::Error;
 
 /// Adjacent bytes of a layer that are copied.
@@ -29,6 +29,60 @@ pub enum Misfit {
     OutOfBounds { layer: usize },
     #[error("the peer has no page for block {block} of group {group}")]
     NoPage { group: usize, block: u64 },
+    #[error("the peer wants {runs} runs of blocks of group {group}, of which one is not behind the last")]
+    Order { group: usize, runs: usize },
+    #[error("the peer wants block {block} of group {group}, of which nothing is offered")]
+    NotOffered { group: usize, block: u64 },
+}
+
+/// What a decoder wants of a sequence: which blocks, and its own pages for them, both by group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    pub blocks: Blocks,
+    pub pages: Vec<Vec<u64>>,
+}
+
+impl Wanted {
+    /// What pages are given for: `tables` begin at the sequence's token `first_token`.
+    pub fn of(cache: &CacheShape, tables: &PageTables, first_token: u64, tokens: u64) -> Wanted {
+        let mut wanted = Wanted { blocks: Vec::new(), pages: Vec::new() };
+        for (number, group) in cache.groups().iter().enumerate() {
+            let page_tokens = u64::from(group.page_tokens);
+            let (skipped, blocks) = (first_token / page_tokens, tokens.div_ceil(page_tokens));
+            let (mut runs, mut pages) = (Vec::<(u64, u64)>::new(), Vec::new());
+            for block in 0..blocks {
+                let Some(page) = tables.page(number, block) else { continue };
+                pages.push(page);
+                match runs.last_mut() {
+                    Some((first, count)) if *first + *count == skipped + block => *count += 1,
+                    _ => runs.push((skipped + block, 1)),
+                }
+            }
+            wanted.blocks.push(runs);
+            wanted.pages.push(pages);
+        }
+        wanted
+    }
+}
+
+/// The pages of blocks that a peer wants of what is offered.
+pub fn pages_of(wanted: &Blocks, offered: &PageTables) -> Result<Vec<Vec<u64>>, Misfit> {
+    count("lists of blocks", wanted.len(), offered.groups())?;
+    let mut pages = vec![Vec::new(); offered.groups()];
+    for (group, runs) in wanted.iter().enumerate() {
+        let mut next = 0;
+        for (first, count) in runs.iter().copied() {
+            if first < next {
+                return Err(Misfit::Order { group, runs: runs.len() });
+            }
+            next = first.saturating_add(count);
+            for block in first..next {
+                let page = offered.page(group, block).ok_or(Misfit::NotOffered { group, block })?;
+                pages[group].push(page);
+            }
+        }
+    }
+    Ok(pages)
 }
 
 /// The moves that fill the pages of `tables`, which begin at the sequence's token `first_token`, with
@@ -136,6 +190,24 @@ mod tests {
         let cache = cache();
         let tables = PageTables::new(&cache, tables, tokens, true).unwrap();
         moves(&cache, &tables, first, tokens, offered)
+    }
+
+    #[test]
+    fn both_sides_sum_up_the_pages_of_the_same_blocks() {
+        let cache = cache();
+        let tables = PageTables::new(&cache, vec![vec![-1, 20, 21], vec![30]], 8, true).unwrap();
+        let wanted = Wanted::of(&cache, &tables, 16, 8);
+        assert_eq!(wanted.blocks, [vec![(5, 1)], vec![(2, 1)]]);
+        assert_eq!(wanted.pages, [[20], [30]]);
+        let theirs = vec![vec![1, 2, 3, 4, 5, 6], vec![7, 8, 9]];
+        let offered = PageTables::new(&cache, theirs, 24, true).unwrap();
+        assert_eq!(pages_of(&wanted.blocks, &offered).unwrap(), [[6], [9]]);
+        let refused = |blocks: Blocks| pages_of(&blocks, &offered).unwrap_err().to_string();
+        assert!(refused(vec![vec![]]).contains("1 lists of blocks; allowed: 2"));
+        assert!(refused(vec![vec![(5, 2)], vec![]]).contains("block 6 of group 0, of which nothing"));
+        assert!(refused(vec![vec![(0, u64::MAX)], vec![]]).contains("block 6 of group 0"));
+        assert!(refused(vec![vec![(u64::MAX, 2)], vec![]]).contains("of which nothing is offered"));
+        assert!(refused(vec![vec![(0, 2), (1, 1)], vec![]]).contains("2 runs of blocks of group 0"));
     }
 
     #[test]

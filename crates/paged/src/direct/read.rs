@@ -4,12 +4,13 @@
 
 use super::memory::{Begun, Offered};
 use super::message::{Answer, Digest, Key, Opened, Question};
+use super::plan::Wanted;
 use super::{Direct, peer_of, plan};
 use crate::access::Accessing;
 use crate::cache::BadValue;
-use crate::errors::NotBegun;
+use crate::errors::{NotBegun, NotCopied};
 use crate::load::LoadEnd;
-use crate::pages::PageTables;
+use crate::page_tables::PageTables;
 use crate::stats::add;
 use crate::thread_pool::Urgency;
 use forebay_net::PeerError;
@@ -40,9 +41,17 @@ pub struct ReadRequest {
 struct Reading {
     direct: Arc<Direct>,
     request: ReadRequest,
+    /// Its own pages that are filled.
+    pages: Vec<Vec<u64>>,
     peer: String,
     begun_at: Instant,
     state: Mutex<State>,
+}
+
+/// What a read has copied, with a checksum of each layer.
+struct Arrived {
+    bytes: u64,
+    sums: Vec<u64>,
 }
 
 struct State {
@@ -72,9 +81,11 @@ pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<
         Some(Err(why)) => (String::new(), Some(why)),
         None => (String::new(), Some("the cache is closed".into())),
     };
-    let open = Question::Open { key: request.key, digest: request.digest };
-    let reading =
-        Arc::new(Reading { direct: Arc::clone(direct), request, peer, begun_at: Instant::now(), state });
+    let wanted = Wanted::of(&shared.cache, &request.tables, request.first_token, request.tokens);
+    let Wanted { blocks, pages } = wanted;
+    let open = Question::Open { key: request.key, digest: request.digest, wanted: blocks };
+    let (direct, begun_at) = (Arc::clone(direct), Instant::now());
+    let reading = Arc::new(Reading { direct, request, pages, peer, begun_at, state });
     match why {
         Some(why) => reading.end(Some(why)),
         None => reading.ask(&open, |reading, answer| reading.opened(answer)),
@@ -139,11 +150,24 @@ impl Reading {
         let bytes = moves.iter().map(|each| each.bytes).sum();
         let offered = Offered { peer: self.peer.clone(), opened };
         let (begun, reading) = (self.state.lock().begun.take(), Arc::clone(self));
-        let on_copied = Box::new(move |copied: Result<(), crate::errors::NotCopied>| {
-            reading.close(copied.map(|()| bytes).map_err(|why| why.to_string()));
+        let on_copied = Box::new(move |copied: Result<(), NotCopied>| match copied {
+            Ok(()) => reading.sum(bytes),
+            Err(why) => reading.close(Err(why.to_string())),
         });
         self.direct.memory.copy(&offered, moves, begun, on_copied);
         Ok(())
+    }
+
+    /// Sums up what has arrived.
+    fn sum(self: Arc<Self>, bytes: u64) {
+        let tasks = Arc::clone(&self.direct.shared.tasks);
+        tasks.post(Urgency::Load, move || {
+            let reading = Arc::clone(&self);
+            let on_summed = move |summed: Result<Vec<u64>, NotCopied>| {
+                reading.close(summed.map(|sums| Arrived { bytes, sums }).map_err(|why| why.to_string()));
+            };
+            self.direct.memory.sum(&self.pages, Box::new(on_summed));
+        });
     }
 
     /// While it goes on, the lease does.
@@ -161,20 +185,29 @@ impl Reading {
     }
 
     /// Nothing is copied any more: were these the bytes that were offered?
-    fn close(self: Arc<Self>, copied: Result<u64, String>) {
+    fn close(self: Arc<Self>, arrived: Result<Arrived, String>) {
         let lease = std::mem::take(&mut self.state.lock().lease);
-        self.ask(&Question::Close { lease }, |reading, answer| {
-            let why = match (copied, answer) {
-                (Ok(bytes), Ok(Answer::Lives(true))) => {
-                    add(&reading.direct.shared.counters.bytes_read, bytes);
-                    None
-                }
-                (Err(why), _) => Some(why),
+        let key = self.request.key;
+        self.ask(&Question::Close { key, lease }, |reading, answer| {
+            let why = match (arrived, answer) {
+                (Ok(arrived), Ok(Answer::Closed { lived: true, sums })) => reading.compare(&arrived, &sums),
                 (Ok(_), Ok(_)) => Some("the lease ended before the copy had".into()),
-                (Ok(_), Err(why)) => Some(why),
+                (Err(why), _) | (Ok(_), Err(why)) => Some(why),
             };
             reading.end(why);
         });
+    }
+
+    /// Why what has arrived is not what was offered, if it is not.
+    fn compare(&self, arrived: &Arrived, sums: &[u64]) -> Option<String> {
+        let counters = &self.direct.shared.counters;
+        if arrived.sums == sums {
+            add(&counters.bytes_read, arrived.bytes);
+            return None;
+        }
+        add(&counters.reads_corrupt, 1);
+        let differs = arrived.sums.iter().zip(sums).position(|(here, there)| here != there);
+        Some(format!("the bytes of layer {} are not those of the peer", differs.unwrap_or(sums.len())))
     }
 
     fn end(&self, why: Option<String>) {

@@ -3,7 +3,8 @@
 
 use super::tests::rig::*;
 use super::tests::{ONE, queued};
-use crate::pages::{NO_PAGE, Source};
+use crate::page_tables::NO_PAGE;
+use crate::pages::Source;
 use crate::{JobStored, Verify};
 use cuda_testkit::{Fake, alone};
 use forebay_transfer::Backing;

@@ -167,6 +167,10 @@ impl Gpu {
         &self.cache
     }
 
+    pub fn checksums(&self) -> &Arc<Checksums> {
+        &self.checksums
+    }
+
     /// Passed when an engine's stream has come to where it is now.
     pub fn begun(&self, stream: u64) -> Result<Arc<Event>, NotCopied> {
         let _relaxed = self.relaxed();

@@ -23,7 +23,8 @@ pub use in_flight::InFlight;
 pub use plan::{LoadPlan, NextBatch, Outcome, Part};
 pub use stall::LoadStall;
 
-use crate::pages::{PageTables, Source};
+use crate::page_tables::PageTables;
+use crate::pages::Source;
 use forebay_kv::ChunkId;
 
 #[derive(Debug)]

@@ -119,3 +119,23 @@ fn a_copy_that_the_driver_refuses_costs_a_read_and_gives_the_lease_back() {
         prefiller.end();
     });
 }
+
+#[test]
+fn bytes_that_go_wrong_between_two_gpus_are_never_data() {
+    let test = "direct::bytes_that_go_wrong_between_two_gpus_are_never_data";
+    alone(test, &TWO, |fake| {
+        if std::env::var(PREFILLER).is_ok() {
+            return be_prefiller(fake);
+        }
+        for how in ["flipped", "exchanged"] {
+            let site = Site::new();
+            let (prefiller, engine) = (Prefiller::start(test), site.direct(fake, "decoder"));
+            fake.control(&format!("flaw compute.0 {how}"));
+            let end = read(&engine, &prefiller.metadata, &blocks(9));
+            assert!(end.tokens == 0 && end.why.unwrap().contains("are not those of the peer"), "{how}");
+            let stats = engine.paged.stats();
+            assert_eq!((stats.reads_failed, stats.reads_corrupt, stats.bytes_read), (1, 1, 0), "{how}");
+            prefiller.end();
+        }
+    });
+}

@@ -8,7 +8,8 @@ mod rig;
 
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::cost_model::Tier;
-use forebay_paged::pages::{BadPages, PageTables, Source};
+use forebay_paged::page_tables::{BadPages, PageTables};
+use forebay_paged::pages::Source;
 use forebay_paged::{JobStored, LOADS_MAX, LoadRequest, NotBegun, PagedCache, PagedOptions};
 use forebay_store::TenantId;
 use forebay_transfer::{Backing, HostBuffer};

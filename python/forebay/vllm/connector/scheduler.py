@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 import forebay
 from forebay._log import LimitedLog
 from forebay.errors import InvalidError
-from forebay.vllm.connector import compat, direct, handover, loads, step_recovery
+from forebay.vllm.connector import compat, handover, loads, step_recovery
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.admission import LoadAdmission
 from forebay.vllm.connector.config import Settings
@@ -29,11 +29,12 @@ from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwi
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.media import Media, media_of
-from forebay.vllm.connector.metadata import NOTHING, Direct, Load, Offer, Pages, Report, Step
+from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
+from forebay.vllm.connector.offers import Offers
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
-from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, digest_of, state_id
+from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
 limited = LimitedLog(logger)
@@ -78,14 +79,8 @@ class SchedulerHalf:
         self.workers = parallel.world_size
         self.longest, self.ahead, self.step_tokens = compat.most_tokens(vllm_config)
         self.admission = LoadAdmission(blocks)
-        # This engine, if it hands over directly: known when all workers have opened their caches.
-        self.engine: direct.Engine | None = None
-        # A failed read must cost a request time only.
-        self.reads_directly = transfer.kv_load_failure_policy == "recompute"
-        self.offered: dict[str, int] = {}  # blocks of finished requests that are kept for decoders
-        self.most_offered = int(blocks * direct.OFFERED_PART)
-        self.new_offers: list[Offer] = []
-        self.declined: list[list[Direct]] = []
+        recomputes = transfer.kv_load_failure_policy == "recompute"
+        self.offers = Offers(facts, blocks, reads=recomputes)
         block_tokens = facts.groups[0].block_tokens
         self.corrections = Corrections(facts.chunk_tokens, block_tokens, is_alone(vllm_config))
         before_counts_are_read()
@@ -120,9 +115,8 @@ class SchedulerHalf:
 
     def workers_opened(self, workers: Mapping[int, object]) -> None:
         """What the workers say of themselves, by rank."""
-        if not self.facts.has_states and not self.facts.has_rings:
-            self.engine = direct.engine_of(workers, self.workers)
-        logger.info("direct hand-overs are %s", "off" if self.engine is None else "on")
+        self.offers.workers_opened(workers, self.workers)
+        logger.info("direct hand-overs are %s", "off" if self.offers.engine is None else "on")
 
     # What vLLM tells about requests.
 
@@ -156,10 +150,8 @@ class SchedulerHalf:
         ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
         tracked = TrackedRequest(request, ids, adapter, self.facts.resets)
         try:
-            engine = self.engine if self.reads_directly else None
-            tracked.ticket = handover.ticket_of(
-                self.params(request), request.num_prompt_tokens, self.facts, engine
-            )
+            params, tokens = self.params(request), request.num_prompt_tokens
+            tracked.ticket = handover.ticket_of(params, tokens, self.facts, self.offers.reader())
         except InvalidError as error:
             self.counts.add("handovers_refused")
             limited.warning(
@@ -345,7 +337,7 @@ class SchedulerHalf:
         if tracked.ticket is None or tracked.ticket.direct is None:
             return
         if tracked.loading is None or not tracked.loading.direct:
-            self.declined.append(tracked.ticket.direct)
+            self.offers.decline(tracked.ticket.direct)
         tracked.ticket = handover.Ticket(tracked.ticket.tokens, tracked.ticket.shape)
 
     def state_to_load(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:
@@ -375,7 +367,7 @@ class SchedulerHalf:
         """Nothing reads the blocks of these finished requests any more."""
         for name in names:
             self.freeing.pop(name, None)
-            self.offered.pop(name, None)
+            self.offers.freed(name)
 
     def received(self, names: Iterable[str]) -> None:
         """vLLM has heard that the background loads of these requests have ended."""
@@ -403,40 +395,21 @@ class SchedulerHalf:
             if tracked.states_to_store:
                 self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
-                offered = self.offer(tracked, blocks)
+                offered = self.offers.offer(tracked, blocks)
+                if offered is not None:
+                    self.counts.add("offers")
                 params = handover.answer(request, blocks, self.engine_id, self.facts, offered)
         if well and not tracked.is_stored:
             self.unstored[name] = tracked
         else:
             self.unstored.pop(name, None)
-        if not well or (tracked.is_stored and not tracked.stores and name not in self.offered):
+        if not well or (tracked.is_stored and not tracked.stores and name not in self.offers.kept):
             # An aborted request may wait for another connector's load, whose end frees its blocks.
             # Stores that still read them end before others write there, as after a preemption.
             return False, params
         self.finishing[name] = tracked
         self.freeing[name] = self.clock()
         return True, params
-
-    def offer(self, tracked: TrackedRequest, blocks: tuple[list[int], ...]) -> dict[str, Any] | None:
-        """Keeps a prompt's blocks for its decoder, if there is room. Returns how it reads them."""
-        kept = sum(len(set(group)) for group in blocks)
-        if self.engine is None or sum(self.offered.values()) + kept > self.most_offered:
-            return None
-        offered, tokens = self.engine.offer(), tracked.request.num_prompt_tokens
-        prompt, chunks = tracked.request.all_token_ids[:tokens], tokens // self.facts.chunk_tokens
-        tracked.ids.grow(prompt)
-        digest = digest_of(tracked.ids.with_tail(prompt, chunks))
-        groups = zip(self.facts.groups, blocks, strict=True)
-        pages = [
-            np.array([block or -1 for block in table[: -(-tokens // group.block_tokens)]], dtype=np.int32)
-            for group, table in groups
-            if group.paged
-        ]
-        self.offered[tracked.name] = kept
-        keys = [key for _, key in offered]
-        self.new_offers.append(Offer(tracked.name, keys, digest, pages, tokens))
-        self.counts.add("offers")
-        return self.engine.ticket(offered)
 
     # What happens in a step.
 
@@ -452,12 +425,7 @@ class SchedulerHalf:
         self.admission.end_pass(bool(answered), idle=not (tokens or self.loading or self.freeing))
         answered.clear()
         something = (
-            self.new_blocks
-            or self.new_loads
-            or self.unstored
-            or self.finishing
-            or self.new_offers
-            or self.declined
+            self.new_blocks or self.new_loads or self.unstored or self.finishing or not self.offers.is_quiet()
         )
         if 0 < tokens == requests and not something:
             return NOTHING  # As in most steps.
@@ -468,8 +436,7 @@ class SchedulerHalf:
         if self.new_loads:
             step.loads, self.new_loads = self.new_loads, []
             step.early = any(load.layerwise for load in step.loads) and not compat.writes_kv_first(output)
-        step.offers, self.new_offers = self.new_offers, []
-        step.declined, self.declined = self.declined, []
+        self.offers.tell(step)
         for name, tracked in list(self.unstored.items()):
             self.plan_stores(tracked, step)
             if tracked.is_stored:

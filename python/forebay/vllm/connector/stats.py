@@ -35,6 +35,7 @@ COUNTERS = {
     "bubble_us": "Microseconds that engines waited for layers",
     "reads": "Loads from a prefiller's blocks that were begun, of each worker",
     "reads_failed": "Of those, loads that brought nothing",
+    "reads_corrupt": "Of those, loads that brought other bytes than the prefiller has",
     "read_us": "Microseconds from the beginning to the end of these loads",
     "bytes_read": "Bytes that were read from prefillers' blocks",
     "stores": "Chunks that were given to be stored",
