@@ -330,8 +330,8 @@ impl Joined<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page_tables::NO_PAGE;
     use crate::cache::ALL_PAGES;
+    use crate::page_tables::NO_PAGE;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

@@ -75,7 +75,7 @@ pub fn pages_of(wanted: &Blocks, offered: &PageTables) -> Result<Vec<Vec<u64>>, 
             if first < next {
                 return Err(Misfit::Order { group, runs: runs.len() });
             }
-            next = first.saturating_add(count);
+            next = first.checked_add(count).ok_or(Misfit::NotOffered { group, block: first })?;
             for block in first..next {
                 let page = offered.page(group, block).ok_or(Misfit::NotOffered { group, block })?;
                 pages[group].push(page);
