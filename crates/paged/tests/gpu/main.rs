@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod direct;
+mod other;
 mod rig;
 mod short;
 
