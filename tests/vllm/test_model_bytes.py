@@ -27,20 +27,13 @@ MODELS = (
     *("deepseek_v4", "deepseek_v41", "glm_5_2", "glm_5_next", "kimi_k3", "kimi_linear", "minimax_m3"),
     *("qwen3_5", "qwen4_exp", "step5", "gpt_oss", "gemma3", "gemma4", "llama4", "rswa", "sinks"),
 )
-# What the connector cannot do yet.
-OF_DTYPE = "namespaces have no name for the format of its KV"
-LACKS = {
-    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "glm_5_2", "glm_5_next"), OF_DTYPE),
-    "minimax_m3": "the scheduler's half knows the first layer of a group alone",
-}
 
 
 def cases() -> Iterator[Any]:
     """Each model on one rank and on two."""
     for name in MODELS:
-        marks = [pytest.mark.xfail(reason=LACKS[name])] if name in LACKS else []
         for tp in (1, 2):
-            yield pytest.param((name, tp), marks=marks, id=f"{name}-{tp}")
+            yield pytest.param((name, tp), id=f"{name}-{tp}")
 
 
 @pytest.fixture(scope="module", params=cases())
