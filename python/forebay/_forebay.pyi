@@ -225,8 +225,7 @@ class PagedCache:
     def read(
         self,
         job: int,
-        metadata: bytes,
-        key: bytes,
+        sources: Sequence[tuple[bytes, bytes, tuple[int, int, int] | None, int]],
         digest: bytes,
         pages: Sequence[Buffer],
         *,

@@ -22,16 +22,19 @@ BLOCKS_BACK_S = 20
 BLOCKS = 128
 
 
-def pair_in(folder: Path, model: Path, ends: ExitStack, **more: Any) -> Pair:
+def pair_in(folder: Path, model: Path, ends: ExitStack, tp: tuple[int, int] = (1, 1), **more: Any) -> Pair:
     """Two engines, each with a node of its own that knows no other."""
     nodes = Node(folder, "left"), Node(folder, "right")
     engines = []
     for number, node in enumerate(nodes):
         ends.callback(node.kill)
         settings = transfer(node.socket, direct_handover=True, **more)
-        engines.append(
-            Engine(arguments(model, settings, num_gpu_blocks_override=BLOCKS), folder / f"log{number}")
-        )
+        ranks = {
+            "tensor_parallel_size": tp[number],
+            "distributed_executor_backend": "mp" if tp[number] > 1 else "uni",
+        }
+        of_engine = {"num_gpu_blocks_override": BLOCKS, **ranks}
+        engines.append(Engine(arguments(model, settings, **of_engine), folder / f"log{number}"))
         ends.callback(engines[-1].kill)
     return Pair(*engines, nodes)
 
@@ -151,3 +154,19 @@ def test_a_prefiller_that_dies_before_it_is_read_costs_a_prefill(model: Path, tm
         assert said["tokens"] == alone["tokens"]
         assert counted(pair.decoder, "handovers_direct_failed") == 1
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("tp", [(1, 2), (2, 1)], ids=["1-2", "2-1"])
+def test_a_decoder_reads_the_heads_that_it_needs_of_a_prefiller_of_another_tp_size(
+    model: Path, tmp_path: Path, tp: tuple[int, int]
+) -> None:
+    with ExitStack() as ends:
+        pair = pair_in(tmp_path, model, ends, tp)
+        for number in range(2):  # Blocks of the first one come back, or there were none for the second.
+            tokens = prompt(730 + number, 4 * CHUNK + 5)
+            said = hand_over(pair, tokens, 8)
+            assert counted(pair.decoder, "handovers_direct") == number + 1
+            assert counted(pair.decoder, "handovers_direct_failed") == 0
+            assert pair.decoder.stats()["loads"] == 0, "nothing came from the node"
+            (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+            assert said["tokens"] == alone["tokens"]

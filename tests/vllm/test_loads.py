@@ -344,9 +344,9 @@ def test_an_offer_that_is_refused_ends_no_engine_and_keeps_no_block() -> None:
         raise ForebayError("no room")
 
     half = worker()
-    half.kv, half.offered = SimpleNamespace(offer=refuse, decline=refuse), {}
+    half.kv, half.offered, half.ranks = SimpleNamespace(offer=refuse, decline=refuse), {}, 1
     offer = Offer("one", [bytes(16)], bytes(32), [], CHUNK)
-    half.start_offers(Step(1, idle=True, offers=[offer], declined=[[(b"", bytes(16))]]))
+    half.start_offers(Step(1, idle=True, offers=[offer], declined=[(b"", bytes(16))]))
     assert half.offered == {}
 
 

@@ -29,6 +29,18 @@ pub struct HeadRange {
     pub heads: u32,
 }
 
+impl HeadRange {
+    /// The first head there, and how many.
+    pub fn there(self) -> (u32, u32) {
+        (self.first_there, self.heads)
+    }
+
+    /// The first head here, and how many.
+    pub fn here(self) -> (u32, u32) {
+        (self.first_here, self.heads)
+    }
+}
+
 /// How a storer's chunks fit this cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {

@@ -6,7 +6,7 @@ use crate::ids::{id, ids};
 use crate::process::Own;
 use forebay_client::ClientOptions;
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
-use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, ReadRequest};
+use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, ReadRequest, ReadSource};
 use forebay_paged::page_tables::PageTables;
 use forebay_paged::pages::{HeadRange, Source};
 use forebay_paged::{LoadRequest, NewChunk, NotBegun, NotOpened, PagedCache as Cache, PagedOptions, Verify};
@@ -199,14 +199,13 @@ impl PagedCache {
 
     /// Begins to load pages straight from another engine, from the sequence's token `first_token`
     /// on.
-    #[pyo3(signature = (job, metadata, key, digest, pages, *, first_token, tokens, stream = 0))]
+    #[pyo3(signature = (job, sources, digest, pages, *, first_token, tokens, stream = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn read(
         &self,
         py: Python<'_>,
         job: u64,
-        metadata: Vec<u8>,
-        key: Key,
+        sources: Vec<(Vec<u8>, Key, Option<(u32, u32, u32)>, u32)>,
         digest: Digest,
         pages: Vec<Bound<'_, PyAny>>,
         first_token: u64,
@@ -215,7 +214,15 @@ impl PagedCache {
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let request = ReadRequest { job, metadata, key, digest, tables, first_token, tokens };
+        let range = |(first_there, first_here, heads)| HeadRange { first_there, first_here, heads };
+        let source = |(metadata, key, heads, readers): (_, _, Option<_>, _)| ReadSource {
+            metadata,
+            key,
+            heads: heads.map(range),
+            readers,
+        };
+        let sources = sources.into_iter().map(source).collect();
+        let request = ReadRequest { job, sources, digest, tables, first_token, tokens };
         py.detach(|| cache.read(request, stream)).map_err(not_begun)
     }
 

@@ -3,8 +3,8 @@
 //! for long after the last: what is mapped stays allocated when the peer is gone.
 
 use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
-use super::message::{Allocation, Memory};
-use super::plan::Move;
+use super::message::{Allocation, Heads, Memory};
+use super::plan::{Move, part_of_page};
 use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::gpu::Gpu;
@@ -64,23 +64,25 @@ impl GpuMemory {
     }
 
     /// Queues the kernel that sums up these pages. Says when it is over.
-    fn queue_sums(&self, pages: &[Vec<u64>]) -> Result<(Arc<Event>, SumList), CudaError> {
+    fn queue_sums(&self, pages: &[Vec<u64>], heads: Heads) -> Result<(Arc<Event>, SumList), NotCopied> {
+        let cache = self.gpu.cache();
         let extent = |layer: &Layer| {
-            let at = |page: &u64| layer.address + page * layer.stride_bytes;
-            let range = |page| Range { at: at(page), bytes: layer.page_bytes };
-            pages[layer.group].iter().map(range).collect()
+            let part = part_of_page(layer.page_bytes, cache.group_of(layer).heads, heads);
+            let (begin, bytes) = part.ok_or_else(|| failed("a page has not these heads"))?;
+            let at = |page: &u64| layer.address + page * layer.stride_bytes + begin;
+            Ok(pages[layer.group].iter().map(|page| Range { at: at(page), bytes }).collect())
         };
-        let extents: Vec<Vec<Range>> = self.gpu.cache().layers().iter().map(extent).collect();
-        let _current = self.gpu.device().enter()?;
-        let list = self.gpu.checksums().list(&extents)?;
-        let done = Arc::new(Event::to_sleep_for(self.gpu.device())?);
+        let extents = cache.layers().iter().map(extent).collect::<Result<Vec<Vec<Range>>, NotCopied>>()?;
+        let _current = self.gpu.device().enter().map_err(failed)?;
+        let list = self.gpu.checksums().list(&extents).map_err(failed)?;
+        let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
         // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`, and whoever asks knows
         // that nobody writes them. The list lives until the event has passed.
         let queued = unsafe { list.queue(&self.sums, SUMS_WIDTH) }.and_then(|()| done.record(&self.sums));
         if let Err(error) = queued {
             // Where it cannot be waited for, the context is lost, and all that was in it.
             let _ = self.sums.synchronize();
-            return Err(error);
+            return Err(failed(error));
         }
         Ok((done, list))
     }
@@ -156,10 +158,10 @@ impl DirectMemory for GpuMemory {
         &self.memory
     }
 
-    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed) {
+    fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed) {
         let _relaxed = self.gpu.relaxed();
-        match self.queue_sums(pages) {
-            Err(error) => on_summed(Err(failed(error))),
+        match self.queue_sums(pages, heads) {
+            Err(error) => on_summed(Err(error)),
             Ok((done, list)) => {
                 let on_passed = move |passed: Result<(), CudaError>| {
                     on_summed(passed.map(|()| list.digests()).map_err(failed));

@@ -2,8 +2,8 @@
 //! mover read a peer's.
 
 use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
-use super::message::{Allocation, LayerAt, Memory};
-use super::plan::Move;
+use super::message::{Allocation, Heads, LayerAt, Memory};
+use super::plan::{Move, part_of_page};
 use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::host::PageMemory;
@@ -120,17 +120,18 @@ impl DirectMemory for HostMemory {
         spans
     }
 
-    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed) {
+    fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed) {
         let sum = |(layer, at): (&Layer, &LayerAt)| {
             let region = self.ranges[at.allocation as usize].region();
-            let offset = |page: &u64| at.offset + page * layer.stride_bytes;
-            let span = |page| Span::new(region, offset(page), layer.page_bytes);
+            let (begin, bytes) = part_of_page(layer.page_bytes, at.heads, heads)?;
+            let offset = |page: &u64| at.offset + page * layer.stride_bytes + begin;
+            let span = |page| Span::new(region, offset(page), bytes);
             let spans: Vec<Span> = pages[layer.group].iter().map(span).collect();
             checksum::of_spans(self.mover.memory(), &spans).map(u64::from)
         };
         let layers = self.cache.layers().iter().zip(&self.memory.layers);
         let summed: Option<Vec<u64>> = layers.map(sum).collect();
-        on_summed(summed.ok_or_else(|| failed("a page is no host memory")));
+        on_summed(summed.ok_or_else(|| failed("a page is no host memory, or has not these heads")));
     }
 
     fn begin(&self, _stream: u64) -> Result<Begun, NotCopied> {

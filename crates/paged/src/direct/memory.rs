@@ -1,6 +1,6 @@
 //! The contract of who copies pages between two engines' caches, and who says where this one's lie.
 
-use super::message::{Memory, Opened};
+use super::message::{Heads, Memory, Opened};
 use super::plan::Move;
 use crate::errors::NotCopied;
 use crate::page_tables::PageTables;
@@ -41,10 +41,10 @@ pub trait DirectMemory: Send + Sync + Debug {
     /// the network.
     fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied);
 
-    /// Sums up pages of this cache, listed by group, each layer by itself. The same bytes in as many
-    /// pages of another cache of this shape and kind of memory have the same sums. May take a while,
-    /// not on a thread of the network.
-    fn sum(&self, pages: &[Vec<u64>], on_summed: OnSummed);
+    /// Sums up these heads of pages of this cache, listed by group, each layer by itself. The same
+    /// bytes in as many pages of another cache of such layers and this kind of memory have the same
+    /// sums. May take a while, not on a thread of the network.
+    fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed);
 
     /// Nothing was read for a while: lets go of what peers have.
     fn rest(&self) {}

@@ -12,8 +12,9 @@ pub type Digest = [u8; 32];
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// A lease of what is offered under the key, of which these blocks are wanted.
-    Open { key: Key, digest: Digest, wanted: Blocks },
+    /// A lease of what is offered under the key, of which this is wanted. `readers` open it, each
+    /// once.
+    Open { key: Key, digest: Digest, wanted: Blocks, heads: Heads, readers: u32 },
     /// To let a lease live on.
     Renew { lease: u64 },
     /// Nothing of it is read any more.
@@ -34,6 +35,9 @@ pub enum Answer {
     },
 }
 
+/// Heads of a page, where a layer's pages have several: a first one and how many. None: the whole
+/// page.
+pub type Heads = Option<(u32, u32)>;
 /// Blocks of a sequence by group: runs of a first one and how many follow it, in order.
 pub type Blocks = Vec<Vec<(u64, u64)>>;
 
@@ -72,6 +76,8 @@ pub struct LayerAt {
     pub pages: u64,
     pub stride_bytes: u64,
     pub page_bytes: u64,
+    /// Of a page, which come one after another; 1 where a page is never cut by heads.
+    pub heads: u32,
     pub group: u32,
 }
 
@@ -124,6 +130,7 @@ impl Memory {
                 pages: layer.pages,
                 stride_bytes: layer.stride_bytes,
                 page_bytes: layer.page_bytes,
+                heads: cache.group_of(layer).heads,
                 group: layer.group as u32,
             })
         };
@@ -139,7 +146,15 @@ mod tests {
 
     #[test]
     fn what_was_said_is_understood() {
-        let layer = LayerAt { allocation: 1, offset: 2, pages: 3, stride_bytes: 4, page_bytes: 5, group: 6 };
+        let layer = LayerAt {
+            allocation: 1,
+            offset: 2,
+            pages: 3,
+            stride_bytes: 4,
+            page_bytes: 5,
+            heads: 24,
+            group: 6,
+        };
         let allocations = vec![
             Allocation::Host { key: 7, generation: 8, bytes: 9 },
             Allocation::Gpu { handle: [[10; 32], [11; 32]], bytes: 12 },
@@ -152,7 +167,13 @@ mod tests {
         }
         let key = [16; 16];
         for question in [
-            Question::Open { key, digest: [19; 32], wanted: vec![vec![(22, 23)], vec![]] },
+            Question::Open {
+                key,
+                digest: [19; 32],
+                wanted: vec![vec![(22, 23)], vec![]],
+                heads: Some((25, 26)),
+                readers: 27,
+            },
             Question::Renew { lease: 17 },
             Question::Close { key, lease: 18 },
             Question::Decline { key },

@@ -22,7 +22,7 @@ pub use host::HostMemory;
 pub use memory::DirectMemory;
 pub use message::{Digest, Key};
 pub use offers::{OfferEnd, OfferEnded};
-pub use read::ReadRequest;
+pub use read::{ReadRequest, ReadSource};
 
 use crate::errors::NotBegun;
 use crate::errors::NotCopied;

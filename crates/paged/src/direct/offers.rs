@@ -1,10 +1,11 @@
 //! The prefiller's side: which pages are offered, who has opened which offer, and what has ended.
 //! A lease is one of the agent's, which ends when its time is over, when its holder is gone, or
-//! when it is given back; so does the offer. While the decoder copies, the prefiller sums up what
+//! when it is given back. As many may open an offer as the first one says, each once: ranks of a
+//! decoder that has more of them. With the last lease the offer ends. While the decoder copies, the prefiller sums up what
 //! that wanted, and says the sums when the lease is given back. Whoever asks is not trusted.
 
 use super::memory::DirectMemory;
-use super::message::{Answer, Blocks, Digest, Key, Opened, Question};
+use super::message::{Answer, Blocks, Digest, Heads, Key, Opened, Question};
 use super::plan;
 use crate::errors::NotCopied;
 use crate::page_tables::PageTables;
@@ -22,9 +23,11 @@ const LEASE: Duration = Duration::from_secs(5);
 const EARLY: Duration = Duration::from_secs(2);
 /// Who is ahead, at most.
 const EARLY_MAX: usize = 256;
+/// Who may open an offer, at most.
+const READERS_MAX: u32 = 1024;
 
 /// How an offer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OfferEnd {
     /// Whoever opened it is through, or said that it will not.
     Closed,
@@ -63,9 +66,24 @@ struct Table {
     closed: bool,
 }
 
-enum Offer {
-    Waits(Digest, PageTables),
-    Leased(Arc<Sums>),
+struct Offer {
+    digest: Digest,
+    tables: PageTables,
+    /// How many may open it yet; who opens it first says how many do.
+    left: Option<u32>,
+    /// The checksums of each lease that lives.
+    leased: HashMap<u64, Arc<Sums>>,
+    /// Leases that are being granted or live.
+    live: u32,
+    /// How the worst of its leases has ended.
+    worst: OfferEnd,
+}
+
+impl Offer {
+    /// Nobody reads it now, and nobody will.
+    fn is_over(&self) -> bool {
+        self.live == 0 && self.left == Some(0)
+    }
 }
 
 type Summed = Result<Vec<u64>, NotCopied>;
@@ -105,19 +123,33 @@ struct Early {
     key: Key,
     digest: Digest,
     wanted: Blocks,
+    heads: Heads,
+    readers: u32,
     from: Identity,
     reply: Reply,
 }
 
 impl State {
-    /// Ends an offer, if `which` it is. An offer that is read ends with its lease.
-    fn end(&self, key: Key, how: OfferEnd, which: impl FnOnce(&Offer) -> bool) {
+    /// Changes an offer, and ends it if it is over then.
+    fn change(&self, key: Key, change: impl FnOnce(&mut Offer)) {
         let mut table = self.table.lock();
-        if table.offers.get(&key).is_some_and(which) {
+        let Some(offer) = table.offers.get_mut(&key) else { return };
+        change(offer);
+        if offer.is_over() {
+            let how = offer.worst;
             table.offers.remove(&key);
             table.ended.push(OfferEnded { key, how });
             self.changed.notify_all();
         }
+    }
+
+    /// Nobody may open an offer any more: it ends with the leases that live.
+    fn shut(&self, key: Key, how: OfferEnd) {
+        self.change(key, |offer| {
+            if offer.left.replace(0) != Some(0) {
+                offer.worst = offer.worst.max(how);
+            }
+        });
     }
 }
 
@@ -137,15 +169,14 @@ impl Offers {
         if table.closed {
             return table.ended.push(OfferEnded { key, how: OfferEnd::Expired });
         }
-        table.offers.insert(key, Offer::Waits(digest, tables.clone()));
-        let early = table.early.extract_if(.., |early| early.key == key).next();
+        let (tables, leased) = (tables.clone(), HashMap::new());
+        let offer = Offer { digest, tables, left: None, leased, live: 0, worst: OfferEnd::Closed };
+        table.offers.insert(key, offer);
+        let early: Vec<Early> = table.early.extract_if(.., |early| early.key == key).collect();
         drop(table);
-        if let Some(early) = early {
-            self.lease(early);
-        }
+        early.into_iter().for_each(|early| self.lease(early));
         let state = Arc::clone(&self.state);
-        let waits = |offer: &Offer| matches!(offer, Offer::Waits(..));
-        self.tasks.post_at(Instant::now() + ttl, move || state.end(key, OfferEnd::Expired, waits));
+        self.tasks.post_at(Instant::now() + ttl, move || state.shut(key, OfferEnd::Expired));
     }
 
     pub fn take_ended(&self) -> Vec<OfferEnded> {
@@ -160,56 +191,69 @@ impl Offers {
 
     /// Ends all offers. Waits until whoever reads is through, or its lease has ended.
     pub fn withdraw(&self) {
+        let offered: Vec<Key> = self.state.table.lock().offers.keys().copied().collect();
+        offered.into_iter().for_each(|key| self.state.shut(key, OfferEnd::Expired));
         let mut table = self.state.table.lock();
         table.early.clear();
-        let waiting = table.offers.extract_if(|_, offer| matches!(offer, Offer::Waits(..)));
-        let waiting: Vec<Key> = waiting.map(|(key, _)| key).collect();
-        table.ended.extend(waiting.into_iter().map(|key| OfferEnded { key, how: OfferEnd::Expired }));
         let is_read = |table: &mut Table| !table.offers.is_empty() || table.summing > 0;
         self.state.changed.wait_while_for(&mut table, is_read, 2 * LEASE);
     }
 
-    /// Grants whoever asks a lease of an offer, once.
-    fn lease(&self, Early { key, digest, wanted, from, reply }: Early) {
-        let Some((leases, memory)) = self.opened.get() else { return reply.refuse("not ready".into()) };
-        let mut table = self.state.table.lock();
-        let tables = match table.offers.get(&key) {
-            Some(Offer::Waits(offered, tables)) if *offered == digest => tables.clone(),
-            Some(Offer::Waits(..)) => return reply.refuse("it is another prompt's".into()),
-            _ => return reply.refuse("somebody reads it already".into()),
+    /// Grants whoever asks a lease of an offer.
+    fn lease(&self, early: Early) {
+        let Some((leases, memory)) = self.opened.get() else { return early.reply.refuse("not ready".into()) };
+        let (key, heads) = (early.key, early.heads);
+        let (tables, pages) = match self.claim(&early) {
+            Ok(claimed) => claimed,
+            Err(why) => return early.reply.refuse(why),
         };
-        let pages = match plan::pages_of(&wanted, &tables) {
-            Ok(pages) => pages,
-            Err(misfit) => return reply.refuse(misfit.to_string()),
-        };
-        let sums = Arc::new(Sums::default());
-        table.offers.insert(key, Offer::Leased(Arc::clone(&sums)));
-        drop(table);
-        let state = Arc::clone(&self.state);
+        let (state, sums) = (Arc::clone(&self.state), Arc::new(Sums::default()));
+        let lease_of_end = Arc::new(OnceLock::new());
+        let known = Arc::clone(&lease_of_end);
         let on_end = move |end: LeaseEnd| {
             let how = match end {
                 LeaseEnd::Revoked => OfferEnd::Closed,
                 LeaseEnd::Expired => OfferEnd::Expired,
                 LeaseEnd::HolderGone => OfferEnd::ReaderGone,
             };
-            state.end(key, how, |_| true);
+            state.change(key, |offer| {
+                known.get().and_then(|lease| offer.leased.remove(lease));
+                (offer.live, offer.worst) = (offer.live.saturating_sub(1), offer.worst.max(how));
+            });
         };
         let ttl_us = LEASE.as_micros() as u64;
-        match leases.grant(from.instance, memory.spans(&tables), ttl_us, on_end) {
+        match leases.grant(early.from.instance, memory.spans(&tables), ttl_us, on_end) {
             Ok(lease) => {
+                // Set once, here.
+                let _ = lease_of_end.set(lease);
+                self.state.change(key, |offer| drop(offer.leased.insert(lease, Arc::clone(&sums))));
                 let (tables, memory) = (tables.to_lists(), memory.memory().clone());
-                reply.send(Answer::Opened(Opened { lease, ttl_us, tables, memory }).encode());
-                self.sum(pages, sums);
+                early.reply.send(Answer::Opened(Opened { lease, ttl_us, tables, memory }).encode());
+                self.sum(pages, heads, sums);
             }
             Err(why) => {
-                self.state.end(key, OfferEnd::Closed, |_| true);
-                reply.refuse(why.to_string());
+                self.state.change(key, |offer| offer.live = offer.live.saturating_sub(1));
+                early.reply.refuse(why.to_string());
             }
         }
     }
 
+    /// Has somebody open an offer: the offer's pages, and those of them that are wanted.
+    fn claim(&self, early: &Early) -> Result<(PageTables, Vec<Vec<u64>>), String> {
+        let mut table = self.state.table.lock();
+        let offer = table.offers.get_mut(&early.key).ok_or("nothing is offered under this key")?;
+        if offer.digest != early.digest {
+            return Err("it is another prompt's".into());
+        }
+        let pages = plan::pages_of(&early.wanted, &offer.tables).map_err(|misfit| misfit.to_string())?;
+        let left = offer.left.unwrap_or(early.readers.clamp(1, READERS_MAX));
+        offer.left = Some(left.checked_sub(1).ok_or("as many read it already as were to")?);
+        offer.live += 1;
+        Ok((offer.tables.clone(), pages))
+    }
+
     /// Sums pages up, beside the decoder's copy.
-    fn sum(&self, pages: Vec<Vec<u64>>, sums: Arc<Sums>) {
+    fn sum(&self, pages: Vec<Vec<u64>>, heads: Heads, sums: Arc<Sums>) {
         let Some((_, memory)) = self.opened.get() else { return };
         let (state, memory) = (Arc::clone(&self.state), Arc::clone(memory));
         state.table.lock().summing += 1;
@@ -219,7 +263,7 @@ impl Offers {
                 state.table.lock().summing -= 1;
                 state.changed.notify_all();
             };
-            memory.sum(&pages, Box::new(on_summed));
+            memory.sum(&pages, heads, Box::new(on_summed));
         });
     }
 
@@ -234,10 +278,9 @@ impl Offers {
                 Err(why) => reply.refuse(format!("its checksums: {why}")),
             }
         };
-        let sums = match self.state.table.lock().offers.get(&key) {
-            Some(Offer::Leased(sums)) => Some(Arc::clone(sums)),
-            _ => None,
-        };
+        let table = self.state.table.lock();
+        let sums = table.offers.get(&key).and_then(|offer| offer.leased.get(&lease)).cloned();
+        drop(table);
         match sums {
             Some(sums) => sums.then(close),
             None => close(Ok(Vec::new())),
@@ -268,8 +311,8 @@ impl Service for Offers {
         let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let lives = |lives| Answer::Lives(lives).encode();
         match Question::decode(&body) {
-            Ok(Question::Open { key, digest, wanted }) => {
-                let early = Early { key, digest, wanted, from, reply };
+            Ok(Question::Open { key, digest, wanted, heads, readers }) => {
+                let early = Early { key, digest, wanted, heads, readers, from, reply };
                 let is_there = self.state.table.lock().offers.contains_key(&key);
                 if is_there { self.lease(early) } else { self.wait(early) }
             }
@@ -279,7 +322,7 @@ impl Service for Offers {
             }
             Ok(Question::Close { key, lease }) => self.take_back(key, lease, from, reply),
             Ok(Question::Decline { key }) => {
-                self.state.end(key, OfferEnd::Closed, |offer| matches!(offer, Offer::Waits(..)));
+                self.state.shut(key, OfferEnd::Closed);
                 reply.send(lives(false));
             }
             Err(bad) => reply.refuse(format!("no question about an offer: {bad}")),

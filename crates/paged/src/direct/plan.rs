@@ -1,9 +1,10 @@
 //! Which bytes of a peer's cache go where in this one. Pure. The peer's numbers are not trusted: a
 //! plan names no byte outside of what the peer offers or of this cache.
 
-use super::message::{Blocks, LayerAt, Opened};
+use super::message::{Blocks, Heads, LayerAt, Opened};
 use crate::cache::{CacheShape, Layer};
 use crate::page_tables::PageTables;
+use crate::pages::HeadRange;
 use thiserror::Error;
 
 /// Adjacent bytes of a layer that are copied.
@@ -23,7 +24,7 @@ pub struct Move {
 pub enum Misfit {
     #[error("the peer has {given} {what}; allowed: {allowed}, as here")]
     Count { what: &'static str, given: u64, allowed: u64 },
-    #[error("the peer's layer {layer} has {what} {given}; allowed: {allowed}, as here")]
+    #[error("the peer's layer {layer} has {what} {given}; allowed: {allowed}, as here, or as many heads")]
     Layer { layer: usize, what: &'static str, given: u64, allowed: u64 },
     #[error("the peer's layer {layer} ends behind its allocation")]
     OutOfBounds { layer: usize },
@@ -85,13 +86,22 @@ pub fn pages_of(wanted: &Blocks, offered: &PageTables) -> Result<Vec<Vec<u64>>, 
     Ok(pages)
 }
 
-/// The moves that fill the pages of `tables`, which begin at the sequence's token `first_token`, with
-/// what a peer has of its `tokens` tokens.
+/// The part of a page that has these heads: where it begins, and its bytes. A page of one head is
+/// taken whole.
+pub fn part_of_page(page_bytes: u64, heads_of_page: u32, heads: Heads) -> Option<(u64, u64)> {
+    let Some((first, heads)) = heads.filter(|_| heads_of_page > 1) else { return Some((0, page_bytes)) };
+    first.checked_add(heads).filter(|end| heads > 0 && *end <= heads_of_page)?;
+    let head_bytes = page_bytes / u64::from(heads_of_page);
+    Some((u64::from(first) * head_bytes, u64::from(heads) * head_bytes))
+}
+
+/// The moves that fill heads of the pages of `tables`, which begin at the sequence's token
+/// `first_token`, with what a peer has of its `tokens` tokens.
 pub fn moves(
     cache: &CacheShape,
     tables: &PageTables,
-    first_token: u64,
-    tokens: u64,
+    (first_token, tokens): (u64, u64),
+    heads: Option<HeadRange>,
     offered: &Opened,
 ) -> Result<Vec<Move>, Misfit> {
     let theirs = &offered.memory;
@@ -99,8 +109,9 @@ pub fn moves(
     count("tables of pages", offered.tables.len(), cache.groups().len())?;
     let mut moves = Vec::new();
     for (number, (here, there)) in cache.layers().iter().zip(&theirs.layers).enumerate() {
-        check(number, here, there, offered)?;
-        let page_tokens = u64::from(cache.group_of(here).page_tokens);
+        let group = cache.group_of(here);
+        let ((from_page, bytes), (to_page, _)) = check(number, (here, group.heads), there, heads, offered)?;
+        let page_tokens = u64::from(group.page_tokens);
         let (skipped, blocks) = (first_token / page_tokens, tokens.div_ceil(page_tokens));
         let table = &offered.tables[here.group];
         for block in 0..blocks {
@@ -108,9 +119,9 @@ pub fn moves(
             let page = table.get((skipped + block) as usize).and_then(|page| u64::try_from(*page).ok());
             let no_page = Misfit::NoPage { group: here.group, block };
             let page = page.filter(|page| *page < there.pages).ok_or(no_page)?;
-            let from = there.offset + page * there.stride_bytes;
-            let (layer, allocation, bytes) = (number as u32, there.allocation, here.page_bytes);
-            add(&mut moves, Move { layer, allocation, from, to, bytes });
+            let from = there.offset + page * there.stride_bytes + from_page;
+            let (layer, allocation) = (number as u32, there.allocation);
+            add(&mut moves, Move { layer, allocation, from, to: to + to_page, bytes });
         }
     }
     Ok(moves)
@@ -134,21 +145,29 @@ fn count(what: &'static str, given: usize, allowed: usize) -> Result<(), Misfit>
     if given == allowed { Ok(()) } else { Err(Misfit::Count { what, given, allowed }) }
 }
 
-/// Looks whether a peer's layer has the shape of this one's and lies where it says.
-fn check(number: usize, here: &Layer, there: &LayerAt, offered: &Opened) -> Result<(), Misfit> {
-    for (what, given, allowed) in [
-        ("the group", u64::from(there.group), here.group as u64),
-        ("pages of so many bytes:", there.page_bytes, here.page_bytes),
-    ] {
-        if given != allowed {
-            return Err(Misfit::Layer { layer: number, what, given, allowed });
-        }
+/// Which part of a page of a peer's layer is which part of a page here, if the layer has the shape of
+/// this one and lies where it says.
+fn check(
+    number: usize,
+    (here, heads_of_page): (&Layer, u32),
+    there: &LayerAt,
+    heads: Option<HeadRange>,
+    offered: &Opened,
+) -> Result<((u64, u64), (u64, u64)), Misfit> {
+    let differs = |what, given, allowed| Misfit::Layer { layer: number, what, given, allowed };
+    if there.group as usize != here.group {
+        return Err(differs("the group", there.group.into(), here.group as u64));
     }
+    let (heads_there, heads_here) = (heads.map(HeadRange::there), heads.map(HeadRange::here));
+    let to = part_of_page(here.page_bytes, heads_of_page, heads_here);
+    let to = to.ok_or_else(|| differs("heads for a page here of", 0, heads_of_page.into()))?;
+    let from = part_of_page(there.page_bytes, there.heads, heads_there).filter(|from| from.1 == to.1);
+    let from = from.ok_or_else(|| differs("pages of so many bytes:", there.page_bytes, here.page_bytes))?;
     let allocation = offered.memory.allocations.get(there.allocation as usize);
     let last = there.pages.checked_sub(1).and_then(|last| last.checked_mul(there.stride_bytes));
     let end = last.and_then(|last| last.checked_add(there.offset)?.checked_add(there.page_bytes));
     let fits = allocation.zip(end).is_some_and(|(allocation, end)| end <= allocation.bytes());
-    if fits { Ok(()) } else { Err(Misfit::OutOfBounds { layer: number }) }
+    if fits { Ok((from, to)) } else { Err(Misfit::OutOfBounds { layer: number }) }
 }
 
 #[cfg(test)]
@@ -179,6 +198,7 @@ mod tests {
             pages: 40,
             stride_bytes: PAGE,
             page_bytes: PAGE,
+            heads: 1,
             group,
         };
         let allocations = vec![Allocation::Host { key: 0, generation: 0, bytes: 50 + 40 * PAGE }; 2];
@@ -189,7 +209,7 @@ mod tests {
     fn plan(tables: Vec<Vec<i64>>, first: u64, tokens: u64, offered: &Opened) -> Result<Vec<Move>, Misfit> {
         let cache = cache();
         let tables = PageTables::new(&cache, tables, tokens, true).unwrap();
-        moves(&cache, &tables, first, tokens, offered)
+        moves(&cache, &tables, (first, tokens), None, offered)
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The decoder's side: one read of an offer. It opens the offer, copies what is wanted, and closes
-//! it. It ends once, as loads do, when nothing of it touches a page any more: with all tokens, or
-//! with none and the reason.
+//! The decoder's side: one read of a prompt, from one offer or from several, of which each has some
+//! of the heads. An offer is opened, what is wanted is copied, and the offer is closed. The read ends
+//! once, as loads do, when nothing of it touches a page any more: with all tokens, or with none and
+//! the reason.
 
 use super::memory::{Begun, Offered};
 use super::message::{Answer, Digest, Key, Opened, Question};
@@ -11,6 +12,7 @@ use crate::cache::BadValue;
 use crate::errors::{NotBegun, NotCopied};
 use crate::load::LoadEnd;
 use crate::page_tables::PageTables;
+use crate::pages::HeadRange;
 use crate::stats::add;
 use crate::thread_pool::Urgency;
 use forebay_net::PeerError;
@@ -28,9 +30,8 @@ const REST: Duration = Duration::from_secs(3);
 pub struct ReadRequest {
     /// A number of which no load is under way.
     pub job: u64,
-    /// What the other engine said of itself.
-    pub metadata: Vec<u8>,
-    pub key: Key,
+    /// Offers that have all heads together.
+    pub sources: Vec<ReadSource>,
     pub digest: Digest,
     /// Where the pages go, from `first_token` of the sequence on; -1 where one is not wanted.
     pub tables: PageTables,
@@ -38,17 +39,50 @@ pub struct ReadRequest {
     pub tokens: u64,
 }
 
-struct Reading {
+/// An offer of another engine's worker, and what is read of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadSource {
+    /// What the worker said of itself.
+    pub metadata: Vec<u8>,
+    pub key: Key,
+    /// Which of a page; none for whole pages.
+    pub heads: Option<HeadRange>,
+    /// How many workers read that offer, this one among them.
+    pub readers: u32,
+}
+
+/// A read, until its last source has ended.
+struct Job {
     direct: Arc<Direct>,
-    request: ReadRequest,
+    number: u64,
+    tables: PageTables,
+    first_token: u64,
+    tokens: u64,
     /// Its own pages that are filled.
     pages: Vec<Vec<u64>>,
-    peer: String,
     begun_at: Instant,
+    left: Mutex<Left>,
+}
+
+/// What of a read is under way.
+struct Left {
+    sources: usize,
+    /// Why it brings nothing.
+    why: Option<String>,
+    /// Given back last.
+    accessing: Option<Accessing>,
+}
+
+/// A read's part from one source.
+struct Reading {
+    job: Arc<Job>,
+    key: Key,
+    heads: Option<HeadRange>,
+    peer: String,
     state: Mutex<State>,
 }
 
-/// What a read has copied, with a checksum of each layer.
+/// What a source has brought, with a checksum of each layer.
 struct Arrived {
     bytes: u64,
     sums: Vec<u64>,
@@ -56,8 +90,6 @@ struct Arrived {
 
 struct State {
     begun: Begun,
-    /// Given back last.
-    accessing: Option<Accessing>,
     /// 0: none.
     lease: u64,
 }
@@ -65,30 +97,33 @@ struct State {
 /// Begins a read.
 pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<(), NotBegun> {
     let shared = &direct.shared;
-    let job = request.job;
-    request.tables.check(&shared.cache, request.tokens, true)?;
-    let accessing = shared.access.enter().ok_or(NotBegun::Closed)?;
+    let ReadRequest { job: number, sources, digest, tables, first_token, tokens } = request;
+    if sources.is_empty() {
+        return Err(BadValue::new("the number of sources", 0_u64, "1 or more").into());
+    }
+    tables.check(&shared.cache, tokens, true)?;
+    let accessing = Some(shared.access.enter().ok_or(NotBegun::Closed)?);
     let begun = direct.memory.begin(stream)?;
-    if !shared.jobs.begin_direct(job) {
-        return Err(BadValue::new("job", job, "a number of which no load is under way").into());
+    if !shared.jobs.begin_direct(number) {
+        return Err(BadValue::new("job", number, "a number of which no load is under way").into());
     }
     add(&shared.counters.reads, 1);
-    let state = Mutex::new(State { begun, accessing: Some(accessing), lease: 0 });
-    let agent = direct.agent();
-    let peer = agent.as_ref().map(|agent| peer_of(agent, &request.metadata));
-    let (peer, why) = match peer {
-        Some(Ok(peer)) => (peer, None),
-        Some(Err(why)) => (String::new(), Some(why)),
-        None => (String::new(), Some("the cache is closed".into())),
-    };
-    let wanted = Wanted::of(&shared.cache, &request.tables, request.first_token, request.tokens);
-    let Wanted { blocks, pages } = wanted;
-    let open = Question::Open { key: request.key, digest: request.digest, wanted: blocks };
+    let Wanted { blocks, pages } = Wanted::of(&shared.cache, &tables, first_token, tokens);
+    let left = Mutex::new(Left { sources: sources.len(), why: None, accessing });
     let (direct, begun_at) = (Arc::clone(direct), Instant::now());
-    let reading = Arc::new(Reading { direct, request, pages, peer, begun_at, state });
-    match why {
-        Some(why) => reading.end(Some(why)),
-        None => reading.ask(&open, |reading, answer| reading.opened(answer)),
+    let job = Arc::new(Job { direct, number, tables, first_token, tokens, pages, begun_at, left });
+    for ReadSource { metadata, key, heads, readers } in sources {
+        let wanted = blocks.clone();
+        let heads_there = heads.map(HeadRange::there);
+        let open = Question::Open { key, digest, wanted, heads: heads_there, readers };
+        match job.peer(&metadata) {
+            Ok(peer) => {
+                let state = Mutex::new(State { begun: begun.clone(), lease: 0 });
+                let reading = Arc::new(Reading { job: Arc::clone(&job), key, heads, peer, state });
+                reading.ask(&open, |reading, answer| reading.opened(answer));
+            }
+            Err(why) => job.ended(Some(why)),
+        }
     }
     Ok(())
 }
@@ -97,6 +132,42 @@ pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<
 /// number is not trusted.
 fn renewed_after(ttl_us: u64) -> Duration {
     Duration::from_micros(ttl_us / 3).clamp(Duration::from_millis(100), Duration::from_secs(2))
+}
+
+impl Job {
+    fn peer(&self, metadata: &[u8]) -> Result<String, String> {
+        let agent = self.direct.agent().ok_or("the cache is closed")?;
+        peer_of(&agent, metadata)
+    }
+
+    /// A source has ended. With the last one the read has.
+    fn ended(&self, why: Option<String>) {
+        let mut left = self.left.lock();
+        left.sources -= 1;
+        left.why = left.why.take().or(why);
+        if left.sources > 0 {
+            return;
+        }
+        let (why, accessing) = (left.why.take(), left.accessing.take());
+        drop(left);
+        let shared = &self.direct.shared;
+        add(&shared.counters.read_us, self.begun_at.elapsed().as_micros() as u64);
+        if let Some(why) = &why {
+            add(&shared.counters.reads_failed, 1);
+            shared.log.short(self.number, 0, self.tokens, why);
+        }
+        drop(accessing);
+        let (direct, reads) = (Arc::downgrade(&self.direct), shared.counters.read().reads);
+        shared.tasks.post_at(Instant::now() + REST, move || {
+            if let Some(direct) = direct.upgrade()
+                && direct.shared.counters.read().reads == reads
+            {
+                direct.memory.rest();
+            }
+        });
+        let tokens = if why.is_none() { self.tokens } else { 0 };
+        shared.jobs.end_direct(LoadEnd { job: self.number, tokens, why });
+    }
 }
 
 impl Reading {
@@ -112,10 +183,10 @@ impl Reading {
             let Some((reading, then)) = answered.lock().take() else { return };
             let said = reply.map_err(|why| why.to_string());
             let said = said.and_then(|bytes| Answer::decode(&bytes).map_err(|bad| bad.to_string()));
-            let tasks = Arc::clone(&reading.direct.shared.tasks);
+            let tasks = Arc::clone(&reading.job.direct.shared.tasks);
             tasks.post(Urgency::Load, move || then(reading, said));
         };
-        let called = match self.direct.agent() {
+        let called = match self.job.direct.agent() {
             Some(agent) => agent
                 .call(&self.peer, question.encode(), ANSWER_LIMIT_US, on_reply)
                 .map_err(|error| error.to_string()),
@@ -132,8 +203,8 @@ impl Reading {
     fn opened(self: Arc<Self>, answer: Result<Answer, String>) {
         let opened = match answer {
             Ok(Answer::Opened(opened)) => opened,
-            Ok(other) => return self.end(Some(format!("the peer answered {other:?}"))),
-            Err(why) => return self.end(Some(why)),
+            Ok(other) => return self.job.ended(Some(format!("the peer answered {other:?}"))),
+            Err(why) => return self.job.ended(Some(why)),
         };
         self.state.lock().lease = opened.lease;
         Reading::renew_later(&Arc::downgrade(&self), renewed_after(opened.ttl_us));
@@ -143,9 +214,9 @@ impl Reading {
     }
 
     fn copy(self: &Arc<Self>, opened: Opened) -> Result<(), String> {
-        let ReadRequest { tables, first_token, tokens, .. } = &self.request;
-        let cache = &self.direct.shared.cache;
-        let moves = plan::moves(cache, tables, *first_token, *tokens, &opened);
+        let Job { direct, tables, first_token, tokens, .. } = &*self.job;
+        let from_to = (*first_token, *tokens);
+        let moves = plan::moves(&direct.shared.cache, tables, from_to, self.heads, &opened);
         let moves = moves.map_err(|misfit| misfit.to_string())?;
         let bytes = moves.iter().map(|each| each.bytes).sum();
         let offered = Offered { peer: self.peer.clone(), opened };
@@ -154,26 +225,27 @@ impl Reading {
             Ok(()) => reading.sum(bytes),
             Err(why) => reading.close(Err(why.to_string())),
         });
-        self.direct.memory.copy(&offered, moves, begun, on_copied);
+        self.job.direct.memory.copy(&offered, moves, begun, on_copied);
         Ok(())
     }
 
     /// Sums up what has arrived.
     fn sum(self: Arc<Self>, bytes: u64) {
-        let tasks = Arc::clone(&self.direct.shared.tasks);
+        let tasks = Arc::clone(&self.job.direct.shared.tasks);
         tasks.post(Urgency::Load, move || {
             let reading = Arc::clone(&self);
             let on_summed = move |summed: Result<Vec<u64>, NotCopied>| {
                 reading.close(summed.map(|sums| Arrived { bytes, sums }).map_err(|why| why.to_string()));
             };
-            self.direct.memory.sum(&self.pages, Box::new(on_summed));
+            let heads = self.heads.map(HeadRange::here);
+            self.job.direct.memory.sum(&self.job.pages, heads, Box::new(on_summed));
         });
     }
 
     /// While it goes on, the lease does.
     fn renew_later(reading: &Weak<Reading>, after: Duration) {
         let (weak, Some(reading)) = (Weak::clone(reading), reading.upgrade()) else { return };
-        reading.direct.shared.tasks.post_at(Instant::now() + after, move || {
+        reading.job.direct.shared.tasks.post_at(Instant::now() + after, move || {
             let Some(reading) = weak.upgrade() else { return };
             let lease = reading.state.lock().lease;
             if lease != 0 {
@@ -187,20 +259,20 @@ impl Reading {
     /// Nothing is copied any more: were these the bytes that were offered?
     fn close(self: Arc<Self>, arrived: Result<Arrived, String>) {
         let lease = std::mem::take(&mut self.state.lock().lease);
-        let key = self.request.key;
+        let key = self.key;
         self.ask(&Question::Close { key, lease }, |reading, answer| {
             let why = match (arrived, answer) {
                 (Ok(arrived), Ok(Answer::Closed { lived: true, sums })) => reading.compare(&arrived, &sums),
                 (Ok(_), Ok(_)) => Some("the lease ended before the copy had".into()),
                 (Err(why), _) | (Ok(_), Err(why)) => Some(why),
             };
-            reading.end(why);
+            reading.job.ended(why);
         });
     }
 
     /// Why what has arrived is not what was offered, if it is not.
     fn compare(&self, arrived: &Arrived, sums: &[u64]) -> Option<String> {
-        let counters = &self.direct.shared.counters;
+        let counters = &self.job.direct.shared.counters;
         if arrived.sums == sums {
             add(&counters.bytes_read, arrived.bytes);
             return None;
@@ -208,26 +280,6 @@ impl Reading {
         add(&counters.reads_corrupt, 1);
         let differs = arrived.sums.iter().zip(sums).position(|(here, there)| here != there);
         Some(format!("the bytes of layer {} are not those of the peer", differs.unwrap_or(sums.len())))
-    }
-
-    fn end(&self, why: Option<String>) {
-        let (shared, job) = (&self.direct.shared, self.request.job);
-        let tokens = if why.is_none() { self.request.tokens } else { 0 };
-        add(&shared.counters.read_us, self.begun_at.elapsed().as_micros() as u64);
-        if let Some(why) = &why {
-            add(&shared.counters.reads_failed, 1);
-            shared.log.short(job, 0, self.request.tokens, why);
-        }
-        drop(self.state.lock().accessing.take());
-        let (direct, reads) = (Arc::downgrade(&self.direct), shared.counters.read().reads);
-        shared.tasks.post_at(Instant::now() + REST, move || {
-            if let Some(direct) = direct.upgrade()
-                && direct.shared.counters.read().reads == reads
-            {
-                direct.memory.rest();
-            }
-        });
-        shared.jobs.end_direct(LoadEnd { job, tokens, why });
     }
 }
 

@@ -5,7 +5,7 @@ use crate::other::Other;
 use crate::rig::*;
 use cuda_testkit::{Fake, alone};
 use forebay_paged::LoadEnd;
-use forebay_paged::direct::{Key, OfferEnd, ReadRequest};
+use forebay_paged::direct::{Key, OfferEnd, ReadRequest, ReadSource};
 use std::time::{Duration, Instant};
 use testkit::eventually;
 
@@ -71,8 +71,9 @@ fn reused_after(engine: &Engine) -> OfferEnd {
 }
 
 fn request(engine: &Engine, metadata: &[u8], to: &[i64]) -> ReadRequest {
-    let (metadata, tables, digest) = (metadata.to_vec(), engine.tables(to), [5; 32]);
-    ReadRequest { job: 1, metadata, key: KEY, digest, tables, first_token: 0, tokens: TOKENS as u64 }
+    let sources = vec![ReadSource { metadata: metadata.to_vec(), key: KEY, heads: None, readers: 1 }];
+    let (tables, tokens) = (engine.tables(to), TOKENS as u64);
+    ReadRequest { job: 1, sources, digest: [5; 32], tables, first_token: 0, tokens }
 }
 
 fn read(engine: &Engine, metadata: &[u8], to: &[i64]) -> LoadEnd {

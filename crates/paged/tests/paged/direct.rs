@@ -4,7 +4,8 @@
 use crate::rig::*;
 use forebay_paged::NotBegun;
 use forebay_paged::PagedOptions;
-use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, OfferEnded, ReadRequest};
+use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, OfferEnded, ReadRequest, ReadSource};
+use forebay_paged::pages::HeadRange;
 use std::time::Duration;
 use testkit::eventually;
 
@@ -15,8 +16,13 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Engines without a node that hand over directly.
 fn engine(site: &Site, name: &str, heads: usize) -> Engine {
+    rank(site, name, heads, 0)
+}
+
+/// A rank that has these heads of a model's.
+fn rank(site: &Site, name: &str, heads: usize, first_head: usize) -> Engine {
     let direct = DirectOptions { name: name.into(), token: b"word".to_vec() };
-    Engine::new(heads, 0, 16, PagedOptions { direct: Some(direct), ..site.options() })
+    Engine::new(heads, first_head, 16, PagedOptions { direct: Some(direct), ..site.options() })
 }
 
 /// A prefiller that offers a prompt in these blocks, and a decoder.
@@ -33,9 +39,18 @@ fn offer(prefiller: &Engine, key: Key, blocks: &[i64], ttl: Duration) {
 }
 
 fn request(engine: &Engine, metadata: Vec<u8>, key: Key, blocks: &[i64]) -> ReadRequest {
-    let tables = engine.tables(blocks, TOKENS);
-    let digest = PROMPT;
-    ReadRequest { job: 1, metadata, key, digest, tables, first_token: 0, tokens: TOKENS as u64 }
+    request_of(engine, vec![ReadSource { metadata, key, heads: None, readers: 1 }], blocks)
+}
+
+fn request_of(engine: &Engine, sources: Vec<ReadSource>, blocks: &[i64]) -> ReadRequest {
+    let (tables, tokens) = (engine.tables(blocks, TOKENS), TOKENS as u64);
+    ReadRequest { job: 1, sources, digest: PROMPT, tables, first_token: 0, tokens }
+}
+
+/// One head of a prefiller's pages, for a head of a decoder's.
+fn head(prefiller: &Engine, key: Key, first_there: u32, first_here: u32, readers: u32) -> ReadSource {
+    let heads = Some(HeadRange { first_there, first_here, heads: 1 });
+    ReadSource { metadata: prefiller.paged.metadata().unwrap(), key, heads, readers }
 }
 
 fn read(decoder: &Engine, prefiller: &Engine, key: Key, blocks: &[i64]) -> (u64, Option<String>) {
@@ -185,4 +200,57 @@ fn an_engine_that_was_not_told_to_hand_over_directly_does_not() {
     let blocks = engine.blocks(TOKENS, 3);
     let offered = engine.paged.offer(KEY, PROMPT, &engine.tables(&blocks, TOKENS), TOKENS as u64, LONG);
     assert!(matches!(offered, Err(NotBegun::NoDirect)));
+}
+
+#[test]
+fn ranks_of_a_decoder_with_more_of_them_read_their_heads_and_the_offer_ends_with_the_last() {
+    let site = Site::new();
+    let (prefiller, _, _) = offered(&site);
+    for first_head in 0..2 {
+        assert!(prefiller.paged.take_offers_ended().is_empty(), "a rank has not read yet");
+        let decoder = rank(&site, "rank", 1, first_head);
+        let blocks = decoder.blocks(TOKENS, 9 + first_head);
+        let source = head(&prefiller, KEY, first_head as u32, 0, 2);
+        decoder.paged.read(request_of(&decoder, vec![source.clone()], &blocks), 0).unwrap();
+        let end = decoder.end_of(1);
+        assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
+        assert!(decoder.is_true(&blocks, 0..TOKENS) && decoder.is_clean_beside(&blocks));
+    }
+    assert_eq!(end_of_offer(&prefiller), OfferEnded { key: KEY, how: OfferEnd::Closed });
+}
+
+#[test]
+fn a_decoder_with_fewer_ranks_reads_the_heads_of_several() {
+    let site = Site::new();
+    let ranks = [0, 1].map(|first_head| rank(&site, &format!("p{first_head}"), 1, first_head));
+    let decoder = engine(&site, "d", 2);
+    let blocks = decoder.blocks(TOKENS, 9);
+    for fails in [false, true] {
+        for (number, prefiller) in ranks.iter().enumerate() {
+            let theirs = prefiller.blocks(TOKENS, 3 + number);
+            prefiller.compute(&theirs, TOKENS);
+            offer(prefiller, [number as u8; 16], &theirs, LONG);
+        }
+        let key = |number: u8| if fails { [2 * number; 16] } else { [number; 16] };
+        let source = |number: u8| head(&ranks[usize::from(number)], key(number), 0, number.into(), 1);
+        decoder.paged.read(request_of(&decoder, vec![source(0), source(1)], &blocks), 0).unwrap();
+        let end = decoder.end_of(1);
+        assert_eq!((end.tokens, end.why.is_some()), if fails { (0, true) } else { (TOKENS as u64, false) });
+        assert!(fails || decoder.is_true(&blocks, 0..TOKENS) && decoder.is_clean_beside(&blocks));
+    }
+}
+
+#[test]
+fn an_offer_of_which_some_ranks_read_nothing_ends_when_its_time_is_over() {
+    let site = Site::new();
+    let prefiller = engine(&site, "p", 2);
+    let theirs = prefiller.blocks(TOKENS, 3);
+    prefiller.compute(&theirs, TOKENS);
+    offer(&prefiller, KEY, &theirs, Duration::from_secs(2));
+    let decoder = rank(&site, "rank", 1, 0);
+    let blocks = decoder.blocks(TOKENS, 9);
+    let source = head(&prefiller, KEY, 0, 0, 2);
+    decoder.paged.read(request_of(&decoder, vec![source], &blocks), 0).unwrap();
+    assert_eq!(decoder.end_of(1).tokens, TOKENS as u64);
+    assert_eq!(end_of_offer(&prefiller).how, OfferEnd::Expired);
 }

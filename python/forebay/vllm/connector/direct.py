@@ -8,14 +8,18 @@ prefiller's, rank by rank. So both are on one host, with memory of one kind and 
 import base64
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
+import forebay
 from forebay.errors import InvalidError
-from forebay.vllm.connector.metadata import Direct
+from forebay.vllm.connector.groups import can_cut_heads
+from forebay.vllm.connector.metadata import Direct, Read
+from forebay.vllm.connector.namespace import Facts
 
 # A prefiller keeps blocks this long for a decoder that does not come.
 OFFER_S = 30.0
@@ -50,16 +54,50 @@ class Engine:
         ranks = [[base64.b64encode(metadata).decode(), key.hex()] for metadata, key in offered]
         return {"host": self.host, "device": self.device, "ranks": ranks}
 
-    def read(self, ticket: object) -> list[Direct] | None:
-        """Where to read what a ticket offers; None if this engine cannot. `InvalidError` if it is none."""
+    def read(self, ticket: object, facts: Facts) -> "Reads | None":
+        """How to read what a ticket offers; None if this engine cannot. `InvalidError` if it is none."""
         if not isinstance(ticket, Mapping):
             raise refuse("direct", ticket, "an object")
         ranks = ticket.get("ranks")
         if not isinstance(ranks, list) or not 1 <= len(ranks) <= RANKS_MAX:
             raise refuse("direct.ranks", ranks, f"a list of 1 to {RANKS_MAX} ranks")
-        found = [rank(number, entry) for number, entry in enumerate(ranks)]
-        alike = (ticket.get("host"), ticket.get("device"), len(found))
-        return found if alike == (self.host, self.device, len(self.ranks)) else None
+        offers = [rank(number, entry) for number, entry in enumerate(ranks)]
+        if (ticket.get("host"), ticket.get("device")) != (self.host, self.device):
+            return None
+        if len(offers) == len(self.ranks):
+            return Reads(offers, [[(*offer, None, 1)] for offer in offers])
+        return read_heads(offers, len(self.ranks), facts)
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a decoder's ranks read a prefiller's offers."""
+
+    offers: list[Direct]
+    ranks: list[list[Read]]  # for each rank, what it reads
+
+    @property
+    def unread(self) -> list[Direct]:
+        """Offers that no rank reads: other ranks of the prefiller have the same heads."""
+        read = {key for reads in self.ranks for _, key, _, _ in reads}
+        return [offer for offer in self.offers if offer[1] not in read]
+
+
+def read_heads(offers: list[Direct], ranks: int, facts: Facts) -> Reads | None:
+    """How so many ranks read what a prefiller with another number of ranks offers, if they can."""
+    in_one_piece = facts.pp == 1 and not facts.context.shards and facts.context.prefill == 1
+    if not in_one_piece or facts.layout == "NHD" or not can_cut_heads(facts.groups):
+        return None
+    try:
+        parts = [forebay.head_reads(facts.heads, ranks, rank, len(offers)) for rank in range(ranks)]
+    except InvalidError:
+        return None
+    readers = Counter(part[0] for of_rank in parts for part in of_rank)
+
+    def read(there: int, first_there: int, first_here: int, heads: int) -> Read:
+        return (*offers[there], (first_there, first_here, heads), readers[there])
+
+    return Reads(offers, [[read(*part) for part in of_rank] for of_rank in parts])
 
 
 def engine_of(workers: Mapping[int, object], ranks: int) -> Engine | None:

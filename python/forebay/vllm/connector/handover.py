@@ -11,8 +11,7 @@ from typing import Any
 
 from forebay.errors import InvalidError
 from forebay.vllm.connector.config import Shape, number, shape
-from forebay.vllm.connector.direct import Engine
-from forebay.vllm.connector.metadata import Direct
+from forebay.vllm.connector.direct import Engine, Reads
 from forebay.vllm.connector.namespace import Facts, refuse_shape
 
 VERSION = 1
@@ -25,7 +24,7 @@ class Ticket:
 
     tokens: int
     shape: Shape
-    direct: list[Direct] | None = None  # for each rank, where it may read the prefiller's blocks
+    direct: Reads | None = None  # how the prefiller's blocks may be read
 
 
 def is_prefill(params: Mapping[str, Any] | None) -> bool:
@@ -58,8 +57,9 @@ def ticket_of(
     refuse_shape("kv_transfer_params", theirs, facts)
     tokens = number("tokens", ticket.get("tokens"), 1, 1 << 30, "kv_transfer_params")
     offered = ticket.get("direct")
-    direct = engine.read(offered) if engine is not None and offered is not None else None
-    return Ticket(tokens, theirs, direct if theirs == facts.shape else None)
+    if engine is None or offered is None or theirs.block_tokens != facts.shape.block_tokens:
+        return Ticket(tokens, theirs)
+    return Ticket(tokens, theirs, engine.read(offered, facts))
 
 
 def answer(

@@ -43,7 +43,7 @@ def plan(
         layerwise=tracked.layerwise,
         states=states or None,
         state_pages=state_pages,
-        direct=direct,
+        reads=None if direct is None else direct.ranks,
         first_token=first * size,
         digest=digest_of(found.ids) if direct is not None else b"",
     )

@@ -15,6 +15,8 @@ Pages: TypeAlias = list[npt.NDArray[np.int32]]
 Source: TypeAlias = tuple[list[bytes], int, int, int]
 # What a prefiller's worker said of itself, and the key of what it offers.
 Direct: TypeAlias = tuple[bytes, bytes]
+# The same; first head there, first head here and heads, or whole pages; how many ranks read it.
+Read: TypeAlias = tuple[bytes, bytes, tuple[int, int, int] | None, int]
 # A tier, bytes that came from it, seconds.
 Rate: TypeAlias = tuple[Literal["memory", "disk", "peer"], int, float]
 # Id, id of the chunk before it, tokens.
@@ -34,7 +36,7 @@ class Load:
     layerwise: bool
     states: list[bytes] | None = None  # for each rank, the state at the end of them
     state_pages: Pages = field(default_factory=list)  # for each group with states, one block
-    direct: list[Direct] | None = None  # for each rank: it is read from there, and not from the node
+    reads: list[list[Read]] | None = None  # for each rank: it is read from there, not from the node
     first_token: int = 0  # of the request, that `pages` begin with
     digest: bytes = b""  # of the prompt that is read directly
 
@@ -74,7 +76,7 @@ class Step(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there when
     flush: list[int] = field(default_factory=list)  # stores that end before it computes
     sent: dict[str, list[int]] = field(default_factory=dict)  # finished requests: their stores
     offers: list[Offer] = field(default_factory=list)  # of some of them
-    declined: list[list[Direct]] = field(default_factory=list)  # offers that nobody will read
+    declined: list[Direct] = field(default_factory=list)  # offers that nobody will read
     timed: bool = False  # the scheduler wants to know when it has ended
 
 

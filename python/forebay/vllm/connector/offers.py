@@ -23,7 +23,7 @@ class Offers:
         self.kept: dict[str, int] = {}  # finished requests whose blocks wait, and how many these are
         self.kept_at_most = int(blocks * direct.OFFERED_PART)
         self.new: list[Offer] = []  # for the next step, as what follows
-        self.declined: list[list[Direct]] = []
+        self.declined: list[Direct] = []
 
     def workers_opened(self, workers: Mapping[int, object], ranks: int) -> None:
         """What the workers say of themselves, by rank."""
@@ -54,8 +54,8 @@ class Offers:
         return self.engine.ticket(offered)
 
     def decline(self, offered: list[Direct]) -> None:
-        """Nobody will read this."""
-        self.declined.append(offered)
+        """Nobody will read these."""
+        self.declined += offered
 
     def freed(self, name: str) -> None:
         """Nobody reads a request's blocks any more."""

@@ -336,8 +336,8 @@ class SchedulerHalf:
         tracked.direct = None
         if tracked.ticket is None or tracked.ticket.direct is None:
             return
-        if tracked.loading is None or not tracked.loading.direct:
-            self.offers.decline(tracked.ticket.direct)
+        is_read = tracked.loading is not None and tracked.loading.direct
+        self.offers.decline(tracked.ticket.direct.unread if is_read else tracked.ticket.direct.offers)
         tracked.ticket = handover.Ticket(tracked.ticket.tokens, tracked.ticket.shape)
 
     def state_to_load(self, tracked: TrackedRequest, found: Found) -> tuple[list[bytes], Pages]:

@@ -25,7 +25,7 @@ from forebay.vllm.connector.groups import (
     layers_of,
     page_bytes_of,
 )
-from forebay.vllm.connector.metadata import Direct, Load, LoadResult, Report, Source, Step, StoreResult
+from forebay.vllm.connector.metadata import Load, LoadResult, Read, Report, Source, Step, StoreResult
 from forebay.vllm.connector.namespace import (
     chunk_tokens_of,
     is_alone,
@@ -274,8 +274,8 @@ class WorkerHalf:
         self.step = step
         for load in step.loads:
             self.loads[load.job] = load
-            if load.direct is not None:
-                self.start_read(load, load.direct[self.rank], stream)
+            if load.reads is not None:
+                self.start_read(load, load.reads[self.rank], stream)
                 continue
             more: dict[str, Any] = {}
             if load.states is not None:
@@ -297,15 +297,13 @@ class WorkerHalf:
             if load.layerwise:
                 self.layerwise.add(load.job)
 
-    def start_read(self, load: Load, direct: Direct, stream: int) -> None:
+    def start_read(self, load: Load, reads: list[Read], stream: int) -> None:
         """Starts a load from a prefiller's blocks."""
         assert self.kv is not None
-        metadata, key = direct
         try:
             self.kv.read(
                 load.job,
-                metadata,
-                key,
+                reads,
                 load.digest,
                 load.pages,  # type: ignore[arg-type]
                 first_token=load.first_token,
@@ -329,9 +327,9 @@ class WorkerHalf:
                 limited.warning("request %s: its blocks are not offered: %s", offer.request, error)
             else:
                 self.offered[key] = offer.request
-        for declined in step.declined:
+        for metadata, key in step.declined[self.rank :: self.ranks]:
             try:
-                self.kv.decline(*declined[self.rank])
+                self.kv.decline(metadata, key)
             except ForebayError as error:
                 limited.warning("a prefiller is not told that nobody reads its blocks: %s", error)
         step.offers, step.declined = [], []
