@@ -62,7 +62,7 @@ pub mod stream_copy;
 pub mod topology;
 
 pub use addresses::{Addresses, NoAddress};
-pub use copier::{Copier, CopierOptions, CopyError, StartError, start_stream_copies};
+pub use copier::{Copier, CopierOptions, CopyError, StartError, pays_to_relay, start_stream_copies};
 pub use links::{HOST, SHARED};
 pub use open::LeftOut;
 pub use relay::{By, Relay};

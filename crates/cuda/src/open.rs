@@ -15,6 +15,8 @@ pub enum LeftOut {
     Prohibited,
     #[error("its compute mode is exclusive and this process does not use it")]
     Exclusive,
+    #[error("it is an instance of a partitioned GPU (MIG), whose memory no other one reaches")]
+    Part,
     #[error(transparent)]
     Refused(#[from] CudaError),
 }

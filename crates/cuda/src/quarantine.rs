@@ -1,14 +1,24 @@
 //! Memory that operations which were given up may still touch, and who waits until they cannot.
 
-use forebay_transfer::lock::{Condvar, Mutex};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Closed, End, MoverHandle, PostError, Span, SubmitError, Transfer};
 use std::sync::{Arc, mpsc};
 
-/// The spans, each as often as operations hold it.
+/// Transfers that have ended, of which something may still be touched.
 #[derive(Debug, Default)]
-pub struct Quarantine {
-    held: Mutex<Vec<Span>>,
-    released: Condvar,
+pub struct Quarantine(Mutex<Vec<Held>>);
+
+struct Held {
+    /// Each as often as operations hold it.
+    spans: Vec<Span>,
+    end: End,
+    on_quiet: Box<dyn FnOnce(End) + Send>,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").field("spans", &self.spans).finish_non_exhaustive()
+    }
 }
 
 impl Quarantine {
@@ -20,36 +30,50 @@ impl Quarantine {
         Ok(quarantine)
     }
 
-    /// Waits until a transfer has ended and nothing of it is under way any more, whatever was given
-    /// up of it: whoever names memory by its address alone has nowhere to keep what must not be
-    /// touched yet. However long that takes: whoever went on sooner might find bytes written over
-    /// what is no target any more.
-    pub fn run(self: &Arc<Quarantine>, mover: &MoverHandle, transfer: Transfer) -> Result<End, SubmitError> {
-        let (sender, receiver) = mpsc::sync_channel(1);
+    /// Has `on_quiet` called when a transfer has ended and nothing of it is under way any more,
+    /// whatever was given up of it: whoever names memory by its address alone has nowhere to keep
+    /// what must not be touched yet. However long that takes: whoever went on sooner might find
+    /// bytes written over what is no target any more. It is called as the mover calls others: it is
+    /// short, and does not wait for the mover.
+    pub fn submit(
+        self: &Arc<Quarantine>,
+        mover: &MoverHandle,
+        transfer: Transfer,
+        on_quiet: impl FnOnce(End) + Send + 'static,
+    ) -> Result<(), SubmitError> {
         let quarantine = Arc::clone(self);
         let on_end = move |end| {
-            // Here and not by who waits: the mover may say right after this that they are quiet.
-            quarantine.held.lock().extend_from_slice(quarantined(&end));
-            drop(sender.send(end));
+            let spans = quarantined(&end).to_vec();
+            if spans.is_empty() {
+                return on_quiet(end);
+            }
+            // At once: the mover may say right after this that they are quiet.
+            quarantine.0.lock().push(Held { spans, end, on_quiet: Box::new(on_quiet) });
         };
-        mover.submit(transfer, on_end)?;
-        let end = receiver.recv().map_err(|_| SubmitError::from(PostError::Closed))?;
-        let spans = quarantined(&end);
-        let waits = |held: &mut Vec<Span>| spans.iter().any(|span| held.contains(span));
-        self.released.wait_while(&mut self.held.lock(), waits);
-        Ok(end)
+        mover.submit(transfer, on_end).map(drop)
+    }
+
+    /// The same for who waits for it.
+    pub fn run(self: &Arc<Quarantine>, mover: &MoverHandle, transfer: Transfer) -> Result<End, SubmitError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.submit(mover, transfer, move |end| drop(sender.send(end)))?;
+        receiver.recv().map_err(|_| SubmitError::from(PostError::Closed))
     }
 
     fn release(&self, spans: &[Span]) {
-        let mut held = self.held.lock();
+        let mut held = self.0.lock();
         for span in spans {
             // What is not here is of a transfer whose owner has the list of what to keep.
-            if let Some(index) = held.iter().position(|other| other == span) {
-                held.swap_remove(index);
+            for held in held.iter_mut() {
+                if let Some(at) = held.spans.iter().position(|other| other == span) {
+                    held.spans.swap_remove(at);
+                    break;
+                }
             }
         }
+        let quiet: Vec<Held> = held.extract_if(.., |held| held.spans.is_empty()).collect();
         drop(held);
-        self.released.notify_all();
+        quiet.into_iter().for_each(|Held { end, on_quiet, .. }| on_quiet(end));
     }
 }
 

@@ -4,7 +4,7 @@
 
 use cuda_testkit::{Fake, alone};
 use forebay_cuda::device::{Device, DeviceMemory, Stream};
-use forebay_cuda::pinned::{PinError, PinnedBehind, PinnedBuffer, PinnedPool, PoolConfig, Registered};
+use forebay_cuda::pinned::{PinError, PinnedBehind, PinnedBuffer, PinnedPool, PoolConfig};
 use forebay_transfer::{Backing, HostBuffer};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::channel;
@@ -191,27 +191,6 @@ fn another_process_finds_a_shared_buffer_at_its_offset_of_its_file() {
         file.read_exact_at(&mut read, offset).unwrap();
         assert_eq!(read, [9; 5000]);
         assert!(file.set_len(0).is_err(), "nobody can shorten it under the mapping");
-    });
-}
-
-#[test]
-fn memory_that_was_there_is_pinned_in_pieces_whole_or_not_at_all() {
-    alone("memory_that_was_there_is_pinned_in_pieces_whole_or_not_at_all", &[], |fake| {
-        let device = Device::open(fake.driver, 0).unwrap();
-        let memory: Arc<dyn Backing> = Arc::new(HostBuffer::new(10 * MIB as usize));
-        let pinned = Registered::in_pieces(&device, Arc::clone(&memory), 4 * MIB).unwrap();
-        assert_eq!(
-            (pinned.len(), pinned.as_ptr(), pinned.piece_bytes()),
-            (memory.len(), memory.as_ptr(), 4 * MIB)
-        );
-        assert_eq!(fake.stat("live.host"), 3);
-        assert!(Registered::new(&device, Arc::clone(&memory)).is_err(), "it is pinned already");
-        drop(pinned);
-        assert_eq!(fake.stat("live.host"), 0);
-        fake.control("fail cuMemHostRegister_v2 3 2");
-        assert!(Registered::in_pieces(&device, Arc::clone(&memory), 4 * MIB).is_err());
-        assert_eq!(fake.stat("live.host"), 0);
-        assert_eq!(Arc::strong_count(&memory), 1);
     });
 }
 

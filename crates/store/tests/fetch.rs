@@ -11,8 +11,8 @@ use forebay_store::{
     TierConfig, WriteBackConfig, checksum,
 };
 use forebay_transfer::{
-    Class, End, Failure, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec, Place,
-    Reason, Span,
+    Backing, Class, End, Failure, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec,
+    Place, Reason, Span,
 };
 use std::collections::HashSet;
 use std::ops::ControlFlow;

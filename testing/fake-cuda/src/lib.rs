@@ -12,7 +12,7 @@
 //! (`order`).
 //!
 //! Settings (environment): `FAKE_CUDA_GPUS` (4), `FAKE_CUDA_MEMORY_MIB` of each (8192),
-//! `FAKE_CUDA_VERSION` (13000), `FAKE_CUDA_RATES`
+//! `FAKE_CUDA_VERSION` (13000), `FAKE_CUDA_NAME` (`Fake H200`), `FAKE_CUDA_RATES`
 //! (`h2d=2,d2h=2,p2p=12,host_h2d=6,host_d2h=6,h2d.1=0.5`, GB/s; not given: as fast as memcpy),
 //! `FAKE_CUDA_FAULTS` (commands as of `commands`, separated by `;`), `CUDA_VISIBLE_DEVICES`
 //! (ordinals).

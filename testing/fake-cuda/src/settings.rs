@@ -12,6 +12,8 @@ pub struct Settings {
     pub visible: Vec<usize>,
     pub memory_bytes: u64,
     pub version: i32,
+    /// What all GPUs are called.
+    pub name: String,
     /// Rates as given; `links` knows their form.
     pub rates: String,
     /// Commands as given; `commands` knows their form.
@@ -27,6 +29,7 @@ impl Settings {
             visible: visible(gpus),
             memory_bytes: number("FAKE_CUDA_MEMORY_MIB", 8192, 1, 1 << 20)? << 20,
             version: number("FAKE_CUDA_VERSION", 13000, 11000, 99999)? as i32,
+            name: var("FAKE_CUDA_NAME").unwrap_or_else(|_| "Fake H200".into()),
             rates: var("FAKE_CUDA_RATES").unwrap_or_default(),
             faults: var("FAKE_CUDA_FAULTS").unwrap_or_default(),
         })
@@ -34,8 +37,15 @@ impl Settings {
 
     /// The machine when the environment makes no sense: nothing to be found on it.
     pub fn nothing() -> Settings {
-        let (rates, faults) = (String::new(), String::new());
-        Settings { gpus: 0, visible: Vec::new(), memory_bytes: 0, version: 13000, rates, faults }
+        Settings {
+            gpus: 0,
+            visible: Vec::new(),
+            memory_bytes: 0,
+            version: 13000,
+            name: String::new(),
+            rates: String::new(),
+            faults: String::new(),
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 //! copies for callers with streams.
 
 mod build;
+mod relayed;
 
 use build::Built;
+pub use relayed::pays_to_relay;
 
 use crate::addresses::Addresses;
 use crate::device::{Device, DeviceMemory, Event, Stream};
@@ -31,9 +33,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// From here on a copy that is waited for goes over another process's relays, where they reach its
-/// host side. Each needs a few lots of their own before it pays for what asking costs.
-const RELAYED_BYTES: u64 = 16 << 20;
 /// Of the time that a copy takes at least, the part that is slept through, and its limit.
 const SLEEP_PART: f64 = 0.9;
 const SLEEP_MAX_S: f64 = 10.0;
@@ -314,10 +313,9 @@ impl Copier {
         pieces: &[Piece],
     ) -> Result<(), CopyError> {
         let bytes = pieces.iter().map(|piece| piece.bytes).sum::<u64>();
-        let relays = self.relays(device).filter(|_| bytes >= self.stream_copies.rates().least_bytes());
-        let _own = relays.and_then(|relays| relays.own_copy(direction));
-        let relayed = relays.filter(|_| bytes >= RELAYED_BYTES);
-        if let Some(hosts) = relayed.and_then(|relays| relays.spans(direction, pieces)) {
+        let _own = self.own_copy(device, direction, bytes);
+        let hosts = pays_to_relay(bytes, false).then(|| self.hosts_of(device, direction, pieces)).flatten();
+        if let Some(hosts) = hosts {
             return self.by_mover(device, direction, pieces, hosts);
         }
         if bytes >= self.stream_copies.rates().of(direction).mover_bytes {
@@ -389,28 +387,6 @@ impl Copier {
             || Ok((Stream::new(device)?, Event::new(device)?)),
             |index| Ok(spare.swap_remove(index)),
         )
-    }
-
-    /// Copies between spans of host memory and the GPU's sides of pieces.
-    fn by_mover(
-        &self,
-        device: u16,
-        direction: Direction,
-        pieces: &[Piece],
-        hosts: Vec<Span>,
-    ) -> Result<(), CopyError> {
-        let region = *self.anywhere.devices.get(&device).ok_or(CopyError::NoDevice { index: device })?;
-        let pair = |(piece, host): (&Piece, Span)| {
-            let (_, device, bytes) = direction.sides(piece);
-            let (from, to) = direction.in_order(host, Span::new(region, device, bytes));
-            SpanPair::new(from, to)
-        };
-        let pairs = pieces.iter().zip(hosts).map(pair).collect();
-        match self.quarantine.run(&self.handle, Transfer::new(pairs, Class::Demand))? {
-            End::Done { .. } => Ok(()),
-            End::Failed(failure) => Err(CopyError::Failed(failure.reason)),
-            End::Cancelled { .. } => Err(CopyError::Cancelled),
-        }
     }
 
     /// Copies one span over all paths and waits for its end, which names what may still be touched,

@@ -1,14 +1,15 @@
-//! A GPU's own PCIe link in one direction. Long runs go by copy engine. Lots of small pages go
+//! A GPU's own PCIe link in one direction. Long runs go by copy engine, and so do pages of which it
+//! takes many by one call. Lots of smaller pages go
 //! through a few staging slots on the GPU, so that the PCIe link carries long runs and a kernel
 //! gathers or scatters at memory speed; where the host's side is in pieces too, a kernel copies
 //! page by page.
 
 use super::segment::{Segment, segments};
 use super::table::{PIECES_MAX, Table, Tables};
-use super::{Direction, ENGINE_PIECE_BYTES, come_to_an_end, finish_when_passed};
+use super::{Direction, ENGINE_PIECE_BYTES, are_worth_a_batch, come_to_an_end, finish_when_passed};
 use crate::addresses::Addresses;
 use crate::device::{DeviceMemory, Event, Stream};
-use crate::driver::CudaError;
+use crate::driver::{BatchCopy, CopyList, CudaError};
 use crate::kernels::{Kernels, Piece};
 use crate::poller::{Track, Tracks};
 use forebay_transfer::{Completion, Link, LinkOp, Memory, Outcome};
@@ -30,6 +31,8 @@ pub struct PcieLink {
     addresses: Arc<Addresses>,
     slots: Vec<Slot>,
     next_slot: usize,
+    /// Where the driver copies many pieces by one call.
+    batch: Option<(BatchCopy, CopyList)>,
     _staging: DeviceMemory,
 }
 
@@ -63,8 +66,19 @@ impl PcieLink {
             addresses: Arc::clone(addresses),
             slots: (0..SLOTS).map(slot).collect::<Result<_, CudaError>>()?,
             next_slot: 0,
+            batch: device.driver().batch_copy().map(|batch| (batch, CopyList::default())),
             _staging: staging,
         })
+    }
+
+    /// By a call for all of them, if they are long enough for that and the driver has it: kernels
+    /// wait for room on a GPU that computes.
+    fn by_batch(&mut self, pieces: &[Piece], bytes: u64) -> Option<Result<(), CudaError>> {
+        let (batch, list) = self.batch.as_mut().filter(|_| are_worth_a_batch(pieces.len(), bytes))?;
+        pieces.iter().for_each(|piece| list.add(piece.from, piece.to, piece.bytes));
+        let stream = self.copies.stream();
+        // SAFETY: as for `by_engine`; no two pieces of a lot overlap, and the device was entered.
+        Some(unsafe { batch.queue(stream.device().driver(), list, stream.handle()) })
     }
 
     fn by_engine(&self, pieces: &[Piece]) -> Result<(), CudaError> {
@@ -187,6 +201,8 @@ impl Link for PcieLink {
         };
         if op.bytes >= ENGINE_PIECE_BYTES * pieces.len() as u64 || pieces.len() == 1 {
             let posted = self.by_engine(&pieces);
+            finish_when_passed(&self.copies, op.bytes, posted, done, ());
+        } else if let Some(posted) = self.by_batch(&pieces, op.bytes) {
             finish_when_passed(&self.copies, op.bytes, posted, done, ());
         } else {
             self.start_small(&pieces, op.bytes, done);

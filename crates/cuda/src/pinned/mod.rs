@@ -2,8 +2,7 @@
 //! memory of others that is pinned where it lies.
 //!
 //! - [`PinnedPool`]: slabs that are pinned once, lent as [`PinnedBuffer`]s.
-//! - [`Registered`]: memory that was there already.
-//! - [`PinnedBehind`]: the same while it is in use.
+//! - [`PinnedBehind`]: memory that was there already, while it is in use.
 //! - [`publish`]: says that memory may be mapped by other processes too, as that of a shared pool
 //!   may.
 
@@ -17,7 +16,7 @@ mod space;
 
 pub use behind::{OnPinned, PinnedBehind};
 pub use error::PinError;
-pub use pin::{MOST_BYTES, Pin, Registered};
+pub use pin::{MOST_BYTES, PIECE_BYTES_MAX, Pin};
 pub use pool::{PinnedBuffer, PinnedPool, PoolConfig, PoolCounters};
 pub(crate) use published::{OnChange, on_change, published};
 pub use published::{Published, Shareable, publish};

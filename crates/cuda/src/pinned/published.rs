@@ -1,16 +1,22 @@
-//! Pinned memory of this process that other processes may map too. Whoever makes such memory says
+//! Memory of this process that other processes may map too, and pin. Whoever makes such memory says
 //! so here, and whoever hands it to other processes is told when there is more or less of it.
 
-use forebay_transfer::Backing;
 use forebay_transfer::lock::{Mutex, MutexGuard};
+use forebay_transfer::{Arena, Backing};
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
-/// Pinned memory that may be a whole file, from its first byte to its last.
+/// Memory that may be a whole file, from its first byte to its last.
 pub trait Shareable: Backing {
     /// The file, sealed against being shortened. `None` where it is this process's alone.
     fn file(&self) -> Option<BorrowedFd<'_>>;
+}
+
+impl Shareable for Arena {
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
 }
 
 /// Called when something was published or withdrawn. It must be short.
@@ -30,7 +36,8 @@ struct Board {
 
 static BOARD: Mutex<Board> = Mutex::new(Board { next: 0, memories: BTreeMap::new(), readers: Vec::new() });
 
-/// Publishes memory, unless it is this process's alone. It must be pinned for as long as it lives.
+/// Publishes memory, unless it is this process's alone. Whoever copies there sees to it that it is
+/// pinned in this process, too.
 pub fn publish(memory: Arc<dyn Shareable>) -> Option<Published> {
     memory.file()?;
     let mut board = lock();

@@ -10,6 +10,7 @@ use crate::pinned::{self, OnChange};
 use forebay_transfer::Span;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -49,6 +50,11 @@ impl Attachment {
         let mut state = self.shared.state.lock();
         self.shared.changed.wait_while_for(&mut state, |state| !wanted(&state.status), limit);
         state.status.clone()
+    }
+
+    /// How often relays that were in service were lost, for whatever reason: the log has them.
+    pub fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Relaxed)
     }
 
     /// Bytes of host memory that relays reach now. It takes the node a moment to pin what is new.

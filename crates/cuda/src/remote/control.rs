@@ -9,8 +9,7 @@ use super::wire::Uuid;
 use crate::device::{Event, Stream};
 use crate::driver::{CudaError, abi::Address};
 use crate::links::Direction;
-use crate::pinned::Registered;
-use forebay_transfer::Backing;
+use crate::pinned::PinnedBehind;
 use forebay_transfer::lock::{Condvar, Mutex, RwLock};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +29,7 @@ pub struct Engine {
     pub socket: OwnedFd,
     pub ring: SharedFile,
     /// Memory by the numbers that the engine gave it.
-    pub memories: RwLock<HashMap<u64, Arc<Registered>>>,
+    pub memories: RwLock<HashMap<u64, Arc<PinnedBehind>>>,
     /// The engine is gone: nothing more is taken.
     closing: AtomicBool,
     drained: Mutex<Option<Drained>>,
@@ -68,7 +67,7 @@ struct Flight {
     event: Event,
     posted: Result<(), CudaError>,
     /// Not to be unmapped until it is over.
-    _memories: Vec<Arc<Registered>>,
+    _memories: Vec<Arc<PinnedBehind>>,
 }
 
 /// An engine as the control thread has it.
@@ -117,7 +116,7 @@ impl Engine {
         }
     }
 
-    fn memory(&self, number: u64) -> Option<Arc<Registered>> {
+    fn memory(&self, number: u64) -> Option<Arc<PinnedBehind>> {
         self.memories.read().get(&number).cloned()
     }
 
@@ -158,13 +157,13 @@ impl RequestQueue {
         let mut memories = Vec::with_capacity(runs.len());
         for run in runs {
             let memory = engine.memory(run.memory).ok_or(Violation::Memory { memory: run.memory })?;
-            run.check(memory.len() as u64, self.staging_bytes)?;
+            run.check(memory.memory().len() as u64, self.staging_bytes)?;
             memories.push(memory);
         }
         Ok(self.post(runs, memories))
     }
 
-    fn post(&mut self, runs: &[Run], memories: Vec<Arc<Registered>>) -> Result<u64, CudaError> {
+    fn post(&mut self, runs: &[Run], memories: Vec<Arc<PinnedBehind>>) -> Result<u64, CudaError> {
         let device = Arc::clone(self.stream.device());
         let _current = device.enter()?;
         let event = self.spare.pop().map_or_else(|| Event::new(&device), Ok)?;
@@ -175,12 +174,13 @@ impl RequestQueue {
     }
 
     /// Copies a run, in parts where its memory was pinned in parts.
-    fn copy(&self, run: &Run, memory: &Registered) -> Result<(), CudaError> {
+    fn copy(&self, run: &Run, memory: &PinnedBehind) -> Result<(), CudaError> {
         let mut done = 0;
         while done < run.bytes {
             let offset = run.offset + done;
             let bytes = (run.bytes - done).min(memory.piece_bytes() - offset % memory.piece_bytes());
-            let (host, staging) = (memory.as_ptr() as Address + offset, self.staging + run.staging + done);
+            let host = memory.memory().as_ptr() as Address + offset;
+            let staging = self.staging + run.staging + done;
             let (from, to) = self.direction.in_order(host, staging);
             // SAFETY: the run was checked against both lengths. The memory stays mapped and pinned,
             // and the staging allocated, until the request is over; who else writes them is the

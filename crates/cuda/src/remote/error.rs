@@ -15,6 +15,10 @@ pub enum NotAttached {
     Nonsense(String),
     #[error("none of the node's relays is another GPU that this one reaches, with staging as it was before")]
     NoRelays,
+    #[error(
+        "this GPU is an instance of a partitioned one (MIG), {name}, which reaches no other GPU's memory"
+    )]
+    Part { name: String },
     #[error("the node: {0}")]
     Io(#[from] io::Error),
     #[error("the node's process cannot be watched: {0}")]

@@ -3,16 +3,12 @@
 
 use super::control::{Drained, Engine, RequestQueue};
 use super::server::RelayServer;
-use super::shared::SharedFile;
 use super::socket;
 use super::staging::Share;
 use super::wire::{self, Message, Offer, Uuid, VERSION};
 use crate::device::Stream;
 use crate::links::Direction;
-use crate::pinned::Registered;
-use forebay_transfer::Backing;
 use forebay_transfer::listen::RoomPlace;
-use rustix::fs::fstat;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,7 +145,7 @@ fn attend(server: &RelayServer, attached: &Attached) -> bool {
             Message::Memory { memory } => take_memory(server, engine, memory, descriptors),
             Message::Forget { memory } => {
                 let gone = engine.memories.write().remove(&memory);
-                // Unpinning takes seconds, in which the control thread looks up memory.
+                // Without the lock, with which the control thread looks up memory.
                 drop(gone);
                 Ok(())
             }
@@ -176,30 +172,13 @@ fn take_memory(
         if memories.contains_key(&number) {
             return Err(format!("memory {number} was given before"));
         }
-        (memories.values().map(|memory| memory.len() as u64).sum::<u64>(), memories.len())
+        (memories.values().map(|memory| server.files.brought_bytes(memory)).sum::<u64>(), memories.len())
     };
     if count >= FILES_MAX {
         return Err(format!("an engine may bring {FILES_MAX} files"));
     }
-    let memory = pin(server, file, server.config.memory_limit_bytes.saturating_sub(held_bytes))?;
+    let most_bytes = server.config.memory_limit_bytes.saturating_sub(held_bytes);
+    let memory = server.files.pin(server.device(), file, most_bytes)?;
     engine.memories.write().insert(number, memory);
     Ok(())
-}
-
-fn pin(server: &RelayServer, file: OwnedFd, most_bytes: u64) -> Result<Arc<Registered>, String> {
-    let stat = fstat(&file).map_err(|error| error.to_string())?;
-    let identity = (stat.st_dev, stat.st_ino);
-    // Engines that bring the same memory wait for who came first.
-    let mut pinned = server.pinned.lock();
-    pinned.retain(|_, memory| memory.strong_count() > 0);
-    let known = pinned.get(&identity).and_then(std::sync::Weak::upgrade);
-    if let Some(memory) = known.filter(|memory| memory.len() as u64 == stat.st_size as u64) {
-        let fits = memory.len() as u64 <= most_bytes;
-        return fits.then_some(memory).ok_or_else(|| format!("{most_bytes} bytes more are allowed"));
-    }
-    let file = SharedFile::open(file, most_bytes).map_err(|error| error.to_string())?;
-    let memory = Registered::new(server.device(), Arc::new(file)).map_err(|error| error.to_string())?;
-    let memory = Arc::new(memory);
-    pinned.insert(identity, Arc::downgrade(&memory));
-    Ok(memory)
 }

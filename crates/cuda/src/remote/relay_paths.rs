@@ -141,10 +141,11 @@ impl RelayPaths {
         Ok(index)
     }
 
-    /// The NVLink pair between this GPU and staging.
+    /// The NVLink pair between this GPU and staging. Its kernels are short, and what an engine
+    /// loads waits for them while others of the engine's have the GPU.
     fn pair(&self) -> Result<PeerLink, CudaError> {
         let Ground { addresses, tracks, .. } = &self.ground;
-        let [engine, kernel] = [Stream::new(self.kernels.device())?, Stream::new(self.kernels.device())?];
+        let [engine, kernel] = [Stream::new(self.kernels.device())?, Stream::urgent(self.kernels.device())?];
         let (engine, kernel) = (tracks.track(engine), tracks.track(kernel));
         PeerLink::new(Some(engine), kernel, &self.kernels, addresses)
     }

@@ -5,6 +5,7 @@ use super::handler;
 use super::server::{RelayError, RelayServer, RelaysConfig};
 use super::socket;
 use crate::driver::Driver;
+use crate::pinned::Shareable;
 use forebay_transfer::listen::{SocketFile, bind_socket};
 use rustix::net::SocketType;
 use std::io;
@@ -44,8 +45,17 @@ pub struct Relays {
 
 impl Relays {
     pub fn start(driver: &'static Driver, config: RelaysConfig) -> Result<Relays, RelayError> {
+        Relays::beside(driver, config, None)
+    }
+
+    /// The same in a process with an arena, which engines bring too: it is what they load from.
+    pub fn beside(
+        driver: &'static Driver,
+        config: RelaysConfig,
+        arena: Option<Arc<dyn Shareable>>,
+    ) -> Result<Relays, RelayError> {
         let control = Control::spawn()?;
-        let server = Arc::new(RelayServer::new(driver, config, control.shared())?);
+        let server = Arc::new(RelayServer::new(driver, config, arena, control.shared())?);
         let path = &server.config.socket;
         let (listener, file) = bind_socket(path, SocketType::SEQPACKET, server.admission.mode())
             .map_err(|error| RelayError::Socket { path: path.clone(), error })?;

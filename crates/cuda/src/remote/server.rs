@@ -2,6 +2,7 @@
 //! connections there are. `serve` makes connections of it, `handler` speaks on one.
 
 use super::control::{Engine, Shared};
+use super::pinned_files::PinnedFiles;
 use super::shared::SharedFile;
 use super::socket::{self, Bell, Ringer};
 use super::staging::{RelayGpu, Share};
@@ -10,7 +11,7 @@ use crate::device::Device;
 use crate::driver::{CudaError, Driver};
 use crate::gpu::Gpu;
 use crate::open::{LeftOut, open_one, those_that_open};
-use crate::pinned::Registered;
+use crate::pinned::Shareable;
 use forebay_transfer::LogGate;
 use forebay_transfer::listen::{Admission, Room};
 use forebay_transfer::lock::{Condvar, Mutex};
@@ -18,8 +19,8 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use thiserror::Error;
 
 pub const ENGINES_MAX: usize = 64;
@@ -67,8 +68,7 @@ pub struct RelayServer {
     /// GPUs that each relay is divided among.
     served: u64,
     pub control: Arc<Shared>,
-    /// Memory that is pinned already, by device and inode: engines may share it.
-    pub pinned: Mutex<HashMap<(u64, u64), Weak<Registered>>>,
+    pub files: PinnedFiles,
     connections: Mutex<Connections>,
     left: Condvar,
     stopping: AtomicBool,
@@ -99,6 +99,7 @@ impl RelayServer {
     pub fn new(
         driver: &'static Driver,
         config: RelaysConfig,
+        own: Option<Arc<dyn Shareable>>,
         control: &Arc<Shared>,
     ) -> Result<RelayServer, RelayError> {
         Ok(RelayServer {
@@ -108,7 +109,7 @@ impl RelayServer {
             room: Room::new("the relays' socket", UNAUTHENTICATED_MAX),
             served: u64::from(Gpu::count(driver)?).saturating_sub(1).max(1),
             control: Arc::clone(control),
-            pinned: Mutex::default(),
+            files: PinnedFiles::new(own),
             connections: Mutex::default(),
             left: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -268,8 +269,12 @@ fn open(driver: &'static Driver, wanted: Option<&[Uuid]>) -> Result<Vec<Arc<Rela
         return Err(RelayError::NoGpus);
     }
     // A node has no context on a GPU that one process may use, and that is an engine's.
-    let open =
-        |(uuid, index)| -> Result<_, LeftOut> { Ok(RelayGpu::new(uuid, open_one(driver, index, false)?)) };
+    let open = |(uuid, index)| {
+        if Gpu::find(driver, index)?.is_part()? {
+            return Err(LeftOut::Part);
+        }
+        Ok(RelayGpu::new(uuid, open_one(driver, index, false)?))
+    };
     if wanted.is_some() {
         // Those that were asked for by name are all wanted.
         return chosen.into_iter().map(open).collect::<Result<_, LeftOut>>().map_err(RelayError::from);
@@ -286,6 +291,7 @@ mod tests {
     use super::super::serve::Relays;
     use super::super::tests::{config, driver};
     use super::*;
+    use crate::pinned::PinnedBehind;
     use forebay_transfer::{Backing, HostBuffer};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -323,12 +329,12 @@ mod tests {
         let engine = Arc::new(Engine::new(Hex([0; 16]), socket, server.ring(1).unwrap()));
         let memory = HostBuffer::new(4096);
         let watched = Watched { memory, server: Arc::clone(&server), lets_in: Arc::clone(&lets_in) };
-        let pinned = Registered::new(server.device(), Arc::new(watched)).unwrap();
+        let pinned = PinnedBehind::start(server.device(), Arc::new(watched), 4096, 1).unwrap();
         engine.memories.write().insert(0, Arc::new(pinned));
         assert!(server.attach(7, &engine));
         drop(engine);
         server.leave(7);
-        assert!(lets_in.load(Ordering::Relaxed));
+        testkit::eventually("it is let go of", || lets_in.load(Ordering::Relaxed));
         assert_eq!(server.connections.lock().open.len(), 0);
     }
 }

@@ -19,6 +19,7 @@ use forebay_transfer::{Backoff, LogGate};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Between two attempts to attach.
@@ -54,6 +55,8 @@ pub struct Supervised {
     pub reach: Arc<Reach>,
     pub state: Mutex<State>,
     pub changed: Condvar,
+    /// How often a connection was lost.
+    pub losses: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -88,6 +91,7 @@ impl Supervisor {
             reach: Arc::default(),
             state: Mutex::new(State { status, session: None, closing: false }),
             changed: Condvar::new(),
+            losses: AtomicU64::new(0),
         });
         let closing = Arc::clone(&shared);
         let memories = Memories::new(&ground.mover, &shared.reach, move || closing.state.lock().closing);
@@ -110,7 +114,9 @@ impl Supervisor {
         while !self.is_closing() {
             let attached = self.attach();
             let pause = match &attached {
-                Err(NotAttached::NoRelays | NotAttached::Refused(_)) => backoff.pause(),
+                Err(NotAttached::NoRelays | NotAttached::Refused(_) | NotAttached::Part { .. }) => {
+                    backoff.pause()
+                }
                 _ => {
                     backoff.reset();
                     RETRY_AFTER
@@ -136,16 +142,17 @@ impl Supervisor {
     fn set_status(&self, status: Status) {
         let before = std::mem::replace(&mut self.shared.state.lock().status, status.clone());
         self.shared.changed.notify_all();
-        self.log(&before, &status);
+        self.tell(&before, &status);
     }
 
-    fn log(&self, before: &Status, now: &Status) {
+    fn tell(&self, before: &Status, now: &Status) {
         let (gpu, node) = (self.device.index(), self.at.socket.display());
         match (before, now) {
             (_, Status::Attached { relays }) => {
                 tracing::info!(gpu, %node, relays, "relays of the node found")
             }
             (Status::Attached { .. }, Status::Detached { reason }) if !self.is_closing() => {
+                self.shared.losses.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(gpu, %node, reason, "relays of the node lost; copies go over own links");
             }
             (Status::Detached { reason: before }, Status::Detached { reason }) if before != reason => {
@@ -189,6 +196,9 @@ impl Supervisor {
 
     fn greet(&mut self) -> Result<(Session, Vec<Offer>), NotAttached> {
         let at = &self.at;
+        if self.device.is_part()? {
+            return Err(NotAttached::Part { name: self.device.name()? });
+        }
         let socket = socket::connect_to(&at.socket)?;
         let process = credentials(&socket)?.process;
         let (token, gpu) = (at.token.clone(), Hex(self.device.uuid()?));

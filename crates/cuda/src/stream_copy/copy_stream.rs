@@ -30,7 +30,7 @@ pub const BATCH_PIECES_MAX: usize = 16_384;
 const AWAITED_RELAYED_BYTES_MIN: u64 = 16 << 20;
 /// And from so many on where relays hand over: the target's kernels, which carry on what comes by
 /// them, wait for room on it. This was the border for all before; by handover no less was measured.
-const AWAITED_HANDOVER_BYTES_MIN: u64 = 96 << 20;
+pub const AWAITED_HANDOVER_BYTES_MIN: u64 = 96 << 20;
 
 /// Streams for copies that belong to nobody else's stream.
 #[derive(Debug)]
@@ -111,10 +111,15 @@ impl CopyStream {
 
     /// A batch was queued, or a part of it: sums up what belongs to it if it is whole, and records
     /// where all of it is over. What follows is copied meanwhile.
-    fn end(&self, batch: &Batch, queued: Result<Links, CudaError>, ended: &Event) -> Result<Sent, CudaError> {
+    fn end(
+        &self,
+        sums: Option<&SumList>,
+        queued: Result<Links, CudaError>,
+        ended: &Event,
+    ) -> Result<Sent, CudaError> {
         // SAFETY: by the contract of `StreamCopies::send`.
         let sum = |list: &SumList| unsafe { list.queue(&self.joined, BEHIND_COPIES) };
-        let summed = queued.and_then(|links| batch.sums.map_or(Ok(()), sum).map(|()| links));
+        let summed = queued.and_then(|links| sums.map_or(Ok(()), sum).map(|()| links));
         ended.record(&self.joined)?;
         Ok(Sent::Queued(summed))
     }
@@ -171,7 +176,7 @@ impl StreamCopies {
         else {
             // It had no room for stream copies, which was logged.
             let copied = copy_stream.copy_alone(batch).map(|()| Links::Own);
-            return copy_stream.end(batch, copied, ended);
+            return copy_stream.end(batch.sums, copied, ended);
         };
         let mut path_set = gpu_direction.path_set.lock();
         let queued = if !path_set.take_at_once(copy_stream.holder) {
@@ -185,7 +190,24 @@ impl StreamCopies {
         } else {
             return Ok(Sent::Later);
         };
-        copy_stream.end(batch, queued, ended)
+        copy_stream.end(batch.sums, queued, ended)
+    }
+
+    /// Sums up what others have copied, and records `ended` behind that and all batches that were
+    /// sent before.
+    ///
+    /// # Safety
+    ///
+    /// What is summed up lives, and nobody else writes it, until `ended` has passed.
+    pub unsafe fn join(
+        &self,
+        copy_stream: &CopyStream,
+        sums: Option<&SumList>,
+        ended: &Event,
+    ) -> Result<Sent, CudaError> {
+        let _relaxed = Relaxed::enter(self.driver);
+        let _current = copy_stream.device.enter()?;
+        copy_stream.end(sums, Ok(Links::Own), ended)
     }
 
     fn queue_batch(

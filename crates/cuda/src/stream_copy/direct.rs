@@ -8,13 +8,9 @@ use crate::device::Event;
 use crate::driver::abi::StreamHandle;
 use crate::driver::{BatchCopy, CopyList, CudaError};
 use crate::kernels::Kernels;
+use crate::links::are_worth_a_batch;
 use std::sync::Arc;
 
-/// Pages as long as this on average go by copy engine too, many by one call: pages of 64 KiB came
-/// to an H200 at 54 of 55 GB/s so, with nothing to wait for while the engine computes, where a
-/// kernel waits for room on the GPU with each segment (16 GB/s beside a prefill). Pages of 16 KiB
-/// came at 5 GB/s.
-const BATCH_PIECE_BYTES: u64 = 48 << 10;
 /// Copies of one call. Before the first of them begins, a call takes half a microsecond for each
 /// (one call of 4,096 moved 39 GB/s); those of the call before keep the link busy meanwhile.
 const BATCH_COPIES: usize = 1024;
@@ -69,7 +65,10 @@ impl Direct {
         let least_copies = if is_small(pages.pieces(), pages.bytes()) { 2 } else { BATCH_COPIES_MIN };
         let may_wait = stream_copy.awaited_bytes.is_none_or(|bytes| bytes >= AWAITED_BATCH_BYTES_MIN);
         let is_possible = self.batch.is_some() && BatchCopy::fits(stream_copy.stream);
-        pages.pieces() >= least_copies && is_worth_a_batch(pages) && may_wait && is_possible
+        pages.pieces() >= least_copies
+            && are_worth_a_batch(pages.pieces(), pages.bytes())
+            && may_wait
+            && is_possible
     }
 
     /// Queues a row's copies in the stream copy's stream.
@@ -141,9 +140,4 @@ unsafe fn queue_one_by_one(
         unsafe { target.device().copy_in(stream, piece.from, piece.to, piece.bytes)? };
     }
     Ok(())
-}
-
-/// Whether pieces are long enough on average for copy engines that take many by one call.
-fn is_worth_a_batch(pages: Pages) -> bool {
-    pages.bytes() >= BATCH_PIECE_BYTES * pages.pieces() as u64
 }

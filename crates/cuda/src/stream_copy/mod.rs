@@ -27,6 +27,7 @@ use crate::links::Direction;
 use crate::peers::Peers;
 use crate::plan;
 use crate::rates::Rates;
+pub(crate) use copy_stream::AWAITED_HANDOVER_BYTES_MIN;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Links, Sent};
 pub use decline::{Counters, DeclineReason};
 use division::Division;

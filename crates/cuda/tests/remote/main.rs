@@ -56,6 +56,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("short_of_streams", short_of_streams),
     ("wrong_bytes", wrong_bytes),
     ("exclusive", exclusive),
+    ("partitioned", partitioned),
     ("node_unseen", node_unseen),
     ("engine_unseen", engine_unseen),
     ("stranger", stranger),
@@ -156,6 +157,11 @@ fn a_relay_whose_memory_is_reached_wrong_is_never_used() {
 #[test]
 fn a_node_has_no_context_on_a_gpu_that_is_one_process_own() {
     play("exclusive", "0");
+}
+
+#[test]
+fn an_instance_of_a_partitioned_gpu_is_told_why_it_has_no_relays() {
+    play("partitioned", "0");
 }
 
 #[test]
@@ -274,6 +280,27 @@ impl Drop for Node {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+fn partitioned(socket: &Path) {
+    const NAME: &str = "FAKE_CUDA_NAME";
+    if std::env::var_os(NAME).is_none() {
+        let _node = Node::start(socket);
+        // The name is read when the driver is loaded.
+        let mut engine = command("partitioned", socket, "0");
+        assert!(engine.env(NAME, "Fake H200 MIG 1g.18gb").status().unwrap().success());
+        let mut node = command("node", socket, "3,2,1,0");
+        let node = node.env(NAME, "Fake H200 MIG 1g.18gb").env(LIMIT, "4096").output().unwrap();
+        let why = String::from_utf8_lossy(&node.stderr).into_owned();
+        assert!(!node.status.success() && why.contains("Part"), "{why}");
+        return;
+    }
+    let engine = Engine::start(socket, "token", Engine::allocated);
+    let told = |status: &Status| matches!(status, Status::Detached { reason } if reason.contains("MIG"));
+    let status = engine.attachment().wait(TIMEOUT, told);
+    assert!(told(&status), "{status:?}");
+    engine.round_trip(1, |_, _, _| ());
+    assert_eq!(engine.relayed(""), 0);
 }
 
 fn both_ways(socket: &Path) {

@@ -44,7 +44,8 @@ impl Node {
     fn start_relays(&mut self, config: &NodeConfig, metrics: &Metrics) -> Result<(), NodeError> {
         let Some(relays) = &config.relays else { return Ok(()) };
         let relays = relays.for_relays(&config.token, &config.allow_uids).map_err(NodeError::Config)?;
-        let relays = Arc::new(Relays::start(Driver::load()?, relays)?);
+        let arena = self.clients.store.arena_memory();
+        let relays = Arc::new(Relays::beside(Driver::load()?, relays, Some(arena))?);
         metrics.add_part("relays", &relays, |relays, out| relays::collect(&relays.stat(), out));
         self.relays = Some(relays);
         Ok(())

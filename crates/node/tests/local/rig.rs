@@ -8,8 +8,8 @@ use forebay_node::{Node, NodeConfig};
 use forebay_store::{NotVerified, StoreEnd, TenantId};
 use forebay_transfer::HostLink;
 use forebay_transfer::{
-    Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    PathSpec, Place, RegionId, Span,
+    Backing, Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle,
+    MoverThread, PathSpec, Place, RegionId, Span,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -18,7 +18,7 @@ use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Backing, Class, RegionId, Span};
+use forebay_transfer::{Arena, Class, RegionId, Span};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -166,8 +166,8 @@ impl Store {
         self.shared.backing.as_fd()
     }
 
-    pub fn arena_memory(&self) -> Arc<dyn Backing> {
-        Arc::clone(&self.shared.backing) as Arc<dyn Backing>
+    pub fn arena_memory(&self) -> Arc<Arena> {
+        Arc::clone(&self.shared.backing)
     }
 
     /// What the mover calls the arena.

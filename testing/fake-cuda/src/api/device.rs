@@ -52,7 +52,7 @@ entries! {
     }
     cuDeviceGetName = "cuDeviceGetName" @ 2000 (name: *mut c_char, bytes: i32, device: i32) |call| {
         call.device(device)?;
-        put_text(name, bytes.max(0) as usize, "Fake H200")
+        put_text(name, bytes.max(0) as usize, &call.settings.name)
     }
     cuDeviceGetUuid_v2 = "cuDeviceGetUuid" @ 11040 (uuid: *mut Uuid, device: i32) |call| {
         let gpu = call.device(device)?;
