@@ -56,6 +56,16 @@ pub struct Batch {
     pub extents: Vec<Extent>,
 }
 
+/// What relays of the node carry and carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Relayed {
+    /// Relays that reach the arena now.
+    pub relays: u64,
+    /// How often they were lost.
+    pub lost: u64,
+    pub bytes: u64,
+}
+
 /// Called exactly once, on any thread, when nothing touches the bytes of a batch any more; also
 /// after an error. It is short, and does not wait for anything. It is given the CRC-32C of each
 /// extent of the batch.
@@ -81,6 +91,11 @@ pub trait Copies: Send + Sync + Debug {
     /// How many batches of one load may be on their way at a time, 1 at least, if none has more
     /// than so many bytes.
     fn batches_max(&self, bytes: u64) -> usize;
+
+    /// What the node's relays do for it.
+    fn relayed(&self) -> Relayed {
+        Relayed::default()
+    }
 
     /// There is an arena that batches will lie in: the memory can be made ready for it meanwhile.
     fn meet(&self, _arena: &Arc<NodeArena>) {}

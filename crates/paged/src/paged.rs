@@ -1,7 +1,7 @@
 //! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores, and says what has ended.
 
 use crate::cache::{BadValue, CacheShape};
-use crate::copies::{Copies, Direction};
+use crate::copies::{Copies, Direction, Relayed};
 use crate::direct::{
     Digest, Direct, DirectMemory, DirectOptions, GpuMemory, HostMemory, Key, OfferEnded, ReadRequest,
 };
@@ -18,6 +18,7 @@ use crate::store::{NewChunk, Storing};
 use crate::thread_pool::ThreadPool;
 use crate::verify::Verify;
 use forebay_client::{Client, ClientOptions};
+use forebay_cuda::remote::NodeRelays;
 use forebay_net::Agent;
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::lock::{Mutex, RwLock};
@@ -49,6 +50,8 @@ pub struct PagedOptions {
     /// GPUs on which the same engine has other caches. Each copies for itself when the others do,
     /// so their links carry nothing for this one; a process cannot see that of another.
     pub sibling_devices: Vec<u16>,
+    /// The node whose relays carry a part, if this process sees one GPU and there are no siblings.
+    pub relays: NodeRelays,
     /// `None`: nothing is handed over directly.
     pub direct: Option<DirectOptions>,
     /// Who checks loaded bytes, and sums up stored ones: the GPU if the cache is on one, unless
@@ -65,6 +68,7 @@ impl PagedOptions {
             storing_bytes_max,
             chunks_at_a_time,
             sibling_devices: Vec::new(),
+            relays: NodeRelays::default(),
             direct: None,
             verify: None,
         }
@@ -104,7 +108,7 @@ impl PagedCache {
     }
 
     /// A cache in memory of the GPU of an ordinal. The links of all GPUs that the process sees
-    /// carry it, but for its siblings'.
+    /// carry it, but for its siblings', and those of the node's relays as the options say.
     ///
     /// # Safety
     /// The pages must be memory of that GPU until [`close`](PagedCache::close) has returned. A page
@@ -114,10 +118,11 @@ impl PagedCache {
         device: u16,
         options: PagedOptions,
     ) -> Result<PagedCache, NotOpened> {
-        let (siblings, gpu) = (options.sibling_devices.clone(), OnceLock::new());
+        let (siblings, relays) = (options.sibling_devices.clone(), options.relays.clone());
+        let gpu = OnceLock::new();
         let copies = |_: &MoverHandle, cache: &CacheShape| {
             // SAFETY: by the caller's promise.
-            let copies = unsafe { CudaCopies::new(cache, device, &siblings)? };
+            let copies = unsafe { CudaCopies::new(cache, device, &siblings, &relays)? };
             gpu.get_or_init(|| Arc::clone(copies.gpu()));
             Ok(Arc::new(copies) as Arc<dyn Copies>)
         };
@@ -427,7 +432,8 @@ impl PagedCache {
     }
 
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read()
+        let Relayed { relays, lost, bytes } = self.shared.copies.relayed();
+        Stats { relays, relays_lost: lost, bytes_relayed: bytes, ..self.shared.counters.read() }
     }
 
     /// Ends everything. When this returns nothing touches the cache any more, and the node's memory

@@ -44,6 +44,12 @@ counters! {
     bytes_disk,
     /// Of those, what other nodes had.
     bytes_peer,
+    /// Bytes that came over links of GPUs that the node has.
+    bytes_relayed,
+    /// Of those GPUs, how many relay now.
+    relays,
+    /// How often the node's relays were lost.
+    relays_lost,
     /// Microseconds from the beginning to the end of loads, added up.
     load_us,
     /// Chunks of loads that were in the node's memory.

@@ -4,7 +4,7 @@
 use crate::copies::NotCopied;
 use forebay_client::NodeArena;
 use forebay_cuda::device::Device;
-use forebay_cuda::pinned::PinnedBehind;
+use forebay_cuda::pinned::{PIECE_BYTES_MAX, PinnedBehind, Published, Shareable, publish};
 use forebay_transfer::Backing;
 use forebay_transfer::lock::Mutex;
 use std::sync::{Arc, Weak};
@@ -13,13 +13,14 @@ use std::sync::{Arc, Weak};
 /// its piece only; within limits: few chunks are cut, and huge pages stay whole.
 const PIECES: u64 = 64;
 const PIECE_BYTES_MIN: u64 = 2 << 20;
-const PIECE_BYTES_MAX: u64 = 512 << 20;
 const THREADS: usize = 4;
 
 /// The arenas that there are: one, and those before it that are still used.
 #[derive(Debug)]
 pub struct Arenas {
     device: Arc<Device>,
+    /// The node relays for this GPU, and is told which of its arenas it is.
+    are_published: bool,
     known: Arc<Mutex<Vec<Known>>>,
 }
 
@@ -28,11 +29,12 @@ struct Known {
     /// The client drops an arena whose node is gone.
     arena: Weak<NodeArena>,
     pinned: Arc<PinnedBehind>,
+    _published: Option<Published>,
 }
 
 impl Arenas {
-    pub fn new(device: &Arc<Device>) -> Arenas {
-        Arenas { device: Arc::clone(device), known: Arc::default() }
+    pub fn new(device: &Arc<Device>, are_published: bool) -> Arenas {
+        Arenas { device: Arc::clone(device), are_published, known: Arc::default() }
     }
 
     /// An arena, which begins to be pinned if it is new. It is let go of when its node is gone and
@@ -49,7 +51,13 @@ impl Arenas {
         let piece_bytes = piece_bytes.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX);
         let pinned = PinnedBehind::start(&self.device, memory, piece_bytes, THREADS);
         let pinned = Arc::new(pinned.map_err(|error| NotCopied(format!("a thread did not start: {error}")))?);
-        known.push(Known { arena: Arc::downgrade(arena), pinned: Arc::clone(&pinned) });
+        let shared = || publish(Arc::clone(arena.memory()) as Arc<dyn Shareable>);
+        let published = self.are_published.then(shared).flatten();
+        known.push(Known {
+            arena: Arc::downgrade(arena),
+            pinned: Arc::clone(&pinned),
+            _published: published,
+        });
         drop(known);
         let all = Arc::downgrade(&self.known);
         arena.when_gone(Box::new(move || {

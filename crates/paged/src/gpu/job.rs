@@ -9,6 +9,7 @@ use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::checksum::SumList;
 use forebay_cuda::device::Event;
 use forebay_cuda::kernels::Piece;
+use forebay_transfer::Span;
 use forebay_transfer::lock::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,6 +45,19 @@ pub struct Segment {
     /// Behind all others of its batch.
     is_last: bool,
     batch_end: Arc<BatchEnd>,
+    pub route: Route,
+}
+
+/// How a segment is copied. All segments of a batch go the same way, or its sums might be taken
+/// before it is there.
+#[derive(Debug)]
+pub enum Route {
+    /// By the copy stream, behind what that has.
+    Stream,
+    /// By the mover, over the node's relays too, which knows the arena's sides so.
+    Relayed(Vec<Span>),
+    /// The mover is done with it.
+    Back(Result<(), NotCopied>),
 }
 
 #[derive(Debug)]
@@ -80,10 +94,14 @@ impl Job for GpuJob {
         let (lists, batch_end) =
             cut(batch, &gpu.cache, direction, &pinned, &gpu.checksums, segment_bytes, on_copied);
         let last = lists.len().saturating_sub(1);
+        let class = (direction, inner.is_awaited);
+        let hosts = gpu.links.hosts_of(gpu.device.index(), class, batch_end.bytes(), &lists);
+        let mut hosts = hosts.map(Vec::into_iter);
         let segment = |(number, pieces): (usize, Vec<Piece>)| {
             let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+            let route = hosts.as_mut().and_then(Iterator::next).map_or(Route::Stream, Route::Relayed);
             let (job, batch_end) = (Arc::clone(inner), Arc::clone(&batch_end));
-            Segment { job, layer, pieces, bytes, is_last: number == last, batch_end }
+            Segment { job, layer, pieces, bytes, is_last: number == last, batch_end, route }
         };
         let segments: Vec<Segment> = lists.into_iter().enumerate().map(segment).collect();
         drop(batch_end);
@@ -184,6 +202,11 @@ impl Inner {
         let has_begun = self.begun.is_passed().unwrap_or(false);
         self.has_begun.store(has_begun, Ordering::Relaxed);
         Some(&*self.begun).filter(|_| !has_begun)
+    }
+
+    /// The same for who waits on the host.
+    pub fn begun(&self) -> Option<Arc<Event>> {
+        self.after().map(|_| Arc::clone(&self.begun))
     }
 
     /// Waits until all segments of a layer are on their way or never will be. Gives the event

@@ -6,26 +6,33 @@
 //! - [`queue`] says how much is on its way, [`segment`] how a batch is cut.
 //! - [`job`] knows what a load or store waits for, [`stalls`] how long an engine's stream did,
 //!   [`arenas`] what is pinned.
+//! - [`links`] knows over which links copies go, [`relayed`] has large ones carried by the node's
+//!   relays too: those the host sees end.
 
 mod arenas;
 mod job;
+mod links;
 mod queue;
+mod relayed;
 mod segment;
 mod stalls;
 
 use crate::cache::CacheShape;
-use crate::copies::{Copies, Direction, Job, NotCopied};
+use crate::copies::{Copies, Direction, Job, NotCopied, Relayed};
 use arenas::Arenas;
 use forebay_client::NodeArena;
 use forebay_cuda::checksum::Checksums;
 use forebay_cuda::device::{Device, Event};
 use forebay_cuda::driver::{CudaError, Driver, Relaxed, abi::StreamHandle};
 use forebay_cuda::event_waiter::EventWaiter;
-use forebay_cuda::stream_copy::{Batch, CopyStream, Links, Sent, StreamCopies};
+use forebay_cuda::remote::NodeRelays;
+use forebay_cuda::stream_copy::{self, Batch, CopyStream, Sent};
 use forebay_transfer::RegionId;
 use forebay_transfer::lock::Mutex;
-use job::{GpuJob, Segment};
+use job::{GpuJob, Route, Segment};
+use links::Links;
 use queue::{Queue, QueueLimit};
+use relayed::Returns;
 use stalls::{EventPool, Stalls};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,12 +67,13 @@ pub struct Gpu {
     // Dropped in this order: threads that wait, what they wait for, and the driver's things that
     // all of it uses.
     begins: EventWaiter,
+    returns: Returns,
     loads: Sender,
     stores: Sender,
     arenas: Arenas,
     events: EventPool,
     checksums: Arc<Checksums>,
-    stream_copies: StreamCopies,
+    links: Links,
 }
 
 /// One direction: what waits, and the copy stream that it goes by.
@@ -82,18 +90,21 @@ fn failed(error: impl ToString) -> NotCopied {
 
 impl CudaCopies {
     /// The way to a cache in memory of the GPU of an ordinal, over the links of all GPUs that are
-    /// visible but for its siblings.
+    /// visible but for its siblings; where it is the only one, over the node's relays too.
     ///
     /// # Safety
     ///
     /// The pages of the cache are memory of that GPU and stay so until everything that was begun
     /// has ended.
-    pub unsafe fn new(cache: &CacheShape, device: u16, siblings: &[u16]) -> Result<CudaCopies, NotCopied> {
+    pub unsafe fn new(
+        cache: &CacheShape,
+        device: u16,
+        siblings: &[u16],
+        relays: &NodeRelays,
+    ) -> Result<CudaCopies, NotCopied> {
         let driver = Driver::load().map_err(failed)?;
-        let visible = 0..Device::count(driver).map_err(failed)?;
-        let devices: Vec<u16> =
-            visible.filter(|other| *other == device || !siblings.contains(other)).collect();
-        let stream_copies = forebay_cuda::start_stream_copies(driver, Some(&devices)).map_err(failed)?;
+        let links = Links::open(driver, device, siblings, relays)?;
+        let stream_copies = links.stream_copies();
         let sender = |direction, name| {
             let no_device = || failed(format!("device: {device} is not visible"));
             let copy_stream =
@@ -101,8 +112,8 @@ impl CudaCopies {
             let ends = EventWaiter::spawn(driver, name).map_err(failed)?;
             Ok(Sender { ends, copy_stream, queue: Mutex::default() })
         };
-        let loads = sender(forebay_cuda::links::Direction::HostToDevice, "forebay-loads")?;
-        let stores = sender(forebay_cuda::links::Direction::DeviceToHost, "forebay-stores")?;
+        let loads = sender(links::way(Direction::Load), "forebay-loads")?;
+        let stores = sender(links::way(Direction::Store), "forebay-stores")?;
         let mut is_open = true;
         for (number, layer) in cache.layers().iter().enumerate() {
             let open = stream_copies.is_open(layer.address);
@@ -112,10 +123,21 @@ impl CudaCopies {
         let begins = EventWaiter::spawn(driver, "forebay-begins").map_err(failed)?;
         let checksums = Checksums::load(&device).map_err(failed)?;
         let events = EventPool::filled(&device, LOADS_TIMED * cache.layers().len()).map_err(failed)?;
-        let (arenas, cache) = (Arenas::new(&device), cache.clone());
-        let gpu =
-            Gpu { cache, is_open, device, begins, loads, stores, arenas, events, checksums, stream_copies };
-        Ok(CudaCopies(Arc::new(gpu)))
+        let (arenas, cache) = (Arenas::new(&device, links.with_node().is_some()), cache.clone());
+        let returns = Returns::spawn().map_err(failed)?;
+        Ok(CudaCopies(Arc::new(Gpu {
+            cache,
+            is_open,
+            device,
+            begins,
+            returns,
+            loads,
+            stores,
+            arenas,
+            events,
+            checksums,
+            links,
+        })))
     }
 
     /// The GPU, for who copies to and from its pages besides.
@@ -141,6 +163,10 @@ impl Copies for CudaCopies {
     fn batches_max(&self, bytes: u64) -> usize {
         let QueueLimit { segments, bytes: most } = LOAD_LIMIT;
         usize::try_from(most / bytes.max(1)).unwrap_or(segments).clamp(BATCHES_MIN, segments)
+    }
+
+    fn relayed(&self) -> Relayed {
+        self.0.links.relayed(self.0.device.index())
     }
 
     fn meet(&self, arena: &Arc<NodeArena>) {
@@ -283,13 +309,27 @@ impl Gpu {
     }
 
     /// Puts a segment on its way. Says whether to go on with the next one.
-    fn post(self: &Arc<Self>, sender: &Sender, segment: Segment, bytes: u64) -> bool {
-        let losses = self.stream_copies.losses();
-        let (sent, event) = match self.send(sender, &segment) {
+    fn post(self: &Arc<Self>, sender: &Sender, mut segment: Segment, bytes: u64) -> bool {
+        let stream_copies = self.links.stream_copies();
+        let (losses, direction) = (stream_copies.losses(), segment.job.direction());
+        let is_copied = match std::mem::replace(&mut segment.route, Route::Stream) {
+            Route::Stream => false,
+            Route::Relayed(hosts) => {
+                self.relay(segment, bytes, hosts);
+                return true;
+            }
+            Route::Back(Ok(())) => true,
+            Route::Back(Err(why)) => {
+                self.drop_segment(sender, segment, bytes, why);
+                return true;
+            }
+        };
+        let own = self.links.own_copy(self.device.index(), direction, bytes).filter(|_| !is_copied);
+        let (sent, event) = match self.send(sender, &segment, is_copied) {
             Ok(sent) => sent,
             Err(error) => {
                 // What did get in is over, or its context is lost.
-                self.stream_copies.settle(&sender.copy_stream);
+                stream_copies.settle(&sender.copy_stream);
                 self.drop_segment(sender, segment, bytes, failed(error));
                 return true;
             }
@@ -309,12 +349,13 @@ impl Gpu {
         segment.is_posted(&event);
         let gpu = Arc::clone(self);
         let on_passed = move |passed: Result<(), CudaError>| {
+            drop(own);
             // What a relay carried that was lost meanwhile may not have arrived, whatever the
             // driver says.
-            let copy_stream = &gpu.sender(segment.job.direction()).copy_stream;
+            let copy_stream = &gpu.sender(direction).copy_stream;
             let ended = queued.and_then(|links| passed.map(|()| links)).and_then(|links| match links {
-                Links::Own => Ok(()),
-                Links::Several => gpu.stream_copies.is_whole_since(losses, copy_stream),
+                stream_copy::Links::Own => Ok(()),
+                stream_copy::Links::Several => gpu.links.stream_copies().is_whole_since(losses, copy_stream),
             });
             gpu.ended(segment, bytes, ended);
         };
@@ -325,7 +366,13 @@ impl Gpu {
         true
     }
 
-    fn send(&self, sender: &Sender, segment: &Segment) -> Result<(Sent, Arc<Event>), CudaError> {
+    /// Queues a segment in its copy stream: its copies, unless it is copied, and its sums.
+    fn send(
+        &self,
+        sender: &Sender,
+        segment: &Segment,
+        is_copied: bool,
+    ) -> Result<(Sent, Arc<Event>), CudaError> {
         let _relaxed = self.relaxed();
         let Segment { job, pieces, .. } = segment;
         // Of a load it says when an engine's stream, which waited for that, could go on.
@@ -333,11 +380,16 @@ impl Gpu {
             Direction::Load => Event::with_time(&self.device)?,
             Direction::Store => Event::to_sleep_for(&self.device)?,
         });
+        let (stream_copies, copy_stream) = (self.links.stream_copies(), &sender.copy_stream);
+        if is_copied {
+            // SAFETY: as below; what the mover copied is there, and nothing of it is under way.
+            return Ok((unsafe { stream_copies.join(copy_stream, segment.sums(), &event)? }, event));
+        }
         let (after, awaited_bytes, sums) = (job.after(), segment.awaited_bytes(), segment.sums());
         let batch = Batch { pieces, after, is_open: self.is_open, awaited_bytes, sums };
         // SAFETY: pages are valid and the connector's by the contract of `new`; the segment keeps
         // the arena mapped and pinned, and the list of what is summed up.
-        let sent = unsafe { self.stream_copies.send(&sender.copy_stream, &batch, &event)? };
+        let sent = unsafe { stream_copies.send(copy_stream, &batch, &event)? };
         Ok((sent, event))
     }
 
@@ -356,7 +408,7 @@ impl Gpu {
         let sender = self.sender(direction);
         if outcome.is_err() {
             // Other streams may still be at work on it.
-            self.stream_copies.settle(&sender.copy_stream);
+            self.links.stream_copies().settle(&sender.copy_stream);
         }
         segment.end(outcome.map_err(failed));
         sender.queue.lock().ended(bytes);
@@ -370,7 +422,7 @@ impl Gpu {
     /// graph. The device was entered.
     fn engine_stream(&self, stream: u64) -> Result<StreamHandle, NotCopied> {
         let stream = stream as StreamHandle;
-        if self.stream_copies.is_captured(stream) {
+        if self.links.stream_copies().is_captured(stream) {
             return Err(failed("the stream is being captured into a graph"));
         }
         Ok(stream)

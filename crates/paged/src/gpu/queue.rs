@@ -13,19 +13,23 @@ pub struct QueueLimit {
 #[derive(Debug)]
 pub struct Queue<T> {
     waiting: VecDeque<(T, u64)>,
+    /// Segments that go another way, in the order in which they went, and those that are back. The
+    /// first one has this ticket.
+    asides: VecDeque<Option<(T, u64)>>,
+    first_ticket: u64,
     segments: usize,
     bytes: u64,
     /// A thread has taken a segment and is putting it on its way. There is one at a time, so that
     /// segments keep their order.
     is_posting: bool,
-    /// A segment has ended since that thread took its own.
+    /// A segment has ended, or is back, since that thread took its own.
     has_ended: bool,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Queue<T> {
-        let waiting = VecDeque::new();
-        Queue { waiting, segments: 0, bytes: 0, is_posting: false, has_ended: false }
+        let (waiting, asides) = (VecDeque::new(), VecDeque::new());
+        Queue { waiting, asides, first_ticket: 0, segments: 0, bytes: 0, is_posting: false, has_ended: false }
     }
 }
 
@@ -34,13 +38,22 @@ impl<T> Queue<T> {
         self.waiting.push_back((segment, bytes));
     }
 
-    /// The next segment, if there is room for it and nobody else is putting one on its way. It
-    /// counts as on its way; whoever takes it says [`posted`](Queue::posted) or
-    /// [`later`](Queue::later), and asks again.
+    /// The next segment, if nobody else is putting one on its way: one that is back, or one for
+    /// which there is room. It counts as on its way; whoever takes it says
+    /// [`posted`](Queue::posted), [`aside`](Queue::aside) or [`later`](Queue::later), and asks
+    /// again.
     pub fn next(&mut self, limit: QueueLimit) -> Option<(T, u64)> {
+        if self.is_posting {
+            return None;
+        }
+        if let Some(back) = self.asides.pop_front_if(|aside| aside.is_some()) {
+            self.first_ticket += 1;
+            (self.is_posting, self.has_ended) = (true, false);
+            return back;
+        }
         let bytes = self.waiting.front()?.1;
         let fits = self.segments < limit.segments && self.bytes.saturating_add(bytes) <= limit.bytes;
-        if self.is_posting || !(fits || self.segments == 0) {
+        if !(fits || self.segments == 0) {
             return None;
         }
         (self.is_posting, self.has_ended) = (true, false);
@@ -52,6 +65,23 @@ impl<T> Queue<T> {
     /// The segment that was taken is on its way, or has ended.
     pub fn posted(&mut self) {
         self.is_posting = false;
+    }
+
+    /// The segment that was taken goes another way, on which it still counts, and comes back with
+    /// this ticket. Those that do come back in their order.
+    pub fn aside(&mut self) -> u64 {
+        self.is_posting = false;
+        self.asides.push_back(None);
+        self.first_ticket + self.asides.len() as u64 - 1
+    }
+
+    /// A segment is back, and is to be asked for.
+    pub fn back(&mut self, ticket: u64, segment: T, bytes: u64) {
+        let place = ticket.checked_sub(self.first_ticket).and_then(|at| self.asides.get_mut(at as usize));
+        if let Some(place) = place {
+            *place = Some((segment, bytes));
+        }
+        self.has_ended = true;
     }
 
     /// The segment that was taken has to wait until another one has ended, and goes first then.
@@ -126,6 +156,32 @@ mod tests {
         queue.posted();
         queue.ended(10);
         assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn what_goes_aside_counts_and_comes_back_first_and_in_order() {
+        let mut queue = Queue::default();
+        (1..=4).for_each(|segment| queue.push(segment, 40));
+        let mut aside = || {
+            let (segment, bytes) = queue.next(LIMIT).unwrap();
+            (segment, bytes, queue.aside())
+        };
+        let (first, second) = (aside(), aside());
+        assert_eq!(queue.next(LIMIT), None, "both are on their way");
+        queue.back(second.2, second.0, second.1);
+        assert_eq!(queue.next(LIMIT), None, "the first one is not back");
+        queue.back(first.2, first.0, first.1);
+        for expected in [1, 2] {
+            assert_eq!(queue.next(LIMIT), Some((expected, 40)));
+            assert_eq!(queue.next(LIMIT), None, "it is being put on its way");
+            queue.posted();
+        }
+        assert_eq!(queue.next(LIMIT), None, "both are on their way still");
+        queue.ended(40);
+        assert_eq!(queue.next(LIMIT), Some((3, 40)));
+        queue.posted();
+        (0..2).for_each(|_| queue.ended(40));
+        assert_eq!(queue.next(LIMIT), Some((4, 40)));
     }
 
     proptest! {

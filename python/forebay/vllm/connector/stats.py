@@ -30,6 +30,8 @@ COUNTERS = {
     "bytes_memory": "Of those, what was in the node's memory when the load began",
     "bytes_disk": "Of those, what was on the node's disk",
     "bytes_peer": "Of those, what other nodes had",
+    "bytes_relayed": "Bytes that came over links of other GPUs, which the node has",
+    "relays_lost": "Times that the node's relays were lost",
     "chunks_corrupt": "Chunks with bytes that were not those that were stored",
     "layers_late": "Layers of loads that an engine had to wait for",
     "bubble_us": "Microseconds that engines waited for layers",
