@@ -5,7 +5,8 @@
 #
 #   bench/vllm.sh FOLDER [STAGE...]         without stages: all of them, in this order, then `results`
 #
-#   links plain offloading simple memory multipath ssd ssd-always     time to the first token (multipath: with several GPUs)
+#   links plain offloading simple memory multipath relay ssd ssd-always     time to the first token (multipath, relay: several GPUs)
+#   relays                                                            of those, what `relay` is compared with: links plain memory relay multipath
 #   layers                                                            what copies are waited for beside computing, without vLLM
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
 #   load-hbm load-plain load-offloading load-simple load-memory           the load
@@ -17,7 +18,7 @@
 # folder on the SSD that is measured. ARGUMENTS go to every part, such as `--runs 5`, or `--tiny` to try all of it on a CPU.
 set -u
 if [ $# -lt 1 ]; then
-    sed -n '2,17s/^# *//p' "$0" >&2
+    sed -n '2,18s/^# *//p' "$0" >&2
     exit 2
 fi
 folder=$1
@@ -101,13 +102,18 @@ preflight() {
 }
 
 unpack
+# One link, the node's relays and two links in one process, in one run.
+if [ "$*" = relays ]; then
+    set -- links plain memory relay multipath results
+    ARGUMENTS="--sizes 8192 32768 131072 ${ARGUMENTS:-}"
+fi
 for stage in "$@"; do
     case $stage in
     links)
         step preflight preflight
         step links ttft --part links
         ;;
-    plain | offloading | simple | example | memory | multipath | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
+    plain | offloading | simple | example | memory | multipath | relay | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
     layers) step layers "$python" "$here/vllm_layers.py" "$folder" --forebay "$forebay" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
     load-beside-*)

@@ -1,9 +1,10 @@
 """What the benchmarks of vLLM have in common: the model, the ways to keep KV, and a node.
 
-A way (`plain`, `offloading`, `simple`, `example`, `memory`, `multipath`, `ssd`, `ssd-always`) is a
-`--kv-transfer-config`, and for ours a node beside it. With `ssd` the connector computes what it believes to
-be computed sooner; with `ssd-always` it loads all there is. Knows vLLM's public settings and how a node is
-started; must never know what is measured.
+A way (`plain`, `offloading`, `simple`, `example`, `memory`, `multipath`, `relay`, `ssd`, `ssd-always`) is a
+`--kv-transfer-config`, and for ours a node beside it. `memory` has the link of one GPU. `multipath` has those
+of all, which the engine sees; so has `relay`, where the engine sees one and the node all. With `ssd` the
+connector computes what it believes to be computed sooner; with `ssd-always` it loads all there is. Knows
+vLLM's public settings and how a node is started; must never know what is measured.
 """
 
 import contextlib
@@ -73,7 +74,8 @@ PEERS = {
     "example": "ExampleConnector",
 }
 FROM_DISK = ("ssd", "ssd-always")
-OURS = ("memory", "multipath", *FROM_DISK)
+ALL_LINKS = ("multipath", "relay")
+OURS = ("memory", *ALL_LINKS, *FROM_DISK)
 WAYS = ("plain", *PEERS, *OURS)
 NODE_READY_S = 120
 NODE_END_S = 60
@@ -112,6 +114,11 @@ class Site:
         """Where the node answers."""
         return self.folder / "node.sock"
 
+    @property
+    def relays(self) -> Path:
+        """Where the node's GPUs are asked to relay."""
+        return self.folder / "relays.sock"
+
     def environment(self, way: str) -> dict[str, str]:
         """What an engine's process is told. One GPU is visible, but to the way that uses the links of all."""
         own = dict(QUIET)
@@ -119,6 +126,8 @@ class Site:
             own |= ON_CPU
         elif way != "multipath":
             own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        if way == "relay":
+            own["FOREBAY_RELAYS"] = str(self.relays)
         return os.environ | own
 
 
@@ -218,7 +227,9 @@ class Node:
     def start(self) -> subprocess.Popen[str]:
         """Starts it and waits until clients may come."""
         command = [self.site.forebay, "node", "--config", str(self.config)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # It sees all GPUs, whatever the engine sees.
+        own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own)
         assert process.stdout is not None
         line = process.stdout.readline()
         if "bytes behind" not in line:
@@ -267,7 +278,8 @@ def node_beside(site: Site, way: str) -> Iterator[Node | None]:
     if way not in OURS:
         yield None
         return
-    node = Node(site, disk=way in FROM_DISK)
+    relays = ["[relays]", f'socket = "{site.relays}"'] if way == "relay" else []
+    node = Node(site, disk=way in FROM_DISK, more=relays)
     try:
         yield node
     finally:

@@ -25,7 +25,7 @@ from typing import Any
 
 import vllm_engine
 import vllm_plot
-from vllm_engine import CHUNK_TOKENS, FROM_DISK, GIB, OURS, PEERS, WAYS, Node, Site, row
+from vllm_engine import ALL_LINKS, CHUNK_TOKENS, FROM_DISK, GIB, OURS, PEERS, WAYS, Node, Site, row
 
 SIZES = [1024 << step for step in range(8)]
 TINY_SIZES = [256, 1024, 2048]
@@ -34,6 +34,7 @@ SAID_TOKENS = 8
 FILL_TRIES = 4
 DROP_LIMIT_S = 120.0
 RECONNECT_LIMIT_S = 60.0
+RELAYS_LIMIT_S = 120.0
 WRITE_LIMIT_S = 120.0
 DISK_REST_S = 5.0
 WARM_UP_TOKENS = 512
@@ -97,6 +98,14 @@ class Engine:
         """Seconds that steps have waited for layers so far, and for how many. For ours alone."""
         (counted,) = self.llm.collective_rpc(counted_by_ours)
         return counted["bubble_us"] / 1e6, counted["layers_late"]
+
+    def wait_for_relays(self) -> None:
+        """Waits until the node has pinned its memory, and its GPUs relay for ours."""
+        end = time.monotonic() + RELAYS_LIMIT_S
+        while not self.llm.collective_rpc(counted_by_ours)[0]["relays"]:
+            if time.monotonic() > end:
+                sys.exit(f"no GPU of the node relays {RELAYS_LIMIT_S:.0f} s after the start")
+            time.sleep(0.2)
 
     def drop(self) -> None:
         """Empties HBM's prefix cache. Blocks still being stored hold it up, and only steps let go of them."""
@@ -189,6 +198,8 @@ def run_way(site: Site, way: str, sizes: list[int], runs: int, keep: Callable[[P
                 measure_plain(engine, part, tokens, runs)
                 keep(part)
             return
+        if way == "relay":
+            engine.wait_for_relays()
         for tokens in sizes:
             fill(engine, part, tokens)
         disk = None
@@ -330,7 +341,7 @@ class Found:
     def floor(self, way: str, tokens: int) -> float:
         """What it takes at best: the bytes over the links or from the disk, then what a hit in HBM takes."""
         disk = self.parts[way].sizes[str(tokens)].disk_bytes_s
-        rate = statistics.median(disk) if disk else self.links["all" if way == "multipath" else "one"]
+        rate = statistics.median(disk) if disk else self.links["all" if way in ALL_LINKS else "one"]
         return tokens * self.bytes_per_token / rate + self.warm("plain", tokens)
 
     def sizes(self) -> list[int]:
@@ -449,6 +460,7 @@ def merge(folder: Path, site: Site) -> None:
     titles = {
         "memory": "from host memory, one link",
         "multipath": "over all links",
+        "relay": "over all links, of which the engine sees one",
         "ssd-always": "from an SSD",
     }
     panels = [(title, curves(found, way)) for way, title in titles.items() if way in found.parts]
