@@ -15,8 +15,8 @@ use forebay_transfer::Span;
 
 #[derive(Debug)]
 pub enum Links {
-    Visible(StreamCopies),
-    WithNode(Copier),
+    Visible(Box<StreamCopies>),
+    WithNode(Box<Copier>),
 }
 
 impl Links {
@@ -33,11 +33,13 @@ impl Links {
         if let Some(at) = node_relays(relays, count, has_siblings) {
             let (devices, relays) = (Some(vec![device]), NodeRelays::At(at));
             let options = CopierOptions { devices, relays, ..CopierOptions::default() };
-            return Copier::with_driver(driver, &options).map(Links::WithNode).map_err(failed);
+            let copier = Copier::with_driver(driver, &options).map_err(failed)?;
+            return Ok(Links::WithNode(Box::new(copier)));
         }
         let devices: Vec<u16> =
             (0..count).filter(|other| *other == device || !siblings.contains(other)).collect();
-        forebay_cuda::start_stream_copies(driver, Some(&devices)).map(Links::Visible).map_err(failed)
+        let stream_copies = forebay_cuda::start_stream_copies(driver, Some(&devices)).map_err(failed)?;
+        Ok(Links::Visible(Box::new(stream_copies)))
     }
 
     pub fn stream_copies(&self) -> &StreamCopies {
