@@ -20,6 +20,9 @@ use std::time::Duration;
 
 /// Id, id of the chunk before it, tokens.
 type Named<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, u32);
+/// What a worker said of itself, the key of its offer; first head there, first head here and heads,
+/// or whole pages; how many workers read it.
+type Offered = (Vec<u8>, Key, Option<(u32, u32, u32)>, u32);
 /// Job, tokens that may be used, why it is not all.
 type LoadEnds = Vec<(u64, u64, Option<String>)>;
 /// Job, places of chunks that the node neither took nor had.
@@ -205,7 +208,7 @@ impl PagedCache {
         &self,
         py: Python<'_>,
         job: u64,
-        sources: Vec<(Vec<u8>, Key, Option<(u32, u32, u32)>, u32)>,
+        sources: Vec<Offered>,
         digest: Digest,
         pages: Vec<Bound<'_, PyAny>>,
         first_token: u64,
@@ -215,7 +218,7 @@ impl PagedCache {
         let cache = self.0.get()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
         let range = |(first_there, first_here, heads)| HeadRange { first_there, first_here, heads };
-        let source = |(metadata, key, heads, readers): (_, _, Option<_>, _)| ReadSource {
+        let source = |(metadata, key, heads, readers): Offered| ReadSource {
             metadata,
             key,
             heads: heads.map(range),

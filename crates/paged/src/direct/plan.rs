@@ -86,9 +86,11 @@ pub fn pages_of(wanted: &Blocks, offered: &PageTables) -> Result<Vec<Vec<u64>>, 
     Ok(pages)
 }
 
-/// The part of a page that has these heads: where it begins, and its bytes. A page of one head is
-/// taken whole.
-pub fn part_of_page(page_bytes: u64, heads_of_page: u32, heads: Heads) -> Option<(u64, u64)> {
+/// Where a part of a page begins, and its bytes.
+type Part = (u64, u64);
+
+/// The part of a page that has these heads. A page of one head is taken whole.
+pub fn part_of_page(page_bytes: u64, heads_of_page: u32, heads: Heads) -> Option<Part> {
     let Some((first, heads)) = heads.filter(|_| heads_of_page > 1) else { return Some((0, page_bytes)) };
     first.checked_add(heads).filter(|end| heads > 0 && *end <= heads_of_page)?;
     let head_bytes = page_bytes / u64::from(heads_of_page);
@@ -153,7 +155,7 @@ fn check(
     there: &LayerAt,
     heads: Option<HeadRange>,
     offered: &Opened,
-) -> Result<((u64, u64), (u64, u64)), Misfit> {
+) -> Result<(Part, Part), Misfit> {
     let differs = |what, given, allowed| Misfit::Layer { layer: number, what, given, allowed };
     if there.group as usize != here.group {
         return Err(differs("the group", there.group.into(), here.group as u64));
