@@ -67,7 +67,8 @@ pub struct Gpu {
     // Dropped in this order: threads that wait, what they wait for, and the driver's things that
     // all of it uses.
     begins: EventWaiter,
-    returns: Returns,
+    /// Where the node relays.
+    returns: Option<Returns>,
     loads: Sender,
     stores: Sender,
     arenas: Arenas,
@@ -124,7 +125,7 @@ impl CudaCopies {
         let checksums = Checksums::load(&device).map_err(failed)?;
         let events = EventPool::filled(&device, LOADS_TIMED * cache.layers().len()).map_err(failed)?;
         let (arenas, cache) = (Arenas::new(&device, links.with_node().is_some()), cache.clone());
-        let returns = Returns::spawn().map_err(failed)?;
+        let returns = links.with_node().map(|_| Returns::spawn()).transpose().map_err(failed)?;
         Ok(CudaCopies(Arc::new(Gpu {
             cache,
             is_open,

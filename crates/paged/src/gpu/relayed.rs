@@ -63,7 +63,8 @@ impl Gpu {
         let (direction, begun) = (segment.job.direction(), segment.job.begun());
         let ticket = self.sender(direction).queue.lock().aside();
         let own = self.links.own_copy(self.device.index(), direction, bytes);
-        let (segment, returns) = (Some((Arc::clone(self), segment)), self.returns.row.clone());
+        let returns = self.returns.as_ref().and_then(|returns| returns.row.clone());
+        let segment = Some((Arc::clone(self), segment));
         let way = OnItsWay { segment, bytes, ticket, returns, _own: own };
         match begun {
             None => way.start(hosts),
