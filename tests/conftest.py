@@ -3,12 +3,17 @@
 It knows the form of that list, `TEST<tab>REASON`; `testing/skips.py` reads it.
 """
 
+import gc
 import os
 import pathlib
+import subprocess
 from collections.abc import Iterator
 
 import pytest
+from fake_cuda import Cuda
 from processes import Daemon
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def add(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -38,3 +43,18 @@ def daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
     made.start()
     yield made
     made.kill()
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[Cuda]:
+    """The fake driver is what the process loads; it is built unless it is up to date. Nobody misuses it."""
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    subprocess.run(["cargo", "build", "--quiet", "--package", "fake-cuda"], cwd=ROOT, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        path = str(target / "debug" / "libfake_cuda.so")
+        patch.setenv("FOREBAY_LIBCUDA", path)
+        patch.setenv("FAKE_CUDA_GPUS", "3")
+        loaded = Cuda(path)
+        yield loaded
+        gc.collect()
+        assert loaded.misuse() == 0

@@ -25,21 +25,6 @@ MIB = 1 << 20
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def cuda() -> Iterator[Cuda]:
-    """The fake driver is what the process loads; it is built unless it is up to date. Nobody misuses it."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    subprocess.run(["cargo", "build", "--quiet", "--package", "fake-cuda"], cwd=ROOT, check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        path = str(target / "debug" / "libfake_cuda.so")
-        patch.setenv("FOREBAY_LIBCUDA", path)
-        patch.setenv("FAKE_CUDA_GPUS", "3")
-        loaded = Cuda(path)
-        yield loaded
-        gc.collect()
-        assert loaded.misuse() == 0
-
-
 @pytest.fixture(autouse=True)
 def current(cuda: Cuda) -> Iterator[None]:
     """GPU 0 is current."""

@@ -136,8 +136,8 @@ def test_every_failure_is_an_exception_of_its_own(ends: tuple[End, End]) -> None
         agent.create_backend("UCX")
     with pytest.raises(_bindings.nixlMismatchError):
         agent.add_remote_agent(b"\x80pickle?")
-    with pytest.raises(_bindings.nixlNotSupportedError, match="VRAM"):
-        agent.register_memory([(base, 64, 0, "")], "VRAM")
+    with pytest.raises(_bindings.nixlNotSupportedError, match="FILE_SEG: .* DRAM_SEG and VRAM_SEG only"):
+        agent.register_memory([(base, 64, 0, "")], "FILE")
     with pytest.raises(_bindings.nixlNotSupportedError, match="GPU"):
         agent.prep_mem_view(here.whole)
     with pytest.raises(_bindings.nixlNotFoundError):

@@ -50,6 +50,7 @@ pub mod measure;
 mod open;
 pub mod peers;
 pub mod pinned;
+pub mod places;
 pub mod plan;
 pub mod poller;
 pub mod preflight;

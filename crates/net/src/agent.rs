@@ -5,6 +5,7 @@ use crate::call_handler::{self, CallHandler};
 use crate::config::AgentConfig;
 use crate::connect;
 use crate::descriptors::{Descriptors, Select};
+use crate::device::Device;
 use crate::endpoints::EndpointPool;
 use crate::error::{AgentError, PeerError};
 use crate::memory::{OwnMemory, Registration};
@@ -18,7 +19,7 @@ use crate::shared::Shared;
 use crate::stat::PeerStat;
 use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, LeaseTable, PeerRegion, PeerRegions, ServerOptions,
-    ServerStats, Service, TcpServer,
+    ServerStats, Service, StagingMemory, TcpServer,
 };
 use crate::timer::TimerThread;
 use forebay_transfer::lock::Mutex;
@@ -167,6 +168,26 @@ impl Agent {
     pub fn register(&self, backing: Arc<dyn Backing>, access: Access) -> Result<Registration, AgentError> {
         self.here()?;
         self.memory.register(backing, access)
+    }
+
+    /// Makes a GPU a place of this agent, whose links are on its mover. Bytes of GPUs pass through
+    /// `memory` on their way to and from peers; the agent's first GPU brings it for all.
+    pub fn add_device(&self, device: Device, memory: StagingMemory) -> Result<(), AgentError> {
+        self.here()?;
+        self.shared.pool.devices.add_device(device, memory)
+    }
+
+    /// As [`register`](Agent::register), for `len` bytes at `base` of a GPU, which are `region` to
+    /// the mover. After an error the region is the caller's still; it ends with the registration.
+    pub fn register_device(
+        &self,
+        place: Place,
+        (region, base, len): (RegionId, u64, u64),
+        access: Access,
+    ) -> Result<Registration, AgentError> {
+        self.here()?;
+        let stager = self.shared.pool.devices.stager(place)?;
+        self.memory.register_device((region, base, len), stager, access)
     }
 
     /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails.

@@ -2,6 +2,7 @@
 //! that flows are bound to while they live. A mover never forgets a link, so a flow that has ended
 //! leaves its slot to the next one, and a peer that is gone its endpoint.
 
+use crate::device::DeviceWays;
 use crate::error::AgentError;
 use crate::flow_control::Advice;
 use crate::peer_log::PeerLog;
@@ -131,6 +132,10 @@ impl Endpoint {
         let link = pool.mover.add_link(spec, Box::new(link_slot.clone()))?;
         pool.mover.add_path(PathSpec::direct(pool.here, self.place, link))??;
         pool.mover.add_path(PathSpec::direct(self.place, pool.here, link))??;
+        pool.devices.add_link(self.place, link).inspect_err(|_| {
+            // Nothing is bound to it, so nothing may go there.
+            let _ = pool.mover.set_link_up(link, false);
+        })?;
         self.slots.push((link, link_slot));
         Ok(slot)
     }
@@ -164,6 +169,8 @@ fn vacate(pool: &EndpointPool, link: LinkId, link_slot: &LinkSlot) -> Option<Flo
 pub(crate) struct EndpointPool {
     mover: MoverHandle,
     here: Place,
+    /// Ways of GPUs to all places of peers.
+    pub devices: DeviceWays,
     /// How long a lot may be on a flow before it counts as lost: longer than flows themselves wait,
     /// so that it never does.
     op_timeout_us: u64,
@@ -173,7 +180,8 @@ pub(crate) struct EndpointPool {
 
 impl EndpointPool {
     pub fn new(mover: MoverHandle, here: Place, op_timeout_us: u64) -> EndpointPool {
-        EndpointPool { mover, here, op_timeout_us, next: AtomicU32::new(0), free: Mutex::default() }
+        let devices = DeviceWays::new(mover.clone(), here);
+        EndpointPool { mover, here, devices, op_timeout_us, next: AtomicU32::new(0), free: Mutex::default() }
     }
 
     /// A place at which no region is registered.

@@ -8,7 +8,7 @@ use crate::prepared::BadBlocks;
 use crate::tcp::{Broken, CallError, ExportError, NoLease, TOKEN_BYTES_MAX, UnreachableReason};
 use crate::transports::NoSuchTransport;
 use forebay_transfer::mapped::Absent;
-use forebay_transfer::{Closed, Forked, PathError, Reason, Refused};
+use forebay_transfer::{Closed, Forked, PathError, Place, Reason, Refused};
 use std::net::SocketAddr;
 use std::ops::Range;
 use thiserror::Error;
@@ -86,6 +86,10 @@ pub enum AgentError {
     System { what: &'static str, source: std::io::Error },
     #[error("memory at {given:#x?} overlaps what is registered at {registered:#x?}")]
     Overlap { given: Range<u64>, registered: Range<u64> },
+    #[error("device: {place:?} is not a place of this agent; add it first")]
+    NoSuchDevice { place: Place },
+    #[error("there is no staging for memory of GPUs: {0}")]
+    Staging(String),
     #[error("it cannot be registered: {0}")]
     Absent(#[from] Absent),
     #[error(transparent)]

@@ -9,7 +9,7 @@
 //! | `request`, `notify`, `notifications`, `call_handler` | what goes to a peer and comes from one |
 //! | `peer`, `connect`, `connection_state`, `flow_control` | the way to a peer: flows come about, end, and are more or fewer |
 //! | [`transport`], `transports`, `rails`, `capabilities`, `upgrade` | what carries bytes beside TCP, and which of it two ends share |
-//! | `endpoints`, `timer`, `bytes` | places and links of the mover; what is due; fields of messages |
+//! | `endpoints`, `device`, `timer`, `bytes` | places, GPUs and links of the mover; what is due; fields of messages |
 //! | `stat`, `peer_metrics`, `peer_log`, `error` | what is told: snapshots, counts, log lines, reasons |
 //! | [`tcp`] | a flow: the protocol of `docs/reference/wire.md` on a socket, or on what stands in for one |
 //! | [`ucx`] | transports over libucp |
@@ -51,6 +51,7 @@ mod config;
 mod connect;
 mod connection_state;
 mod descriptors;
+mod device;
 mod endpoints;
 mod error;
 mod flow_control;
@@ -75,12 +76,14 @@ mod upgrade;
 
 pub use crate::tcp::{
     Access, CallError, Identity, LEASE_SPANS_MAX, LEASES_MAX, LeaseEnd, LeaseTable, LeasedSpan, NoLease,
-    PeerRegion, RefusalCode, Reply, ServerStats, Service, TlsConfig, TlsError, UnreachableReason,
+    PeerRegion, RefusalCode, Reply, STAGING_SLOTS, ServerStats, Service, StagingMemory, TlsConfig, TlsError,
+    UnreachableReason,
 };
 pub use agent::{Agent, Prepared};
 pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;
 pub use descriptors::{BLOCKS_MAX, BadRun, Descriptors, Run, Select};
+pub use device::{Device, FLOW_SLOT_BYTES, FLOW_SLOTS};
 pub use error::{AgentError, PeerError, Unreachable};
 pub use forebay_transfer::mapped::Absent;
 pub use memory::Registration;

@@ -1,12 +1,12 @@
-//! Memory of this end that is registered: for its own requests a region of the mover, for peers an
-//! offer by address.
+//! Memory of this end that is registered, of the host and of GPUs: for its own requests a region of
+//! the mover, for peers an offer by address.
 
 use crate::addresses::{Addresses, BadRange};
 use crate::descriptors::Descriptors;
 use crate::error::AgentError;
 use crate::prepared::Blocks;
 use crate::request::Requests;
-use crate::tcp::{Access, Exports, PeerRegion};
+use crate::tcp::{Access, DeviceMemory, Exports, PeerRegion, Stager};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::mapped::{self, Absent};
 use forebay_transfer::{Backing, MoverHandle, Place, RegionId};
@@ -54,6 +54,22 @@ struct Registered {
     next_key: u64,
 }
 
+impl Registered {
+    fn check(&self, base: u64, len: u64) -> Result<(), AgentError> {
+        self.memory.check(base, len).map_err(|bad| match bad {
+            BadRange::Unsound => Absent::Unsound { base, len }.into(),
+            BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
+        })
+    }
+
+    /// Keeps what was checked under the same lock.
+    fn insert(&mut self, registration: Registration) -> Registration {
+        self.next_key += 1;
+        let _ = self.memory.insert(registration.base, registration.len, registration);
+        registration
+    }
+}
+
 impl OwnMemory {
     pub fn new(mover: MoverHandle, here: Place, exports: Arc<Exports>) -> OwnMemory {
         OwnMemory { mover, here, exports, registered: Mutex::default() }
@@ -63,20 +79,28 @@ impl OwnMemory {
         let (base, len) = (backing.as_ptr() as u64, backing.len() as u64);
         mapped::check(base, len, access.write)?;
         let mut registered = self.registered.lock();
-        registered.memory.check(base, len).map_err(|bad| match bad {
-            BadRange::Unsound => Absent::Unsound { base, len }.into(),
-            BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
-        })?;
+        registered.check(base, len)?;
         let key = registered.next_key;
         let offered = self.exports.offer(key, Arc::clone(&backing), access)?;
         let region = self.mover.register(self.here, backing).inspect_err(|_| {
             self.exports.withdraw(key);
         })?;
-        registered.next_key += 1;
-        let registration = Registration { base, len, region, offered };
-        // It was checked under the same lock.
-        let _ = registered.memory.insert(base, len, registration);
-        Ok(registration)
+        Ok(registered.insert(Registration { base, len, region, offered }))
+    }
+
+    /// Registers memory of a GPU, which is a region of the mover already.
+    pub fn register_device(
+        &self,
+        (region, base, len): (RegionId, u64, u64),
+        stager: Arc<Stager>,
+        access: Access,
+    ) -> Result<Registration, AgentError> {
+        mapped::check_range(base, len)?;
+        let mut registered = self.registered.lock();
+        registered.check(base, len)?;
+        let memory = DeviceMemory { region, len, stager };
+        let offered = self.exports.offer_device(registered.next_key, memory, access)?;
+        Ok(registered.insert(Registration { base, len, region, offered }))
     }
 
     /// Requests that use the memory are cancelled. When this returns, nothing touches it any more.

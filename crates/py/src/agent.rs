@@ -1,9 +1,10 @@
 //! The agent as Python has it. This file turns Python's objects into the agent's and back, and
 //! keeps registered buffers until nothing touches them; how bytes move is the agent's.
 
+use crate::cuda::AgentGpus;
 use crate::descriptors::Descriptors;
 use crate::errors::{PeerLostError, invalid, of_agent, of_run, of_trouble};
-use crate::memory::borrow;
+use crate::memory::{borrow, range_of};
 use crate::process::Own;
 use crate::rail::Rail;
 use crate::rows::{self, Rows};
@@ -44,6 +45,7 @@ struct Ours {
     /// more.
     inner: RwLock<Option<forebay_net::Agent>>,
     buffers: Mutex<HashMap<u64, PyUntypedBuffer>>,
+    gpus: AgentGpus,
 }
 
 impl Agent {
@@ -58,8 +60,29 @@ impl Agent {
             let inner = state.inner.read();
             inner.as_ref().map(act)
         });
-        done.ok_or_else(|| PeerLostError::new_err(format!("agent {} is closed", self.name)))?
-            .map_err(of_agent)
+        done.ok_or_else(|| self.is_closed())?.map_err(of_agent)
+    }
+
+    /// Registers memory of a GPU.
+    fn register_on_gpu(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        device: i64,
+        access: Access,
+    ) -> PyResult<forebay_net::Registration> {
+        let range = range_of(memory)?;
+        let device = u16::try_from(device)
+            .map_err(|_| invalid(format!("device is {device}; allowed: the ordinal of a GPU, 0 or more")))?;
+        let state = self.state.get()?;
+        memory.py().detach(|| {
+            let inner = state.inner.read();
+            let agent = inner.as_ref().ok_or_else(|| self.is_closed())?;
+            state.gpus.register(agent, range, device, access)
+        })
+    }
+
+    fn is_closed(&self) -> PyErr {
+        PeerLostError::new_err(format!("agent {} is closed", self.name))
     }
 
     fn buffers(&self) -> PyResult<MutexGuard<'_, HashMap<u64, PyUntypedBuffer>>> {
@@ -121,7 +144,8 @@ impl Agent {
             ..AgentConfig::named(name.clone())
         };
         let agent = py.detach(|| forebay_net::Agent::start(config)).map_err(of_agent)?;
-        let state = Ours { inner: RwLock::new(Some(agent)), buffers: Mutex::default() };
+        let state =
+            Ours { inner: RwLock::new(Some(agent)), buffers: Mutex::default(), gpus: AgentGpus::default() };
         Ok(Agent { name, state: Own::new(state) })
     }
 
@@ -138,11 +162,21 @@ impl Agent {
     }
 
     /// Offers memory: a contiguous buffer, or a tuple (address, bytes) that the caller keeps valid.
-    /// Peers may read it, and write it if `writable`.
-    #[pyo3(signature = (memory, *, writable = true))]
-    fn register_memory(&self, memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Registration> {
-        let borrowed = borrow(memory, writable)?;
+    /// Peers may read it, and write it if `writable`. With `device` the tuple is memory of that GPU.
+    #[pyo3(signature = (memory, *, writable = true, device = None))]
+    fn register_memory(
+        &self,
+        memory: &Bound<'_, PyAny>,
+        writable: bool,
+        device: Option<i64>,
+    ) -> PyResult<Registration> {
         let access = Access { write: writable, ..Access::OPEN };
+        if let Some(device) = device {
+            let registration = self.register_on_gpu(memory, device, access)?;
+            let (address, bytes) = (registration.base(), registration.bytes());
+            return Ok(Registration { address, bytes, of_agent: registration });
+        }
+        let borrowed = borrow(memory, writable)?;
         let backing = borrowed.backing;
         let registration = self.with(memory.py(), |agent| agent.register(backing, access))?;
         if let Some(buffer) = borrowed.buffer {
@@ -155,6 +189,7 @@ impl Agent {
     /// Takes memory back. Returns when nothing touches it any more.
     fn deregister_memory(&self, py: Python<'_>, registration: &Registration) -> PyResult<()> {
         self.with(py, |agent| agent.deregister(registration.of_agent))?;
+        self.state.get()?.gpus.forget(registration.address);
         // Bound first: the buffer is released after the lock.
         let buffer = self.buffers()?.remove(&registration.of_agent.offered().key);
         drop(buffer);
@@ -187,10 +222,27 @@ impl Agent {
         self.with(py, |agent| agent.connect(name))
     }
 
-    /// Checks a list of memory once, for any number of transfers: of this end, or of a peer.
-    #[pyo3(signature = (descriptors, *, peer = None))]
-    fn prepare(&self, descriptors: &Bound<'_, PyAny>, peer: Option<&str>) -> PyResult<Prepared> {
-        let list = runs(descriptors)?;
+    /// Checks a list of memory once, for any number of transfers: of this end, or of a peer. With
+    /// `memory`, "DRAM" or "VRAM", a list of this end's has to lie there, on the GPUs that its rows
+    /// name.
+    #[pyo3(signature = (descriptors, *, peer = None, memory = None))]
+    fn prepare(
+        &self,
+        descriptors: &Bound<'_, PyAny>,
+        peer: Option<&str>,
+        memory: Option<&str>,
+    ) -> PyResult<Prepared> {
+        let is_device = match memory {
+            None => None,
+            Some("DRAM") => Some(false),
+            Some("VRAM") => Some(true),
+            Some(other) => {
+                return Err(invalid(format!("memory {other:?}: allowed are \"DRAM\" and \"VRAM\"")));
+            }
+        };
+        // Where a peer's memory lies is the peer's to know: its addresses are enough.
+        let kind = Kind { gpus: &self.state.get()?.gpus, is_device: is_device.filter(|_| peer.is_none()) };
+        let list = runs(descriptors, &kind)?;
         let prepared = self.with(descriptors.py(), |agent| match peer {
             None => agent.prepare_local(&list),
             Some(peer) => agent.prepare_remote(peer, &list),
@@ -305,14 +357,29 @@ fn certificates((own, key, authorities): &(Vec<u8>, Vec<u8>, Vec<u8>)) -> PyResu
     config.map(Arc::new).map_err(|error| invalid(format!("tls: {error}")))
 }
 
-/// The runs that a list consists of.
-fn runs(descriptors: &Bound<'_, PyAny>) -> PyResult<forebay_net::Descriptors> {
+/// Where rows are said to lie.
+struct Kind<'a> {
+    gpus: &'a AgentGpus,
+    /// `None`: nothing is said.
+    is_device: Option<bool>,
+}
+
+impl Kind<'_> {
+    fn check<const N: usize>(&self, rows: &[[u64; N]]) -> PyResult<()> {
+        self.is_device.map_or(Ok(()), |is_device| self.gpus.check(rows, is_device))
+    }
+}
+
+/// The runs that a list consists of, if it lies where it is said to.
+fn runs(descriptors: &Bound<'_, PyAny>, kind: &Kind<'_>) -> PyResult<forebay_net::Descriptors> {
     if let Ok(kept) = descriptors.cast::<Descriptors>() {
-        return blocks(&kept.get().rows());
+        let rows = kept.get().rows();
+        return kind.check(&rows).and_then(|()| blocks(&rows));
     }
     match rows::read(descriptors)? {
-        Rows::Plain(rows) => blocks(&rows),
+        Rows::Plain(rows) => kind.check(&rows).and_then(|()| blocks(&rows)),
         Rows::Strided(rows) => {
+            kind.check(&rows)?;
             let runs =
                 rows.into_iter().map(|[address, len, _, stride, count]| Run { address, len, count, stride });
             forebay_net::Descriptors::from_runs(runs).map_err(of_run)

@@ -41,6 +41,7 @@ pub fn of_agent(error: AgentError) -> PyErr {
         | AgentError::Rails { .. }
         | AgentError::Overlap { .. }
         | AgentError::Absent(_)
+        | AgentError::NoSuchDevice { .. }
         | AgentError::Metadata(_)
         | AgentError::Run(_)
         | AgentError::Sides

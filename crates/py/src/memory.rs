@@ -48,6 +48,12 @@ pub struct Borrowed {
     pub buffer: Option<PyUntypedBuffer>,
 }
 
+/// Memory of a GPU: a tuple (address, bytes).
+pub fn range_of(memory: &Bound<'_, PyAny>) -> PyResult<(u64, u64)> {
+    let other = |_| invalid(format!("memory of a GPU is a tuple (address, bytes), not {memory}"));
+    memory.extract().map_err(other)
+}
+
 /// Takes a buffer that is contiguous and, if `writable`, can be written; or a tuple (address,
 /// bytes).
 pub fn borrow(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Borrowed> {

@@ -1,7 +1,7 @@
 """NIXL's raw agent over `forebay.Agent`: integer handles, statuses, one exception for each failure.
 
 What the methods do is said in `_api`. There is one back end, FOREBAY. It answers to UCX too, since
-programs ask for that one. It moves DRAM.
+programs ask for that one. It moves DRAM and VRAM.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from forebay import Agent, ForebayError, Prepared, Registration, Transfer
 from forebay._fork_guard import ForkGuard
@@ -42,6 +42,10 @@ TO_SELF_MAX = 65_536
 NIXL_INIT_AGENT = ""
 
 _BACKENDS = ("FOREBAY", "UCX")
+_MOVED: dict[nixl_mem_t, Literal["DRAM", "VRAM"]] = {
+    nixl_mem_t.DRAM_SEG: "DRAM",
+    nixl_mem_t.VRAM_SEG: "VRAM",
+}
 _TELEMETRY = "NIXL_TELEMETRY_ENABLE"
 _YES = ("y", "yes", "on", "true", "1", "enable")
 
@@ -112,7 +116,7 @@ class nixlAgent:
         if name not in _BACKENDS:
             raise failure(nixlNotFoundError, f"no back end {name!r}; there are {', '.join(_BACKENDS)}")
         options = {"listen": self._settings.listen, "flows_max": "4", "progress_limit_ms": "2000"}
-        return options, [nixl_mem_t.DRAM_SEG.name]
+        return options, [memory.name for memory in _MOVED]
 
     @translated
     def createBackend(self, name: str, options: dict[str, str]) -> int:
@@ -167,11 +171,11 @@ class nixlAgent:
     @translated
     def registerMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
         """Registers all memory of the list, or none. The same memory may be registered again."""
-        _only_dram(descs.getType())
+        on_gpu = _moved(descs.getType()) == "VRAM"
         done: list[tuple[int, int]] = []
         try:
-            for address, length, _device, _word in descs:
-                self._register((address, length))
+            for address, length, device, _word in descs:
+                self._register((address, length), device if on_gpu else None)
                 done.append((address, length))
         except ForebayError:
             for memory in reversed(done):
@@ -179,14 +183,14 @@ class nixlAgent:
             raise
         return nixl_status_t.NIXL_SUCCESS
 
-    def _register(self, memory: tuple[int, int]) -> None:
+    def _register(self, memory: tuple[int, int], device: int | None) -> None:
         self._fork_guard.check()
         with self._memory_lock:
             held = self._registered.get(memory)
             if held:
                 held.append(held[0])
             else:
-                self._registered[memory] = [self.forebay.register_memory(memory)]
+                self._registered[memory] = [self.forebay.register_memory(memory, device=device)]
 
     def _deregister(self, memory: tuple[int, int]) -> None:
         self._fork_guard.check()
@@ -330,21 +334,21 @@ class nixlAgent:
     def prepXferDlist(self, *args: Any) -> int:
         """Checks a list once. Takes `[agent,] list` or `agent, memory type, N x 5 array`."""
         name, memory, descs = _prepared_from(args)
-        _only_dram(memory)
+        kind = _moved(memory)
         if len(descs) == 0:
             raise failure(nixlNotFoundError, "a list without descriptors")
-        prepared = self._prepare(name, descs)
+        prepared = self._prepare(name, descs, kind)
         handle = next(self._handles)
         self._lists[handle] = prepared
         return handle
 
-    def _prepare(self, name: str | bytes, descs: Any) -> Prepared:
+    def _prepare(self, name: str | bytes, descs: Any, memory: Literal["DRAM", "VRAM"]) -> Prepared:
         rows = descs.rows if isinstance(descs, nixlXferDList) else descs
         peer = _text(name) or None
         if peer == self._name:
             # Its own memory is the other side: it connects to itself as to any peer.
             self.forebay.add_peer(self.forebay.metadata())
-        return self.forebay.prepare(rows, peer=peer)
+        return self.forebay.prepare(rows, peer=peer, memory=memory)
 
     def releasedDlistH(self, handle: int) -> nixl_status_t:
         _take(self._lists, handle)
@@ -375,10 +379,9 @@ class nixlAgent:
         notif_msg: str | bytes = b"",
         backend: Sequence[int] = (),
     ) -> int:
-        _only_dram(local_descs.getType())
-        _only_dram(remote_descs.getType())
-        local = self._prepare(NIXL_INIT_AGENT, local_descs)
-        remote = self._prepare(remote_agent, remote_descs)
+        here, there = _moved(local_descs.getType()), _moved(remote_descs.getType())
+        local = self._prepare(NIXL_INIT_AGENT, local_descs, here)
+        remote = self._prepare(remote_agent, remote_descs, there)
         return self._make(operation, local, None, remote, None, notif_msg)
 
     def _make(
@@ -460,7 +463,7 @@ class nixlAgent:
         return 0, 0, nixl_cost_t.NIXL_COST_ANALYTICAL_BACKEND
 
     def prepMemView(self, dlist: nixlXferDList | nixlRemoteDList, backends: Sequence[int] = ()) -> int:
-        raise failure(nixlNotSupportedError, "memory views need a GPU's memory; this agent moves DRAM")
+        raise failure(nixlNotSupportedError, "memory views are a GPU's own way to peers; this agent has none")
 
     def releaseMemView(self, view: int) -> None:
         raise failure(nixlNotFoundError, f"no memory view has the handle {view}")
@@ -503,9 +506,12 @@ def _telemetry_is_on(config: nixlAgentConfig) -> bool:
     return config.captureTelemetry if said is None else said.lower() in _YES
 
 
-def _only_dram(memory: nixl_mem_t) -> None:
-    if memory != nixl_mem_t.DRAM_SEG:
-        raise failure(nixlNotSupportedError, f"{nixl_mem_t(memory).name}: this agent moves DRAM_SEG only")
+def _moved(memory: nixl_mem_t) -> Literal["DRAM", "VRAM"]:
+    kind = _MOVED.get(memory)
+    if kind is None:
+        allowed = " and ".join(memory.name for memory in _MOVED)
+        raise failure(nixlNotSupportedError, f"{nixl_mem_t(memory).name}: this agent moves {allowed} only")
+    return kind
 
 
 def _prepared_from(args: tuple[Any, ...]) -> tuple[str | bytes, nixl_mem_t, Any]:

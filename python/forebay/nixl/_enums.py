@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class nixl_mem_t(IntEnum):
-    """Kinds of memory. Forebay's agent moves DRAM."""
+    """Kinds of memory. Forebay's agent moves DRAM and VRAM."""
 
     DRAM_SEG = 0
     VRAM_SEG = 1

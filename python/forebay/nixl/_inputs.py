@@ -1,10 +1,9 @@
 """What programs give as descriptors: tuples, arrays, tensors, lists. Makes NIXL's lists of them.
 
-Neither numpy nor torch is imported here: arrays are known by the buffer protocol, tensors by a
-torch that is loaded.
+Neither numpy nor torch is imported here: arrays are known by the buffer protocol, tensors by what
+they can be asked.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +23,9 @@ MEMORY = {
     "cuda": nixl_mem_t.VRAM_SEG,
 }
 
+_TENSOR = ("data_ptr", "numel", "element_size", "get_device", "is_contiguous", "device")
+"""What torch's tensors, and those of libraries like it, have."""
+
 _List = TypeVar("_List", nixlXferDList, nixlRegDList)
 
 
@@ -37,8 +39,7 @@ def columns_of(value: Any) -> int | None:
 
 
 def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    return all(hasattr(value, name) for name in _TENSOR)
 
 
 def to_list(kind: type[_List], descs: Any, mem_type: str | None, columns: int) -> _List | None:

@@ -7,8 +7,9 @@
 //! `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and give
 //! success: `right`, `lost`: nothing, or `zero`: they write zeroes), `flaw ENGINE HOW` (what it
 //! copies next goes wrong, once, and gives success: `flipped`, a bit of it, or `exchanged`, two
-//! ranges of one length), `mode GPU N` (the compute mode), `version N`, `rates RATES` (of links from
-//! now on, as in `FAKE_CUDA_RATES`). An engine is `h2d.0`, `d2h.0`, `p2p.0` or `compute.0`.
+//! ranges of one length), `foreign GPU` (its memory is said to be of another context), `mode GPU N`
+//! (the compute mode), `version N`, `rates RATES` (of links from now on, as in `FAKE_CUDA_RATES`).
+//! An engine is `h2d.0`, `d2h.0`, `p2p.0` or `compute.0`.
 
 use crate::abi::Code;
 use crate::driver::{ENGINES, State, signals};
@@ -68,6 +69,10 @@ impl State {
                 let mode = mode.parse().map_err(|_| format!("mode {mode:?}: want a number"))?;
                 let found = gpu.parse().ok().and_then(|gpu: usize| self.gpus.get_mut(gpu));
                 found.ok_or_else(|| format!("mode {gpu:?}: no such GPU"))?.compute_mode = mode;
+            }
+            ["foreign", gpu] => {
+                let found = gpu.parse().ok().filter(|&gpu: &usize| gpu < self.gpus.len());
+                self.faults.foreign.insert(found.ok_or_else(|| format!("foreign {gpu:?}: no such GPU"))?);
             }
             ["missing", symbol] => drop(self.faults.missing.insert(symbol.into())),
             ["p2p", "off"] => self.faults.p2p_off = true,

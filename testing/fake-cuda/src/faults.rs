@@ -18,6 +18,8 @@ pub struct Faults {
     pub peer_kernels: Peers,
     /// What becomes of the next bytes that an engine copies, by its place among all.
     pub flaws: HashMap<usize, Flaw>,
+    /// GPUs whose memory is said to be of another context than the primary one.
+    pub foreign: HashSet<usize>,
 }
 
 /// How a copy goes wrong that gives success.

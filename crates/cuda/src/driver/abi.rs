@@ -51,6 +51,7 @@ pub const COMPUTE_MODE_PROHIBITED: c_int = 2;
 
 pub const P2P_PERFORMANCE_RANK: c_int = 1;
 
+pub const POINTER_CONTEXT: c_int = 1;
 pub const POINTER_MEMORY_TYPE: c_int = 2;
 pub const POINTER_IS_MANAGED: c_int = 8;
 pub const POINTER_DEVICE_ORDINAL: c_int = 9;

@@ -3,7 +3,7 @@
 
 use super::DeclineReason;
 use crate::driver::abi::{self, Address};
-use crate::driver::{Driver, Table};
+use crate::driver::{CudaError, Driver, Table, call};
 use crate::kernels::Piece;
 use crate::links::Direction;
 use libc::c_void;
@@ -32,6 +32,14 @@ pub struct Range {
 impl Range {
     pub fn bytes(&self) -> u64 {
         self.end - self.start
+    }
+
+    /// The GPU that it lies on, if it does.
+    pub fn device(&self) -> Option<u16> {
+        match self.kind {
+            Kind::Host => None,
+            Kind::Device(ordinal) => Some(ordinal),
+        }
     }
 
     fn holds(&self, address: Address, bytes: u64) -> bool {
@@ -107,6 +115,15 @@ impl<'a> Inspector<'a> {
         };
         Ok(Range { kind, start, end, is_open: open != 0 })
     }
+}
+
+/// The context that memory was allocated in; null: none.
+pub fn context_of(driver: &Driver, address: Address) -> Result<abi::ContextHandle, CudaError> {
+    let mut context: abi::ContextHandle = std::ptr::null_mut();
+    let (attribute, value) = ([abi::POINTER_CONTEXT], [(&raw mut context).cast()]);
+    // SAFETY: one valid place for the attribute, of its type. Any address may be asked about.
+    unsafe { call!(driver, pointer_attributes(1, attribute.as_ptr(), value.as_ptr(), address)) }?;
+    Ok(context)
 }
 
 /// The allocation of a GPU that holds an address.

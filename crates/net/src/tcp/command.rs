@@ -122,6 +122,8 @@ codes! {
         Corrupt = 6,
         /// The node is about to end and begins nothing new.
         Closing = 7,
+        /// The owner could not copy the bytes between its GPU and what it sends and receives.
+        Copy = 8,
         /// A code of a later version.
         Other = 0xffff,
     }

@@ -41,8 +41,9 @@ pub(super) trait Role {
     fn begins(&self, _header: &Header) -> Result<(), Broken> {
         Ok(())
     }
-    /// A DATA came; its bytes follow. Where do they go?
-    fn inbound(&mut self, operation: u64, bytes: u32) -> Result<PayloadPart, Broken>;
+    /// A DATA came; its bytes follow. Where do they go? `None`: there is no room before something
+    /// has happened at this end; it is asked again then.
+    fn inbound(&mut self, operation: u64, bytes: u32) -> Result<Option<PayloadPart>, Broken>;
     /// The bytes of a DATA have come.
     fn placed(&mut self, operation: u64, arrival: Arrival) -> Result<(), Broken>;
     /// Appends the frames that are to be sent now, and says which DATA follows them.
@@ -65,6 +66,8 @@ pub(super) trait Role {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Pumped {
     pub send_blocked: bool,
+    /// Nothing is received before something has happened at this end.
+    pub stalled: bool,
     /// There may be more to do at once.
     pub more: bool,
 }
@@ -107,9 +110,26 @@ struct Intake {
 #[expect(clippy::large_enum_variant, reason = "there is one of it for each connection")]
 enum State {
     Header,
-    Body { header: Header, body: Vec<u8> },
-    Payload { operation: u64, part: PayloadPart, sum: Digest, withdrawn: bool },
-    Trailer { operation: u64, sum: u32, withdrawn: bool },
+    Body {
+        header: Header,
+        body: Vec<u8>,
+    },
+    /// The payload of a DATA is due for which there is no room yet.
+    Stalled {
+        operation: u64,
+        bytes: u32,
+    },
+    Payload {
+        operation: u64,
+        part: PayloadPart,
+        sum: Digest,
+        withdrawn: bool,
+    },
+    Trailer {
+        operation: u64,
+        sum: u32,
+        withdrawn: bool,
+    },
 }
 
 /// Bytes on their way out: frames, then perhaps the payload of a DATA and its CRC.
@@ -160,6 +180,7 @@ impl<R: Role> Connection<R> {
             self.held_up = false;
             self.moved(now_us);
         }
+        self.resume(now_us)?;
         let mut pumped = Pumped::default();
         for _ in 0..ROUNDS {
             let sent = self.send(now_us, wire)?;
@@ -172,6 +193,7 @@ impl<R: Role> Connection<R> {
         }
         self.check_progress(now_us)?;
         self.awaited = self.is_awaiting();
+        pumped.stalled = self.is_stalled();
         Ok(pumped)
     }
 
@@ -245,12 +267,38 @@ impl<R: Role> Connection<R> {
 
     /// Receives once. Says whether anything came; `readable` becomes false when there is no more.
     fn receive(&mut self, now_us: u64, wire: &mut dyn Wire, readable: &mut bool) -> Result<bool, Broken> {
+        if self.is_stalled() {
+            return Ok(false);
+        }
         let received = self.intake.receive(wire, &mut self.void, readable)?;
         if received {
             self.moved(now_us);
             while self.step(now_us)? {}
         }
         Ok(received)
+    }
+
+    fn is_stalled(&self) -> bool {
+        matches!(self.intake.state, State::Stalled { .. })
+    }
+
+    /// Goes on with what there was no room for.
+    fn resume(&mut self, now_us: u64) -> Result<(), Broken> {
+        if let State::Stalled { operation, bytes } = self.intake.state {
+            self.begin_payload(operation, bytes)?;
+            while !self.is_stalled() && self.step(now_us)? {}
+        }
+        Ok(())
+    }
+
+    fn begin_payload(&mut self, operation: u64, bytes: u32) -> Result<(), Broken> {
+        let part = self.role.inbound(operation, bytes)?;
+        debug_assert!(part.as_ref().is_none_or(|part| part.len() == bytes as usize));
+        self.intake.state = match part {
+            Some(part) => State::Payload { operation, part, sum: crc32c(), withdrawn: false },
+            None => State::Stalled { operation, bytes },
+        };
+        Ok(())
     }
 
     /// Takes one thing off the stash. Says whether there may be another.
@@ -263,11 +311,7 @@ impl<R: Role> Connection<R> {
                 }
             }
             Found::Arrived(operation, arrival) => self.role.placed(operation, arrival)?,
-            Found::Frame(operation, Frame::Data(bytes)) => {
-                let part = self.role.inbound(operation, bytes)?;
-                debug_assert_eq!(part.len(), bytes as usize);
-                self.intake.state = State::Payload { operation, part, sum: crc32c(), withdrawn: false };
-            }
+            Found::Frame(operation, Frame::Data(bytes)) => self.begin_payload(operation, bytes)?,
             Found::Frame(operation, frame) => self.role.frame(now_us, operation, frame)?,
         }
         Ok(true)
@@ -358,6 +402,7 @@ impl Intake {
                 self.state = State::Header;
                 Ok(Some(Found::Frame(operation, frame)))
             }
+            State::Stalled { .. } => Ok(None),
             State::Payload { operation, part, sum, withdrawn } => {
                 let taken = waiting.min(part.left());
                 let owners = part.owners();

@@ -3,8 +3,9 @@
 
 use super::command::{Fault, FaultCode, PeerRegion, Section};
 use super::leases::LeaseTable;
-use forebay_transfer::Backing;
-use forebay_transfer::lock::{RwLock, RwLockReadGuard};
+use super::staging::Stager;
+use forebay_transfer::lock::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use forebay_transfer::{Backing, RegionId, Span};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -38,23 +39,102 @@ pub(super) struct Piece {
     pub len: usize,
 }
 
+/// Adjacent bytes of an operation, of whichever memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stretch {
+    Host(Piece),
+    Device(Span),
+}
+
+impl Stretch {
+    pub fn len(&self) -> usize {
+        match self {
+            Stretch::Host(piece) => piece.len,
+            Stretch::Device(span) => span.len as usize,
+        }
+    }
+}
+
+/// What is offered.
+pub(super) enum Memory {
+    Host(Arc<dyn Backing>),
+    Device(DeviceMemory),
+}
+
+/// Memory of a GPU, as a region of the mover that copies it.
+#[derive(Clone)]
+pub struct DeviceMemory {
+    pub region: RegionId,
+    pub len: u64,
+    pub stager: Arc<Stager>,
+}
+
+impl Memory {
+    pub fn len(&self) -> u64 {
+        match self {
+            Memory::Host(backing) => backing.len() as u64,
+            Memory::Device(device) => device.len,
+        }
+    }
+
+    /// Memory of a GPU is there as long as whoever registered it keeps their word: nobody can be
+    /// asked cheaply. A copy of what is gone fails.
+    fn is_there(&self, offset: usize, len: usize, write: bool) -> bool {
+        match self {
+            Memory::Host(backing) => backing.is_there(offset, len, write),
+            Memory::Device(_) => true,
+        }
+    }
+}
+
 /// One offered region.
 pub(super) struct Export {
     pub region: PeerRegion,
     pub access: Access,
-    pub backing: Arc<dyn Backing>,
+    pub memory: Memory,
     /// Held by whoever touches the memory. `false`: withdrawn.
-    pub offered: RwLock<bool>,
+    offered: RwLock<bool>,
+    /// Copies of memory of a GPU that are under way. They begin while the export is held.
+    copying: Mutex<usize>,
+    copied: Condvar,
 }
 
 /// Holds an export: its memory may be touched until this is dropped.
 pub(super) type Held<'a> = RwLockReadGuard<'a, bool>;
 
+/// A copy of memory of a GPU that is under way. The offer cannot end before this is dropped.
+pub(super) struct Copying(Arc<Export>);
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        *self.0.copying.lock() -= 1;
+        self.0.copied.notify_all();
+    }
+}
+
 impl Export {
+    pub fn new(region: PeerRegion, access: Access, memory: Memory) -> Export {
+        let (offered, copying) = (RwLock::new(true), Mutex::new(0));
+        Export { region, access, memory, offered, copying, copied: Condvar::default() }
+    }
+
     /// `None`: the region was withdrawn, or its memory is not there any more.
     pub fn hold(&self) -> Option<Held<'_>> {
         let held = self.offered.read();
-        (*held && self.backing.is_there(0, self.backing.len(), false)).then_some(held)
+        (*held && self.memory.is_there(0, self.memory.len() as usize, false)).then_some(held)
+    }
+
+    /// Notes that a copy begins. `None`: the region was withdrawn.
+    pub fn begin_copy(self: &Arc<Export>) -> Option<Copying> {
+        let _held = self.hold()?;
+        *self.copying.lock() += 1;
+        Some(Copying(Arc::clone(self)))
+    }
+
+    /// Ends the offer, and waits until nobody touches the memory.
+    pub fn withdraw(&self) {
+        *self.offered.write() = false;
+        self.copied.wait_while(&mut self.copying.lock(), |copying| *copying > 0);
     }
 
     /// Whether this is the registration that is meant, and it is offered for what is wished.
@@ -86,18 +166,18 @@ impl Export {
         section: &Section,
         wish: Wish,
         leases: &LeaseTable,
-        pieces: &mut Vec<Piece>,
+        stretches: &mut Vec<Stretch>,
     ) -> Result<(), Fault> {
         let PeerRegion { key, len: region_len, .. } = self.region;
         for (offset, len) in section.runs.iter().flat_map(super::runs::Run::spans) {
-            let piece = self.piece(offset, len).ok_or_else(|| Fault {
+            let stretch = self.stretch(offset, len).ok_or_else(|| Fault {
                 code: FaultCode::OutOfBounds,
                 text: format!(
                     "span {} of {len} bytes at {offset}; the region with key {key} has {region_len}",
-                    pieces.len()
+                    stretches.len()
                 ),
             })?;
-            if !self.backing.is_there(offset as usize, len as usize, wish == Wish::Write) {
+            if !self.memory.is_there(offset as usize, len as usize, wish == Wish::Write) {
                 return Err(Fault::new(
                     FaultCode::StaleGeneration,
                     format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more"),
@@ -110,18 +190,22 @@ impl Export {
                     format!("lease {lease} does not cover {len} bytes at {offset} of key {key}"),
                 ));
             }
-            pieces.push(piece);
+            stretches.push(stretch);
         }
         Ok(())
     }
 
-    fn piece(&self, offset: u64, len: u64) -> Option<Piece> {
+    fn stretch(&self, offset: u64, len: u64) -> Option<Stretch> {
         let end = offset.checked_add(len)?;
         if end > self.region.len {
             return None;
         }
+        let backing = match &self.memory {
+            Memory::Host(backing) => backing,
+            Memory::Device(device) => return Some(Stretch::Device(Span::new(device.region, offset, len))),
+        };
         // SAFETY: the end lies inside the backing, whose length fits into usize, so the start does.
-        let start = unsafe { self.backing.as_ptr().add(offset as usize) };
-        NonNull::new(start).map(|start| Piece { start, len: len as usize })
+        let start = unsafe { backing.as_ptr().add(offset as usize) };
+        NonNull::new(start).map(|start| Stretch::Host(Piece { start, len: len as usize }))
     }
 }

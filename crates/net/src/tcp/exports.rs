@@ -3,13 +3,14 @@
 //!
 //! Memory that is withdrawn is quiet when [`Exports::withdraw`] returns: every flow touches it only
 //! while it holds the export, for one system call at a time, and nobody can hold an export that is
-//! withdrawn.
+//! withdrawn. Copies of GPUs' memory, which go on by themselves, are waited for.
 
 use super::command::{Command, Fault, FaultCode, PeerRegion};
-use super::export::{Access, Export, Wish};
+use super::export::{Access, Copying, DeviceMemory, Export, Memory, Wish};
 use super::frame::REGIONS_MAX;
 use super::leases::LeaseTable;
 use super::payload::Payload;
+use super::staging::Stager;
 use forebay_transfer::Backing;
 use forebay_transfer::lock::RwLock;
 use std::collections::HashMap;
@@ -60,6 +61,20 @@ impl Exports {
         backing: Arc<dyn Backing>,
         access: Access,
     ) -> Result<PeerRegion, ExportError> {
+        self.offer_memory(key, Memory::Host(backing), access)
+    }
+
+    /// Offers memory of a GPU: its bytes pass through staging.
+    pub fn offer_device(
+        &self,
+        key: u64,
+        memory: DeviceMemory,
+        access: Access,
+    ) -> Result<PeerRegion, ExportError> {
+        self.offer_memory(key, Memory::Device(memory), access)
+    }
+
+    fn offer_memory(&self, key: u64, memory: Memory, access: Access) -> Result<PeerRegion, ExportError> {
         let mut table = self.table.write();
         if let Some(export) = table.offered.get(&key) {
             return Err(ExportError::InUse { key, generation: export.region.generation });
@@ -67,10 +82,9 @@ impl Exports {
         if table.offered.len() >= REGIONS_MAX {
             return Err(ExportError::TooMany);
         }
-        let region = PeerRegion { key, generation: table.next_generation, len: backing.len() as u64 };
+        let region = PeerRegion { key, generation: table.next_generation, len: memory.len() };
         table.next_generation += 1;
-        let export = Export { region, access, backing, offered: RwLock::new(true) };
-        table.offered.insert(key, Arc::new(export));
+        table.offered.insert(key, Arc::new(Export::new(region, access, memory)));
         Ok(region)
     }
 
@@ -80,7 +94,7 @@ impl Exports {
         let mut table = self.table.write();
         let Some(export) = table.offered.remove(&key) else { return false };
         drop(table);
-        *export.offered.write() = false;
+        export.withdraw();
         true
     }
 
@@ -104,10 +118,10 @@ impl Exports {
             found.push(Arc::clone(export));
         }
         drop(table);
-        let mut pieces = Vec::with_capacity(command.spans() as usize);
+        let mut stretches = Vec::with_capacity(command.spans() as usize);
         let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
         for (section, export) in command.sections.iter().zip(&found) {
-            export.append(section, wish, &self.leases, &mut pieces)?;
+            export.append(section, wish, &self.leases, &mut stretches)?;
             let lease = (section.lease, export.region);
             if export.access.leased && !leases.contains(&lease) {
                 leases.push(lease);
@@ -115,9 +129,9 @@ impl Exports {
         }
         found.sort_unstable_by_key(|export| export.region.key);
         found.dedup_by_key(|export| export.region.key);
-        // SAFETY: the pieces lie in backings that the exports keep alive, and the payload keeps the
+        // SAFETY: the stretches lie in backings that the exports keep alive, and the payload keeps the
         // exports.
-        let payload = unsafe { Payload::new(pieces, found.into()) };
+        let payload = unsafe { Payload::new(stretches, found.into()) };
         let grant = Grant { payload, leases };
         self.still_leased(&grant).map(|()| grant)
     }
@@ -138,6 +152,23 @@ impl Exports {
 pub(super) struct Grant {
     pub payload: Payload,
     leases: Vec<(u64, PeerRegion)>,
+}
+
+impl Grant {
+    /// What copies the bytes of it that lie in memory of GPUs, if any do.
+    pub fn stager(&self) -> Option<&Stager> {
+        self.payload.exports().iter().find_map(|export| match &export.memory {
+            Memory::Device(device) => Some(&*device.stager),
+            Memory::Host(_) => None,
+        })
+    }
+
+    /// Has every offer of GPUs' memory last until a copy has ended. `None`: one was withdrawn.
+    pub fn begin_copy(&self) -> Option<Vec<Copying>> {
+        let exports = self.payload.exports().iter();
+        let devices = exports.filter(|export| matches!(export.memory, Memory::Device(_)));
+        devices.map(Export::begin_copy).collect()
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@
 //! Pure parts: `runs`, `command`, `greeting` and `frame` are the bytes; `payload` is where they
 //! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,
 //! `requester` and `responder` say what the two ends do, with `call` and `service` for what is
-//! asked beside memory. Driver: `socket`, with TLS over it in `tls` and `tls_session`. Glue:
+//! asked beside memory, and `reads` and `writes` for what is under way at the owning end; bytes of
+//! GPUs pass through `staging`. Driver: `socket`, with TLS over it in `tls` and `tls_session`. Glue:
 //! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
 //! Knows the wire and whose memory is meant.
 
@@ -24,6 +25,7 @@ mod handle;
 mod leases;
 mod payload;
 mod peer;
+mod reads;
 mod requester;
 mod responder;
 mod runs;
@@ -32,16 +34,18 @@ mod service;
 #[cfg(test)]
 mod simulation;
 mod socket;
+mod staging;
 mod tls;
 mod tls_session;
 mod wake;
+mod writes;
 
 pub use call::{CALLS_WAITING_MAX, CallError};
 pub use carrier::{Carrier, Ready, Wire};
 pub(crate) use carrier::{Scatter, slice};
 pub use command::{FaultCode, PeerRegion};
 pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, UnreachableReason, VERSION};
-pub use export::Access;
+pub use export::{Access, DeviceMemory};
 pub use exports::{ExportError, Exports};
 pub use flow::Flow;
 pub use frame::{CALL_BYTES_MAX, CALLS_MAX, DATA_BYTES_MAX, OPS_MAX, REGIONS_MAX};
@@ -52,6 +56,7 @@ pub use peer::PeerRegions;
 pub use runs::BadRuns;
 pub use server::{Acceptor, ServerOptions, ServerStats, TcpServer};
 pub use service::{Reply, Service};
+pub use staging::{STAGING_SLOTS, Stager, StagingMemory};
 pub use tls::{SpeaksFor, TlsConfig, TlsError, is_beyond_loopback};
 pub(crate) use wake::Event;
 pub use wake::WakeUp;

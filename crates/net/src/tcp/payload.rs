@@ -3,9 +3,11 @@
 //! `carrier.rs` read or write memory by its address.
 
 use super::carrier::slice;
-use super::export::{Export, Held, Piece};
+use super::export::{Export, Held, Piece, Stretch, Wish};
 use super::frame::crc32c;
+use super::staging::SlotPlace;
 use crc_fast::Digest;
+use forebay_transfer::{Span, SpanPair};
 use std::sync::Arc;
 
 /// Pieces of a part that is sent at most, so that header, pieces and CRC are one system call
@@ -14,28 +16,41 @@ pub(super) const PART_PIECES_MAX: usize = 1_000;
 
 /// The bytes of an operation that are not in a part yet.
 pub(super) struct Payload {
-    pieces: Vec<Piece>,
+    stretches: Vec<Stretch>,
     next: usize,
-    /// Bytes of the next piece that were cut already.
+    /// Bytes of the next stretch that were cut already.
     within: usize,
     left: u64,
+    /// Some of it is memory of a GPU.
+    is_staged: bool,
     exports: Arc<[Arc<Export>]>,
 }
 
-// SAFETY: pieces are addresses of memory that `Payload::new` was promised, which any thread may
+// SAFETY: stretches are addresses of memory that `Payload::new` was promised, which any thread may
 // reach.
 unsafe impl Send for Payload {}
 
 impl Payload {
-    /// The pieces in the order of the wire.
+    /// The stretches in the order of the wire.
     ///
     /// # Safety
     ///
-    /// The pieces must be readable and writable for as long as the payload and its parts live, by
+    /// Those of host memory must be readable and writable for as long as the payload and its parts live, by
     /// whoever holds `exports`, or by everybody if there are none.
-    pub unsafe fn new(pieces: Vec<Piece>, exports: Arc<[Arc<Export>]>) -> Payload {
-        let left = pieces.iter().map(|piece| piece.len as u64).sum();
-        Payload { pieces, next: 0, within: 0, left, exports }
+    pub unsafe fn new(stretches: Vec<Stretch>, exports: Arc<[Arc<Export>]>) -> Payload {
+        let left = stretches.iter().map(|stretch| stretch.len() as u64).sum();
+        let is_staged = stretches.iter().any(|stretch| matches!(stretch, Stretch::Device(_)));
+        Payload { stretches, next: 0, within: 0, left, is_staged, exports }
+    }
+
+    /// Whether parts have to be cut with a slot of staging: some of it is memory of a GPU.
+    pub fn is_staged(&self) -> bool {
+        self.is_staged
+    }
+
+    /// Whose memory it is.
+    pub fn exports(&self) -> &[Arc<Export>] {
+        &self.exports
     }
 
     /// Bytes that are not in a part yet.
@@ -45,32 +60,76 @@ impl Payload {
 
     /// Cuts the next part, of `bytes_max` bytes or fewer.
     pub fn cut(&mut self, bytes_max: usize) -> PayloadPart {
-        self.cut_within(bytes_max, usize::MAX)
+        self.cut_within(bytes_max, usize::MAX, None).0
     }
 
     /// Cuts the next part to be sent, of few enough pieces for one system call.
     pub fn cut_to_send(&mut self, bytes_max: usize) -> PayloadPart {
-        self.cut_within(bytes_max, PART_PIECES_MAX)
+        self.cut_within(bytes_max, PART_PIECES_MAX, None).0
     }
 
-    fn cut_within(&mut self, bytes_max: usize, pieces_max: usize) -> PayloadPart {
-        let mut pieces = Vec::new();
-        let mut len = 0;
-        while len < bytes_max && pieces.len() < pieces_max && self.next < self.pieces.len() {
-            let piece = self.pieces[self.next];
-            let taken = (piece.len - self.within).min(bytes_max - len);
-            // SAFETY: `within` is below the piece's length.
-            let start = unsafe { piece.start.add(self.within) };
-            pieces.push(Piece { start, len: taken });
+    /// Cuts the next part, whose memory of GPUs is a slot instead. Says what is to be copied: from
+    /// GPUs before a part of a READ is sent, to them after one of a WRITE has come.
+    pub fn cut_staged(
+        &mut self,
+        wish: Wish,
+        bytes_max: usize,
+        slot: SlotPlace,
+    ) -> (PayloadPart, Vec<SpanPair>) {
+        let bytes_max = bytes_max.min(slot.span.len as usize);
+        let pieces_max = if wish == Wish::Read { PART_PIECES_MAX } else { usize::MAX };
+        let (part, staged) = self.cut_within(bytes_max, pieces_max, Some(slot));
+        let pair = |(slot, device): (Span, Span)| match wish {
+            Wish::Read => SpanPair::new(device, slot),
+            Wish::Write => SpanPair::new(slot, device),
+        };
+        (part, staged.into_iter().map(pair).collect())
+    }
+
+    /// The next part, and which spans of the slot stand for which of GPUs.
+    fn cut_within(
+        &mut self,
+        bytes_max: usize,
+        pieces_max: usize,
+        slot: Option<SlotPlace>,
+    ) -> (PayloadPart, Vec<(Span, Span)>) {
+        let mut pieces: Vec<Piece> = Vec::new();
+        let (mut staged, mut in_slot, mut len) = (Vec::new(), 0, 0);
+        while len < bytes_max && pieces.len() < pieces_max && self.next < self.stretches.len() {
+            let stretch = self.stretches[self.next];
+            let taken = (stretch.len() - self.within).min(bytes_max - len);
+            match (stretch, slot) {
+                (Stretch::Host(piece), _) => {
+                    // SAFETY: `within` is below the piece's length.
+                    let start = unsafe { piece.start.add(self.within) };
+                    pieces.push(Piece { start, len: taken });
+                }
+                (Stretch::Device(span), Some(slot)) => {
+                    let (offset, taken) = (span.offset + self.within as u64, taken as u64);
+                    let here = Span::new(slot.span.region, slot.span.offset + in_slot as u64, taken);
+                    staged.push((here, Span::new(span.region, offset, taken)));
+                    // SAFETY: `in_slot` is at most `len`, which is below the slot's length.
+                    let start = unsafe { slot.start.add(in_slot) };
+                    in_slot += taken as usize;
+                    match pieces.last_mut() {
+                        // SAFETY: the end of a piece is at most one past its memory's.
+                        Some(last) if unsafe { last.start.add(last.len) } == start => {
+                            last.len += taken as usize
+                        }
+                        _ => pieces.push(Piece { start, len: taken as usize }),
+                    }
+                }
+                (Stretch::Device(_), None) => break,
+            }
             len += taken;
             self.within += taken;
-            if self.within == piece.len {
+            if self.within == stretch.len() {
                 self.next += 1;
                 self.within = 0;
             }
         }
         self.left -= len as u64;
-        PayloadPart { pieces, next: 0, len, left: len, exports: Some(Arc::clone(&self.exports)) }
+        (PayloadPart { pieces, next: 0, len, left: len, exports: Some(Arc::clone(&self.exports)) }, staged)
     }
 }
 
@@ -234,7 +293,8 @@ mod tests {
         let mut pieces = Vec::new();
         for len in lens {
             let (piece, after) = rest.split_at_mut(*len);
-            pieces.push(Piece { start: NonNull::new(piece.as_mut_ptr()).unwrap(), len: *len });
+            let start = NonNull::new(piece.as_mut_ptr()).unwrap();
+            pieces.push(Stretch::Host(Piece { start, len: *len }));
             rest = after;
         }
         // SAFETY: the tests keep the memory longer than the payload, and do not touch it meanwhile.

@@ -2,7 +2,7 @@
 //! file joins region ids, keys and addresses.
 
 use super::command::{Command, PeerRegion, Section};
-use super::export::{Piece, Wish};
+use super::export::{Piece, Stretch, Wish};
 use super::payload::Payload;
 use super::requester::Operation;
 use super::runs::runs;
@@ -93,7 +93,7 @@ fn command(table: &HashMap<RegionId, Known>, spans: &[Span]) -> Result<Command, 
 }
 
 /// The addresses of spans of host memory. Their regions are looked up once each, not once a span.
-fn pieces(memory: &Memory, spans: &[Span], are_written: bool) -> Result<Vec<Piece>, String> {
+fn pieces(memory: &Memory, spans: &[Span], are_written: bool) -> Result<Vec<Stretch>, String> {
     let mut parts: Vec<Span> = Vec::new();
     for span in spans {
         let end = span.offset.saturating_add(span.len);
@@ -111,7 +111,8 @@ fn pieces(memory: &Memory, spans: &[Span], are_written: bool) -> Result<Vec<Piec
     let piece = |span: &Span| {
         let (_, start) = starts.iter().find(|(region, _)| *region == span.region)?;
         // SAFETY: the memory table has checked that the region reaches to the end of the span.
-        Some(Piece { start: unsafe { start.add(span.offset as usize) }, len: span.len as usize })
+        let start = unsafe { start.add(span.offset as usize) };
+        Some(Stretch::Host(Piece { start, len: span.len as usize }))
     };
     Ok(spans.iter().filter(|span| span.len > 0).filter_map(piece).collect())
 }

@@ -331,13 +331,13 @@ impl Role for Requester {
         Err(Broken::Bad(BadFrame::Unexpected { what: "a frame that may not come now", operation }))
     }
 
-    fn inbound(&mut self, number: u64, bytes: u32) -> Result<PayloadPart, Broken> {
+    fn inbound(&mut self, number: u64, bytes: u32) -> Result<Option<PayloadPart>, Broken> {
         let at = self.find(number, "a DATA for nothing")?;
         let operation = &mut self.operations[at].operation;
         if operation.wish != Wish::Read || u64::from(bytes) > operation.payload.left() {
             return Err(Broken::unexpected("a DATA that nobody asked for", number));
         }
-        Ok(operation.payload.cut(bytes as usize))
+        Ok(Some(operation.payload.cut(bytes as usize)))
     }
 
     fn placed(&mut self, number: u64, arrival: Arrival) -> Result<(), Broken> {

@@ -2,18 +2,21 @@
 //! and says no with a reason. Nothing that a peer says is trusted.
 //!
 //! Each operation is answered exactly once: DONE, FAILED or CANCELLED. DATA of a WRITE that was
-//! answered early is thrown away until the peer has heard.
+//! answered early is thrown away until the peer has heard. What is under way is in `reads` and
+//! `writes`; this file takes frames and gives answers.
 
 use super::command::{Command, Fault, FaultCode};
 use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, OP_BYTES_MAX, SPANS_MAX, VERSION};
 use super::export::Wish;
 use super::exports::{Exports, Grant};
-use super::frame::{DATA_BYTES_MAX, Frame, Header, Kind, OPS_MAX};
+use super::frame::{Frame, Header, Kind, OPS_MAX};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
 use super::payload::PayloadPart;
+use super::reads::{Cancelled, Next, Reads};
 use super::service::CallSession;
-use std::collections::VecDeque;
+use super::staging::{Staging, Wake};
+use super::writes::Writes;
 use std::sync::Arc;
 
 /// Answers that may wait for a peer that does not take them, in bytes. One that goes on asking is
@@ -34,24 +37,12 @@ pub(super) struct Responder {
     greet_until_us: u64,
     closing: bool,
     last_number: u64,
-    write: Option<Writing>,
-    reads: VecDeque<Reading>,
+    writes: Writes,
+    reads: Reads,
     answers: Vec<u8>,
     faults: Vec<FaultCode>,
-}
-
-/// The WRITE whose bytes are due. An answered one takes no more of them.
-struct Writing {
-    number: u64,
-    grant: Option<Grant>,
-}
-
-/// A READ whose bytes are not all sent.
-struct Reading {
-    number: u64,
-    grant: Grant,
-    on_wire: bool,
-    cancelled: bool,
+    /// Has the connection's thread look what has ended.
+    wake: Wake,
 }
 
 impl Responder {
@@ -71,11 +62,18 @@ impl Responder {
             greet_until_us,
             closing: false,
             last_number: 0,
-            write: None,
-            reads: VecDeque::new(),
+            writes: Writes::default(),
+            reads: Reads::default(),
             answers: Vec::new(),
             faults: Vec::new(),
+            wake: Arc::new(|| {}),
         }
+    }
+
+    /// Has `wake` called when a copy between a GPU and staging has ended.
+    pub fn waking(mut self, wake: Wake) -> Responder {
+        self.wake = wake;
+        self
     }
 
     /// Begins nothing new from now on.
@@ -85,16 +83,12 @@ impl Responder {
 
     /// Whether nothing is under way and nothing is left to be said.
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty() && self.answers.is_empty() && !self.is_writing() && self.session.is_idle()
+        self.reads.is_empty() && self.answers.is_empty() && self.writes.is_empty() && self.session.is_idle()
     }
 
     /// What operations failed with since the last call.
     pub fn take_faults(&mut self) -> std::vec::Drain<'_, FaultCode> {
         self.faults.drain(..)
-    }
-
-    fn is_writing(&self) -> bool {
-        self.write.as_ref().is_some_and(|write| write.grant.is_some())
     }
 
     fn answer(&mut self, number: u64, frame: Frame) -> Result<(), Broken> {
@@ -138,94 +132,45 @@ impl Responder {
         if number <= self.last_number {
             return Err(unexpected("an operation out of order"));
         }
-        if self.is_writing() {
+        if self.writes.is_due() {
             return Err(unexpected("an operation before the bytes of the one before"));
         }
         if self.reads.len() >= OPS_MAX.into() {
             return Err(unexpected("more operations than were allowed"));
         }
         self.last_number = number;
-        self.write = None;
+        self.writes.forget_answered();
         let grant = match self.closing {
             true => Err(Fault::new(FaultCode::Closing, "the node is about to end")),
             false => self.exports.resolve(command, wish),
         };
-        match (grant, wish) {
-            (Ok(grant), Wish::Read) => {
-                self.reads.push_back(Reading { number, grant, on_wire: false, cancelled: false });
-            }
-            (Ok(grant), Wish::Write) => self.write = Some(Writing { number, grant: Some(grant) }),
-            (Err(fault), _) => {
-                if wish == Wish::Write {
-                    self.write = Some(Writing { number, grant: None });
-                }
-                self.answer(number, Frame::Failed(fault))?;
-            }
-        }
-        Ok(())
+        let wake = Arc::clone(&self.wake);
+        let open = move |grant: &Grant| grant.stager().map(|stager| Staging::open(stager, &wake)).transpose();
+        let begun = match (grant, wish) {
+            (Ok(grant), Wish::Read) => self.reads.push(number, grant, open),
+            (Ok(grant), Wish::Write) => self.writes.begin(number, Some(grant), open),
+            (Err(fault), Wish::Read) => Err(fault),
+            (Err(fault), Wish::Write) => self.writes.begin(number, None, open).and(Err(fault)),
+        };
+        begun.or_else(|fault| self.answer(number, Frame::Failed(fault)))
     }
 
     fn cancel(&mut self, number: u64) -> Result<(), Broken> {
         if number > self.last_number {
             return Err(Broken::unexpected("a CANCEL of what was not asked for", number));
         }
-        if let Some(write) = self.write.as_mut().filter(|write| write.number == number) {
-            return match write.grant.take() {
-                Some(_) => self.answer(number, Frame::Cancelled),
-                None => Ok(()),
-            };
-        }
         // What is not found here was answered before; that answer is the end of it.
-        let Some(at) = self.reads.iter().position(|read| read.number == number) else { return Ok(()) };
-        self.reads[at].cancelled = true;
-        if self.reads[at].on_wire {
-            return Ok(());
+        if !self.writes.cancel(number) && self.reads.cancel(number) == Cancelled::Now {
+            self.answer(number, Frame::Cancelled)?;
         }
-        self.reads.remove(at);
-        self.answer(number, Frame::Cancelled)
+        self.answer_writes()
     }
 
-    /// Ends the WRITE whose bytes are due with a reason.
-    fn fail_write(&mut self, fault: Fault) -> Result<(), Broken> {
-        let Some(write) = self.write.as_mut() else { return Ok(()) };
-        let (number, unanswered) = (write.number, write.grant.take().is_some());
-        if unanswered { self.answer(number, Frame::Failed(fault)) } else { Ok(()) }
+    /// Answers the WRITEs that are over.
+    fn answer_writes(&mut self) -> Result<(), Broken> {
+        let answers = self.writes.take_answers(&self.exports);
+        answers.into_iter().try_for_each(|(number, frame)| self.answer(number, frame))
     }
-
-    /// Ends the WRITE if all its bytes are in place.
-    fn finish_write(&mut self) -> Result<(), Broken> {
-        let Some(Writing { number, grant: Some(grant) }) = &self.write else { return Ok(()) };
-        let number = *number;
-        if grant.payload.left() > 0 {
-            return Ok(());
-        }
-        match self.exports.still_leased(grant) {
-            Ok(()) => {
-                self.write = None;
-                self.answer(number, Frame::Done)
-            }
-            Err(fault) => self.fail_write(fault),
-        }
-    }
-
-    /// How a READ goes on after a part: not at all, with this answer.
-    fn read_answer(&self, read: &Reading, withdrawn: bool) -> Option<Frame> {
-        if read.cancelled {
-            return Some(Frame::Cancelled);
-        }
-        if withdrawn {
-            return Some(Frame::Failed(withdrawn_fault()));
-        }
-        match self.exports.still_leased(&read.grant) {
-            Err(fault) => Some(Frame::Failed(fault)),
-            Ok(()) if read.grant.payload.left() == 0 => Some(Frame::Done),
-            Ok(()) => None,
-        }
-    }
-}
-
-fn withdrawn_fault() -> Fault {
-    Fault::new(FaultCode::StaleGeneration, "the region was withdrawn meanwhile")
 }
 
 impl Role for Responder {
@@ -251,62 +196,34 @@ impl Role for Responder {
         }
     }
 
-    fn inbound(&mut self, number: u64, bytes: u32) -> Result<PayloadPart, Broken> {
-        let unexpected = |what| Broken::unexpected(what, number);
-        let Some(write) = self.write.as_ref().filter(|write| write.number == number) else {
-            return Err(unexpected("a DATA for nothing"));
-        };
-        let lease = write.grant.as_ref().map(|grant| self.exports.still_leased(grant));
-        if let Some(Err(fault)) = lease {
-            self.fail_write(fault)?;
-        }
-        let grant = self.write.as_mut().and_then(|write| write.grant.as_mut());
-        match grant {
-            None => Ok(PayloadPart::hollow(bytes as usize)),
-            Some(grant) if u64::from(bytes) > grant.payload.left() => {
-                Err(unexpected("more bytes than the operation has"))
-            }
-            Some(grant) => Ok(grant.payload.cut(bytes as usize)),
-        }
+    fn inbound(&mut self, number: u64, bytes: u32) -> Result<Option<PayloadPart>, Broken> {
+        let part = self.writes.inbound(number, bytes, &self.exports)?;
+        self.answer_writes().map(|()| part)
     }
 
     fn placed(&mut self, _number: u64, arrival: Arrival) -> Result<(), Broken> {
-        match arrival {
-            Arrival::Intact => self.finish_write(),
-            Arrival::Withdrawn => self.fail_write(withdrawn_fault()),
-            Arrival::Corrupt => {
-                let text = "the bytes that arrived are not those that were sent";
-                self.fail_write(Fault::new(FaultCode::Corrupt, text))
-            }
-        }
+        let text = "the bytes that arrived are not those that were sent";
+        self.writes.placed(arrival, || Fault::new(FaultCode::Corrupt, text));
+        self.answer_writes()
     }
 
     fn outbound(&mut self, out: &mut Vec<u8>) -> Option<(u64, PayloadPart)> {
         out.append(&mut self.answers);
         self.session.tell(out);
-        while let Some(read) = self.reads.front_mut() {
-            match self.exports.still_leased(&read.grant) {
-                Ok(()) => {
-                    read.on_wire = true;
-                    let part = read.grant.payload.cut_to_send(DATA_BYTES_MAX as usize);
-                    return Some((read.number, part));
-                }
-                Err(fault) => {
+        loop {
+            match self.reads.next(&self.exports) {
+                Next::Part(number, part) => return Some((number, part)),
+                Next::Failed(number, fault) => {
                     self.faults.push(fault.code);
-                    Frame::Failed(fault).put(read.number, out);
-                    self.reads.pop_front();
+                    Frame::Failed(fault).put(number, out);
                 }
+                Next::Nothing => return None,
             }
         }
-        None
     }
 
     fn sent(&mut self, number: u64, withdrawn: bool) {
-        let Some(read) = self.reads.front_mut().filter(|read| read.number == number) else { return };
-        read.on_wire = false;
-        let answer = self.reads.front().and_then(|read| self.read_answer(read, withdrawn));
-        if let Some(frame) = answer {
-            self.reads.pop_front();
+        if let Some(frame) = self.reads.sent(number, withdrawn, &self.exports) {
             // Reads are bounded in number, so their answers need no limit of their own.
             if let Frame::Failed(fault) = &frame {
                 self.faults.push(fault.code);
@@ -316,7 +233,7 @@ impl Role for Responder {
     }
 
     fn awaits(&self) -> bool {
-        self.is_writing()
+        self.writes.is_due()
     }
 
     /// A peer that heard nothing for so long has told its caller that the operation failed. What it
@@ -330,6 +247,9 @@ impl Role for Responder {
     }
 
     fn expire(&mut self, now_us: u64) -> Result<(), Broken> {
+        self.reads.copy_ended();
+        self.writes.copy_ended();
+        self.answer_writes()?;
         if self.peer.is_some() || now_us < self.greet_until_us {
             return Ok(());
         }

@@ -392,11 +392,12 @@ impl AcceptedConnection {
         let options = &self.shared.options;
         self.shake_hands(carrier, wake)?;
         let exports = Arc::clone(&self.shared.exports);
-        let waker = wake.clone();
+        let (waker, copied) = (wake.clone(), wake.clone());
         let session = CallSession::new(self.shared.service.clone(), move || waker.wake());
         let (authenticator, greet_until_us) =
             (self.authenticator(carrier.speaks_for()), options.greeting_limit_us);
         let responder = Responder::new(self.shared.me, exports, authenticator, session, greet_until_us);
+        let responder = responder.waking(Arc::new(move || copied.wake()));
         let mut connection = Connection::new(responder, options.progress_limit_us, 0);
         let mut ready = Ready::default();
         let mut drained_by_us = u64::MAX;
@@ -425,7 +426,14 @@ impl AcceptedConnection {
                 _ if until_us == u64::MAX => None,
                 _ => Some(Duration::from_micros(until_us.saturating_sub(now_us()).saturating_add(1))),
             };
-            ready = carrier.wait(wake, pumped.send_blocked, timeout)?;
+            ready = match pumped.stalled {
+                // What the peer has sent stays where it is until a copy has ended.
+                true => {
+                    wake.wait(None, timeout)?;
+                    Ready { readable: true, ..Ready::default() }
+                }
+                false => carrier.wait(wake, pumped.send_blocked, timeout)?,
+            };
         }
     }
 

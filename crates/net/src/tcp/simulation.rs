@@ -11,7 +11,7 @@ use super::carrier::{Ready, Wire};
 use super::command::{Command, Section};
 use super::connection::{Connection, Role};
 use super::error::{BadFrame, Broken, VERSION};
-use super::export::{Access, Piece, Wish};
+use super::export::{Access, Piece, Stretch, Wish};
 use super::exports::Exports;
 use super::frame::Frame;
 use super::greeting::{Hello, Identity};
@@ -256,7 +256,7 @@ impl World {
             assert!(ours + len <= BYTES as u64);
             // SAFETY: checked above.
             let start = unsafe { self.ours.as_ptr().add(*ours as usize) };
-            Piece { start: NonNull::new(start).unwrap(), len: *len as usize }
+            Stretch::Host(Piece { start: NonNull::new(start).unwrap(), len: *len as usize })
         };
         // SAFETY: the world keeps the buffer as long as the connection.
         let payload = unsafe { Payload::new(plan.spans.iter().map(piece).collect(), Arc::new([])) };

@@ -3,9 +3,11 @@
 
 mod copier;
 mod pinned;
+mod places;
 
 pub use copier::Copier;
 pub use pinned::{PinnedBuffer, PinnedPool};
+pub use places::AgentGpus;
 
 use crate::errors::failed;
 use forebay_cuda::driver::Driver;

@@ -1,5 +1,6 @@
 //! Allocating, registering and asking about memory.
 
+use super::context::context_handle;
 use crate::abi::{Code, MEMORY_DEVICE, MEMORY_HOST, Outcome};
 use crate::caller::{get_all, put};
 use crate::driver::State;
@@ -130,6 +131,12 @@ entries! {
         for (attribute, value) in attributes.into_iter().zip(values) {
             let area = call.memory.find(at);
             match attribute {
+                1 => {
+                    // What is mapped has no context.
+                    let own = area.filter(|area| area.kind == Kind::Device).map(|area| area.gpu);
+                    let of = |gpu| context_handle(gpu) + usize::from(call.faults.foreign.contains(&gpu));
+                    put(value as *mut usize, own.map_or(0, of))
+                }
                 2 => put(value as *mut u32, area.map_or(0, memory_type)),
                 8 => put(value as *mut u8, area.is_some_and(|area| area.kind == Kind::Managed).into()),
                 9 => put(value as *mut i32, area.map_or(-2, |area| call.ordinal(area.gpu))),
