@@ -2,14 +2,15 @@
 //! sockets between the same two processes. The other process is this program again, started by it;
 //! every byte of every run is compared.
 //!
-//! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in,
-//! `rail` what carries them instead of TCP; `owner` is the other process, `pair` the two together;
-//! `rate`, `small` and `faults` measure; `raw` is the ceiling, `peers` are other systems' programs,
-//! run on the same blocks.
+//! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in, of
+//! which `gpu` is one kind; `rail` is what carries them instead of TCP; `owner` is the other process,
+//! `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the ceiling, `peers` are
+//! other systems' programs, run on the same blocks.
 
 mod blocks;
 mod certificates;
 mod faults;
+mod gpu;
 mod owner;
 mod pair;
 mod peers;

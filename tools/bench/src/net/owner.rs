@@ -8,7 +8,7 @@ use super::raw;
 use super::segment::{Memory, Segment};
 use crate::output::{CommandResult, Error};
 use crate::timing::cpu_s;
-use forebay_net::{Access, Agent};
+use forebay_net::Agent;
 use std::io::BufRead;
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub fn run(args: Args) -> CommandResult {
     let memory = Memory::new(args.segment, shape.bytes())?;
     let way = Way { flows: args.flows, tls: args.tls, segment: args.segment, rails: args.rail };
     let agent = Agent::start(way.config("owner")?)?;
-    let registration = agent.register(memory.backing(), Access::OPEN)?;
+    let registration = memory.register(&agent)?;
     println!("{} {}", hex::encode(agent.metadata()), registration.base());
     for line in std::io::stdin().lock().lines() {
         println!("{}", answer(&line?, shape, &memory)?);

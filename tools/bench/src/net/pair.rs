@@ -7,7 +7,7 @@ use super::rail::{self, Rail};
 use super::segment::{Memory, Segment};
 use crate::output::Error;
 use crate::timing::cpu_s;
-use forebay_net::{Access, Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select};
+use forebay_net::{Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -73,7 +73,7 @@ impl Pair {
         let (metadata, base) = first.split_once(' ').ok_or("the other process did not start")?;
         let agent = Agent::start(way.config("asking")?)?;
         let memory = Memory::new(way.segment, shape.bytes())?;
-        let bases = [agent.register(memory.backing(), Access::OPEN)?.base(), base.parse()?];
+        let bases = [memory.register(&agent)?.base(), base.parse()?];
         let peer = agent.add_peer(&hex::decode(metadata)?)?;
         let blocks = |base: u64, end: End| {
             let block = |block| (base + shape.offset(end, block) as u64, shape.block_bytes as u64);

@@ -1,7 +1,9 @@
 //! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory
 //! and reaches it by copies.
 
+use super::gpu::GpuMemory;
 use crate::output::Error;
+use forebay_net::{Access, Agent, Registration};
 use forebay_transfer::{Arena, Pages};
 use forebay_transfer::{Backing, HostBuffer};
 use rustix::io::Errno;
@@ -19,6 +21,8 @@ pub enum Segment {
     Memfd,
     /// Anonymous memory for which transparent huge pages were asked
     Hugepages,
+    /// Memory of GPU 0: its bytes pass through staging at both ends
+    Gpu,
 }
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -32,6 +36,7 @@ impl Segment {
             Segment::Heap => "heap",
             Segment::Memfd => "memfd",
             Segment::Hugepages => "hugepages",
+            Segment::Gpu => "gpu",
         }
     }
 
@@ -53,31 +58,43 @@ impl fmt::Display for Segment {
 
 /// Memory that an agent may move bytes from and to meanwhile: it is reached by copies only.
 #[derive(Clone)]
-pub struct Memory(Arc<dyn Backing>);
+pub struct Memory(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Host(Arc<dyn Backing>),
+    Gpu(Arc<GpuMemory>),
+}
 
 impl Memory {
     pub fn new(segment: Segment, bytes: usize) -> Result<Memory, Error> {
         Ok(Memory(match segment {
-            Segment::Heap => Arc::new(HostBuffer::new(bytes)),
-            Segment::Memfd => Arc::new(Arena::new(bytes as u64, Pages::Base)?),
-            Segment::Hugepages => Arc::new(Advised::new(bytes)?),
+            Segment::Heap => Kind::Host(Arc::new(HostBuffer::new(bytes))),
+            Segment::Memfd => Kind::Host(Arc::new(Arena::new(bytes as u64, Pages::Base)?)),
+            Segment::Hugepages => Kind::Host(Arc::new(Advised::new(bytes)?)),
+            Segment::Gpu => Kind::Gpu(Arc::new(GpuMemory::new(bytes)?)),
         }))
     }
 
-    /// For an agent.
-    pub fn backing(&self) -> Arc<dyn Backing> {
-        Arc::clone(&self.0)
+    /// Offers all of it. The agent has to end before the memory is dropped.
+    pub fn register(&self, agent: &Agent) -> Result<Registration, Error> {
+        match &self.0 {
+            Kind::Host(backing) => Ok(agent.register(Arc::clone(backing), Access::OPEN)?),
+            Kind::Gpu(gpu) => gpu.register(agent),
+        }
     }
 
     /// Copies `bytes` to `offset`. Says whether they fit; nothing is written otherwise.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
-        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.0.len());
+        let host = match &self.0 {
+            Kind::Host(host) => host,
+            Kind::Gpu(gpu) => return gpu.write(offset, bytes),
+        };
+        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= host.len());
         if fits {
             // SAFETY: the range was checked; a caller's slice cannot overlap memory that is never
             // lent out.
-            unsafe {
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.as_ptr().add(offset), bytes.len())
-            };
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), host.as_ptr().add(offset), bytes.len()) };
         }
         fits
     }
@@ -85,11 +102,15 @@ impl Memory {
     /// Copies from `offset` into `bytes`. Says whether the range exists; nothing is copied
     /// otherwise.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> bool {
-        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= self.0.len());
+        let host = match &self.0 {
+            Kind::Host(host) => host,
+            Kind::Gpu(gpu) => return gpu.read(offset, bytes),
+        };
+        let fits = offset.checked_add(bytes.len()).is_some_and(|end| end <= host.len());
         if fits {
             // SAFETY: as in `write`.
             unsafe {
-                std::ptr::copy_nonoverlapping(self.0.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len())
+                std::ptr::copy_nonoverlapping(host.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len())
             };
         }
         fits
@@ -97,8 +118,9 @@ impl Memory {
 
     /// Bytes of it that lie in transparent huge pages now.
     pub fn huge_bytes(&self) -> Result<usize, Error> {
-        let start = self.0.as_ptr() as usize;
-        Ok(huge_bytes(&std::fs::read_to_string("/proc/self/smaps")?, start, start + self.0.len()))
+        let Kind::Host(host) = &self.0 else { return Ok(0) };
+        let start = host.as_ptr() as usize;
+        Ok(huge_bytes(&std::fs::read_to_string("/proc/self/smaps")?, start, start + host.len()))
     }
 }
 
@@ -189,7 +211,7 @@ mod tests {
 
     #[test]
     fn every_kind_keeps_its_bytes_and_refuses_what_lies_outside() {
-        for segment in [Segment::Heap, Segment::Memfd, Segment::Hugepages] {
+        for segment in [Segment::Heap, Segment::Memfd, Segment::Hugepages, Segment::Gpu] {
             let memory = match Memory::new(segment, TRIED_BYTES + 8) {
                 Ok(memory) => memory,
                 Err(error) => {
@@ -200,7 +222,7 @@ mod tests {
             assert!(memory.write(TRIED_BYTES, &[7; 8]) && !memory.write(TRIED_BYTES + 1, &[7; 8]));
             let mut read = [0; 8];
             assert!(memory.read(TRIED_BYTES, &mut read) && !memory.read(usize::MAX, &mut read));
-            assert_eq!((read, memory.backing().len()), ([7; 8], TRIED_BYTES + 8), "{segment}");
+            assert_eq!(read, [7; 8], "{segment}");
         }
     }
 
