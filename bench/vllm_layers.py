@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """What a prefix takes to come layer by layer while layers before it compute: pages as vLLM has, no vLLM.
 
-    bench/vllm_layers.py FOLDER [--tokens 1024 8192 32768] [--beside 1 64 192] [--runs N]
+    bench/vllm_layers.py FOLDER [--tokens 1024 8192 32768] [--beside 1 64 192] [--runs N] [--way WAY]
 
 A step loads a prefix and computes a few tokens behind it: each layer's matrix products stand in the stream
 behind the wait for that layer's pages, as in vLLM. Without the engine around them a run takes milliseconds,
 so that what an engine's copies are waited for can be told from what else a first token takes. The ceiling is
 the longer one of the bytes over the links of all GPUs that are visible and the computing, and of the
 shorter one what one layer has: the first layer must be there before anything is computed, or the last one
-computed behind all bytes. Knows `forebay.PagedCache` and torch; must never know an engine.
+computed behind all bytes. With `--way multipath` (the default) this process sees all GPUs, with `memory` one,
+and with `relay` one beside a node that relays over all of them. Knows `forebay.PagedCache` and torch; must
+never know an engine.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 SIZES = (1024, 2048, 4096, 8192, 16384, 32768)
 TINY_SIZES = (256, 1024)
 BESIDE = (1, 64, 192)
+WAYS = ("memory", "multipath", "relay")
 LIMIT_S = 60.0
 LINK_BYTES = 256 << 20
 LINK_RUNS = 9
@@ -78,6 +82,14 @@ class Pages:
 
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def wait_for_relays(self) -> None:
+        """Until the node has pinned its memory, and its GPUs relay for this process."""
+        end = time.monotonic() + LIMIT_S
+        while not self.cache.stats()["relays"]:
+            if time.monotonic() > end:
+                sys.exit(f"no GPU of the node relays {LIMIT_S:.0f} s after the start")
+            time.sleep(0.2)
 
     def blocks(self, tokens: int) -> Any:
         """The pages of a prefix."""
@@ -176,14 +188,17 @@ def host(device: "torch.device") -> Host:
     return Host(best, [torch.cuda.get_device_name(place) for place in places] if on_gpu else [])
 
 
-def measure(site: Site, sizes: list[int], beside: list[int], runs: int) -> dict[str, Any]:
+def measure(site: Site, way: str, sizes: list[int], beside: list[int], runs: int) -> dict[str, Any]:
     """All rows, in one process with a node beside it."""
+    os.environ.update(site.environment(way))  # Before anybody looks how many GPUs there are.
     import torch
 
     device = torch.device("cpu") if site.tiny else torch.device("cuda", 0)
     known = host(device)
-    with vllm_engine.node_beside(site, "memory"):
+    with vllm_engine.node_beside(site, way):
         pages = Pages(site, device, max(sizes))
+        if way == "relay":
+            pages.wait_for_relays()
         rows = [line for tokens in sizes for line in of_prefix(site, pages, known, tokens, beside, runs)]
         pages.cache.close()
     return vllm_engine.results("vllm_layers", known.gpus, None, rows)
@@ -238,6 +253,7 @@ def main() -> None:
     parser.add_argument("--beside", type=int, nargs="+", default=BESIDE, help="tokens that are computed")
     parser.add_argument("--runs", type=int, default=15, help="of each figure (default 15)")
     parser.add_argument("--chunk-tokens", type=int, default=CHUNK_TOKENS, help="default: as the connector")
+    parser.add_argument("--way", choices=WAYS, default="multipath", help="whose links (default multipath)")
     parser.add_argument("--forebay", help="the forebay program")
     parser.add_argument("--tiny", action="store_true", help="on the CPU, with a few MB")
     args = parser.parse_args()
@@ -248,7 +264,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     memory = GIB // 4 if args.tiny else 12 * GIB
     site = Site(folder, args.tiny, memory, 0, vllm_engine.program(args.forebay), args.chunk_tokens)
-    made = measure(site, sizes, list(args.beside), args.runs)
+    made = measure(site, args.way, sizes, list(args.beside), args.runs)
     (folder / "layers.json").write_text(json.dumps(made, indent=2) + "\n")
 
 

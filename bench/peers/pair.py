@@ -36,12 +36,16 @@ class End(Protocol):
 class Asking(End, Protocol):
     """The end that asks."""
 
-    def prepare(self, op: str, ours: list[int], theirs: list[int], block_bytes: int) -> Callable[[], None]:
+    def prepare(
+        self, op: str, ours: list[int], theirs: list[int], block_bytes: int, their_device: int
+    ) -> Callable[[], None]:
         """Gives a function that moves every block once and returns when they are in place. Addresses."""
 
 
 class Memory:
     """Anonymous memory with an address."""
+
+    kind, device = "DRAM", 0
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -57,6 +61,35 @@ class Memory:
         return ctypes.string_at(self.address + at, length) == content(length, run, block)
 
 
+class GpuMemory:
+    """Memory of a GPU with an address: the last GPU's for the owner, so that two are used where there are."""
+
+    kind = "VRAM"
+
+    def __init__(self, length: int, role: str) -> None:
+        import torch
+
+        self.length, self._torch = length, torch
+        self.device = torch.cuda.device_count() - 1 if role == "owner" else 0
+        torch.cuda.set_device(self.device)
+        self._bytes = torch.ones(length, dtype=torch.uint8, device=f"cuda:{self.device}")
+        self.address = self._bytes.data_ptr()
+
+    def fill(self, at: int, length: int, run: int, block: int) -> None:
+        host = self._torch.frombuffer(bytearray(content(length, run, block)), dtype=self._torch.uint8)
+        self._bytes[at : at + length].copy_(host)
+        self._torch.cuda.synchronize()
+
+    def is_right(self, at: int, length: int, run: int, block: int) -> bool:
+        held = self._bytes[at : at + length].cpu().numpy().tobytes()
+        return bool(held == content(length, run, block))
+
+
+def memory_of(segment: str, length: int, role: str) -> Memory | GpuMemory:
+    """Memory of this kind."""
+    return GpuMemory(length, role) if segment == "gpu" else Memory(length)
+
+
 def content(length: int, run: int, block: int) -> bytes:
     """What only this block of this run has."""
     stamp = run.to_bytes(8, "little") + block.to_bytes(8, "little")
@@ -70,27 +103,30 @@ def places(blocks: int, step: int) -> list[int]:
     return [block * step % blocks for block in range(blocks)]
 
 
-def main(start: Callable[[Memory, str], End]) -> None:
+def main(start: Callable[[Memory | GpuMemory, str], End]) -> None:
     """Runs the benchmark with ends that `start` makes of memory and a role, `asking` or `owner`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--op", choices=["write", "read"], required=True)
     parser.add_argument("--block-bytes", type=int, required=True)
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--runs", type=int, required=True)
+    parser.add_argument("--segment", choices=["heap", "gpu"], default="heap", help="where the blocks lie")
     args = parser.parse_args()
     size = args.block_bytes
     here = [place * size for place in places(args.blocks, 7919)]
     there = [place * size for place in places(args.blocks, 104729)]
     line, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
-    child = context.Process(target=own, args=(theirs, start, size * args.blocks, size, there), daemon=True)
+    owned = (theirs, start, args.segment, size * args.blocks, size, there)
+    child = context.Process(target=own, args=owned, daemon=True)
     child.start()
-    memory = Memory(size * args.blocks)
+    memory = memory_of(args.segment, size * args.blocks, "asking")
     end: Any = start(memory, "asking")
-    base, address = line.recv()
+    base, their_device, address = line.recv()
     line.send(end.address())
     end.meet(address)
-    move = end.prepare(args.op, [memory.address + at for at in here], [base + at for at in there], size)
+    ours, theirs_at = [memory.address + at for at in here], [base + at for at in there]
+    move = end.prepare(args.op, ours, theirs_at, size, their_device)
     gbps, cpu_s, bad = [], 0.0, 0
     for run in range(1, WARM_UPS + args.runs + 1):
         if args.op == "write":
@@ -124,11 +160,18 @@ def ask(line: Connection, word: str, run: int) -> Any:
     return line.recv()
 
 
-def own(line: Connection, start: Callable[[Memory, str], End], length: int, size: int, at: list[int]) -> None:
+def own(
+    line: Connection,
+    start: Callable[[Memory | GpuMemory, str], End],
+    segment: str,
+    length: int,
+    size: int,
+    at: list[int],
+) -> None:
     """The other process."""
-    memory = Memory(length)
+    memory = memory_of(segment, length, "owner")
     end = start(memory, "owner")
-    line.send((memory.address, end.address()))
+    line.send((memory.address, memory.device, end.address()))
     end.meet(line.recv())
     while True:
         word, run = line.recv()

@@ -38,7 +38,9 @@ class Mooncake:
     def meet(self, other: Any) -> None:
         self.session = other
 
-    def prepare(self, op: str, ours: list[int], theirs: list[int], block_bytes: int) -> Callable[[], None]:
+    def prepare(
+        self, op: str, ours: list[int], theirs: list[int], block_bytes: int, _their_device: int
+    ) -> Callable[[], None]:
         engine = self.engine
         submit = engine.batch_transfer_async_write if op == "write" else engine.batch_transfer_async_read
         lengths = [block_bytes] * len(ours)
