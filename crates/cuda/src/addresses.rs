@@ -27,6 +27,11 @@ impl Addresses {
         self.ranges.write().remove(&region);
     }
 
+    /// Where a region lies, and how many bytes it has.
+    pub fn range(&self, region: RegionId) -> Option<(Address, u64)> {
+        self.ranges.read().get(&region).copied()
+    }
+
     /// What an operation copies, by address. Pieces that continue each other on both sides become
     /// one.
     pub fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<Vec<Piece>, NoAddress> {

@@ -44,6 +44,7 @@ mod estimates;
 pub mod event_waiter;
 pub mod gpu;
 pub mod ipc;
+pub mod ipc_memory;
 pub mod kernels;
 pub mod links;
 pub mod measure;

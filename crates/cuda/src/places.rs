@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::kernels::Kernels;
 use crate::links::{Direction, PcieLink, link_spec};
 use crate::open::{self, LeftOut};
-use crate::poller::Poller;
+use crate::poller::{Poller, Tracks};
 use crate::stream_copy::{DeclineReason, context_of, pointer_range};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Backing, Closed, LinkId, MoverHandle, Place, RegionId};
@@ -63,7 +63,7 @@ pub struct GpuPlaces {
 
 #[derive(Debug)]
 struct Opened {
-    device: Arc<Device>,
+    kernels: Arc<Kernels>,
     place: GpuPlace,
 }
 
@@ -96,6 +96,27 @@ impl GpuPlaces {
         Ok((place, region))
     }
 
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    pub(crate) fn tracks(&self) -> Tracks {
+        self.poller.tracks()
+    }
+
+    /// A GPU of this process.
+    pub(crate) fn open(&self, device: u16) -> Result<Arc<Kernels>, LeftOut> {
+        if let Some(opened) = self.opened.lock().get(&device) {
+            return Ok(Arc::clone(&opened.kernels));
+        }
+        let gpu = open::open_one(self.driver, device, true)?;
+        Ok(Arc::new(Kernels::load(&gpu)?))
+    }
+
     /// Forgets where a region lies. The mover has forgotten it.
     pub fn forget(&self, region: RegionId) {
         self.addresses.remove(region);
@@ -104,7 +125,7 @@ impl GpuPlaces {
     /// Pinned host memory. There is a GPU, whose context asks for it.
     pub fn pinned(&self, bytes: usize) -> Result<Arc<dyn Backing>, CudaError> {
         let opened = self.opened.lock();
-        let device = opened.values().next().map(|opened| Arc::clone(&opened.device));
+        let device = opened.values().next().map(|opened| Arc::clone(opened.kernels.device()));
         drop(opened);
         let device = device.map_or_else(|| Device::open(self.driver, 0), Ok)?;
         Ok(Arc::new(HostMemory::new(&device, bytes)?))
@@ -141,7 +162,7 @@ impl GpuPlaces {
     fn place(&self, device: u16, address: Address) -> Result<GpuPlace, NotRegistered> {
         let mut opened = self.opened.lock();
         if let Some(opened) = opened.get(&device) {
-            self.check_context(&opened.device, address)?;
+            self.check_context(opened.kernels.device(), address)?;
             return Ok(opened.place);
         }
         let left_out = |why| NotRegistered::LeftOut { device, why };
@@ -151,7 +172,7 @@ impl GpuPlaces {
         let kernels = Arc::new(Kernels::load(&gpu)?);
         let [from_host, to_host] = Direction::BOTH.map(|direction| self.link(direction, &kernels));
         let place = GpuPlace { place: Place::Device(device), to_host: to_host?, from_host: from_host? };
-        opened.insert(device, Opened { device: gpu, place });
+        opened.insert(device, Opened { kernels, place });
         Ok(place)
     }
 

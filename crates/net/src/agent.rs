@@ -8,6 +8,8 @@ use crate::descriptors::{Descriptors, Select};
 use crate::device::Device;
 use crate::endpoints::EndpointPool;
 use crate::error::{AgentError, PeerError};
+use crate::ipc::asker;
+use crate::ipc::grants::Grants;
 use crate::memory::{OwnMemory, Registration};
 use crate::metadata::{Metadata, is_name};
 use crate::notify;
@@ -15,7 +17,7 @@ use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
 use crate::rails::Rails;
 use crate::request::{Request, Requests};
-use crate::shared::Shared;
+use crate::shared::{Lent, Shared};
 use crate::stat::PeerStat;
 use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, LeaseTable, PeerRegion, PeerRegions, ServerOptions,
@@ -23,11 +25,11 @@ use crate::tcp::{
 };
 use crate::timer::TimerThread;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Backing, Forked, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
+use forebay_transfer::{Backing, Forked, Ipc, Limits, MoverHandle, MoverThread, Place, Process, RegionId};
 use rustix::fd::BorrowedFd;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// A list of memory, checked and ready for requests.
@@ -91,7 +93,9 @@ impl Agent {
         let leases = LeaseTable::new(timer.clone());
         let exports = Arc::new(Exports::new(leases.clone()));
         let rails = Arc::new(Rails::new(config.rails.clone()));
-        let calls = Arc::new(CallHandler::new(leases.clone(), Arc::clone(&rails), config.service.clone()));
+        let grants = Arc::new(Grants::new(Arc::clone(&exports), rails.host));
+        let (words, service) = (Arc::clone(&grants), config.service.clone());
+        let calls = Arc::new(CallHandler::new(leases.clone(), Arc::clone(&rails), words, service));
         let server = serve(&config, me, &exports, &calls)?;
         if let Some(server) = &server {
             rails.serve_at(server.acceptor());
@@ -118,6 +122,9 @@ impl Agent {
             regions: PeerRegions::default(),
             calls,
             rails,
+            ipc: OnceLock::new(),
+            grants,
+            grant_numbers: Arc::default(),
             lent: Mutex::default(),
             process: Process::current(),
         };
@@ -177,6 +184,18 @@ impl Agent {
         self.shared.pool.devices.add_device(device, memory)
     }
 
+    /// Has bytes between this agent's GPUs and those of peers on this host go by IPC from now on:
+    /// the asking end's GPU copies, and no byte passes a connection. Whatever cannot go so goes as
+    /// before. Peers that are let in can then reach all of the allocations in which memory lies that
+    /// is registered.
+    pub fn add_ipc(&self, ipc: Arc<dyn Ipc>) -> Result<(), AgentError> {
+        self.here()?;
+        self.shared.grants.export_by(Arc::clone(&ipc));
+        // One for all: the first one that is given.
+        let _ = self.shared.ipc.set(ipc);
+        Ok(())
+    }
+
     /// As [`register`](Agent::register), for `len` bytes at `base` of a GPU, which are `region` to
     /// the mover. After an error the region is the caller's still; it ends with the registration.
     pub fn register_device(
@@ -186,16 +205,22 @@ impl Agent {
         access: Access,
     ) -> Result<Registration, AgentError> {
         self.here()?;
-        let stager = self.shared.pool.devices.stager(place)?;
-        self.memory.register_device((region, base, len), stager, access)
+        let devices = &self.shared.pool.devices;
+        let registration =
+            self.memory.register_device((region, base, len), devices.stager(place)?, access)?;
+        devices.add_region(region, place);
+        Ok(registration)
     }
 
     /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails.
-    /// When this returns, nothing touches the memory any more. Not to be called where requests'
-    /// ends are.
+    /// When this returns, nothing touches the memory any more; after an error something may, such as
+    /// the GPU of a peer that is stopped, and this can be called again. Not to be called where
+    /// requests' ends are.
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
         self.here()?;
-        self.memory.deregister(registration, &self.requests)
+        self.memory.deregister(registration, &self.requests, &self.shared.grants)?;
+        self.shared.pool.devices.forget_region(registration.region());
+        Ok(())
     }
 
     /// What others need to know to reach this agent and its memory, as it is now.
@@ -438,11 +463,29 @@ impl Agent {
         let endpoint = site.endpoint(&self.shared.pool);
         let (place, uses) = (endpoint.place, Arc::clone(&endpoint.uses));
         let id = self.shared.regions.register(&self.shared.mover, place, region, lease)?;
-        self.shared.lent().insert(id, uses);
+        self.shared.lent().insert(id, Lent::OverFlows { _uses: uses });
         Ok(id)
     }
 
-    /// Forgets a region that [`region`](Agent::region) made. Refused while a transfer uses it.
+    /// The same for memory of a GPU of a peer on this host, that the GPU at `place` reaches by IPC.
+    /// Waits for the peer. `None`: it does not; [`region`](Agent::region) has it over TCP all the
+    /// same.
+    pub fn ipc_region(
+        &self,
+        name: &str,
+        place: Place,
+        region: PeerRegion,
+        lease: u64,
+    ) -> Result<Option<RegionId>, AgentError> {
+        let peer = self.peer(name)?;
+        let opened = asker::open_one(&self.shared, &peer, place, region, lease);
+        let id = opened.as_ref().map(|open| open.id);
+        let lent = opened.map(|region| (region.id, Lent::Open { _region: region }));
+        self.shared.lent().extend(lent);
+        Ok(id)
+    }
+
+    /// Forgets a region that [`region`](Agent::region) or [`ipc_region`](Agent::ipc_region) made. Refused while a transfer uses it.
     pub fn forget_region(&self, id: RegionId) -> Result<(), AgentError> {
         self.here()?;
         self.shared.regions.unregister(&self.shared.mover, id)??;
@@ -478,6 +521,9 @@ impl Drop for Agent {
         let peers: Vec<_> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
         for peer in peers {
             connect::bury(&self.shared, &peer, &PeerError::Ended);
+        }
+        if let Err(peers) = self.shared.grants.close() {
+            tracing::warn!(peers, "GPU memory is given up that peers may still reach");
         }
         // Nobody comes in any more, then nothing is due any more, then nothing moves any more.
         self.server.take();

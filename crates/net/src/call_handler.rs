@@ -1,6 +1,7 @@
 //! What peers say to this agent beside asking for memory: notifications are kept here, words about
-//! rails go to those, everything else to whoever answers calls.
+//! rails and memory of GPUs go to those, everything else to whoever answers calls.
 
+use crate::ipc::grants::Grants;
 use crate::notifications::{IncomingNotifications, Notification};
 use crate::rails::Rails;
 use crate::tcp::{Event, Identity, LeaseTable, Reply, Service};
@@ -14,6 +15,8 @@ pub(crate) const NOTIFICATIONS: u8 = 0;
 pub(crate) const CALLS: u8 = 1;
 /// First byte of a call about rails.
 pub(crate) const RAILS: u8 = 2;
+/// First byte of a call about memory of GPUs.
+pub(crate) const GPUS: u8 = 3;
 
 /// Takes in what peers say.
 pub(crate) struct CallHandler {
@@ -21,15 +24,21 @@ pub(crate) struct CallHandler {
     pub event: Event,
     leases: LeaseTable,
     rails: Arc<Rails>,
+    grants: Arc<Grants>,
     service: Option<Arc<dyn Service>>,
     /// For the line that says that a notification was refused.
     refused: LogGate,
 }
 
 impl CallHandler {
-    pub fn new(leases: LeaseTable, rails: Arc<Rails>, service: Option<Arc<dyn Service>>) -> CallHandler {
+    pub fn new(
+        leases: LeaseTable,
+        rails: Arc<Rails>,
+        grants: Arc<Grants>,
+        service: Option<Arc<dyn Service>>,
+    ) -> CallHandler {
         let (incoming, event, refused) = (Mutex::default(), Event::default(), LogGate::new());
-        CallHandler { incoming, event, leases, rails, service, refused }
+        CallHandler { incoming, event, leases, rails, grants, service, refused }
     }
 
     /// The notifications that wait, with their senders' names.
@@ -71,6 +80,7 @@ impl Service for CallHandler {
                 body.remove(0);
                 self.rails.call(body, reply);
             }
+            (Some(&GPUS), _) => self.grants.call(from, &body[1..], reply),
             (Some(&CALLS), None) => reply.refuse("this agent answers no calls".into()),
             (channel, _) => reply.refuse(format!("a call on channel {channel:?}, which means nothing")),
         }
@@ -79,6 +89,7 @@ impl Service for CallHandler {
     fn gone(&self, from: Identity) {
         self.incoming.lock().gone(from.instance);
         self.leases.holder_is_gone(from.instance);
+        self.grants.gone(from);
         if let Some(service) = &self.service {
             service.gone(from);
         }

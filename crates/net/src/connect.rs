@@ -275,6 +275,7 @@ fn broken(shared: &Weak<Shared>, peer: &Arc<Peer>, number: u64, why: &Broken) {
     let last = state.flows.is_empty();
     if last {
         peer.log.lost(why);
+        peer.opened.clear();
     }
     let pause = if last { state.connection.broken(shared.timer.now_us()) } else { None };
     drop(state);
@@ -305,6 +306,7 @@ pub(crate) fn bury(shared: &Arc<Shared>, peer: &Arc<Peer>, why: &PeerError) {
     flows.iter().for_each(|flow| flow.handle.sever());
     peer.metrics.flows(0);
     drop(state);
+    peer.opened.clear();
     take_down(shared, peer, &flows);
     waiting.into_iter().for_each(|then| then(Err(why.clone())));
     forget(&Arc::downgrade(shared), peer, FORGET_ATTEMPTS);

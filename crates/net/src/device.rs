@@ -5,7 +5,8 @@
 use crate::error::AgentError;
 use crate::tcp::{Stager, StagingMemory};
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{LinkId, MoverHandle, PathSpec, Place, Staging};
+use forebay_transfer::{LinkId, MoverHandle, PathSpec, Place, RegionId, Staging};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Slots between a GPU and a connection, for all GPUs and both directions: as many as lots on the
@@ -37,6 +38,8 @@ struct Known {
     devices: Vec<Device>,
     /// Links to peers, which a mover never forgets.
     links: Vec<PeerLink>,
+    /// On which GPU each registered region lies.
+    regions: HashMap<RegionId, Place>,
 }
 
 struct PeerLink {
@@ -89,6 +92,20 @@ impl DeviceWays {
         let known = self.known.lock();
         let is_known = known.devices.iter().any(|device| device.place == place);
         known.stager.clone().filter(|_| is_known).ok_or(AgentError::NoSuchDevice { place })
+    }
+
+    /// Memory of a GPU is registered.
+    pub fn add_region(&self, region: RegionId, place: Place) {
+        self.known.lock().regions.insert(region, place);
+    }
+
+    pub fn forget_region(&self, region: RegionId) {
+        self.known.lock().regions.remove(&region);
+    }
+
+    /// The GPU that a registered region lies on. `None`: it is host memory.
+    pub fn place_of(&self, region: RegionId) -> Option<Place> {
+        self.known.lock().regions.get(&region).copied()
     }
 
     fn join(&self, link: &mut PeerLink, device: &Device, stager: &Stager) -> Result<(), AgentError> {

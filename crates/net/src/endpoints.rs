@@ -5,6 +5,7 @@
 use crate::device::DeviceWays;
 use crate::error::AgentError;
 use crate::flow_control::Advice;
+use crate::ipc::link::{Bound, IpcLink};
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
 use crate::tcp::{Flow, FlowHandle};
@@ -18,6 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Lots that may be on a flow: one travels while the next ones are made ready.
 const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
+/// Lots between GPUs at a time: one is copied while others are granted and given back.
+const IPC_WINDOW_LOTS: u32 = 4;
 
 /// Told when another number of flows may be better.
 pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
@@ -100,6 +103,13 @@ pub(crate) struct Endpoint {
     pub place: Place,
     pub uses: Arc<()>,
     slots: Vec<(LinkId, LinkSlot)>,
+    /// Where regions are that GPUs of this end reach by themselves, and the link of each.
+    ipc: Option<IpcPlace>,
+}
+
+struct IpcPlace {
+    place: Place,
+    links: Vec<(Place, IpcLink)>,
 }
 
 impl Endpoint {
@@ -138,6 +148,28 @@ impl Endpoint {
         })?;
         self.slots.push((link, link_slot));
         Ok(slot)
+    }
+
+    /// A place for memory of the peer's GPUs, which the bound GPU of this end reaches by a link of
+    /// its own. No other path leads there.
+    pub fn ipc_place(&mut self, pool: &EndpointPool, bound: Bound) -> Result<Place, AgentError> {
+        let new = || IpcPlace { place: pool.new_place(), links: Vec::new() };
+        let IpcPlace { place, links } = self.ipc.get_or_insert_with(new);
+        let (place, device) = (*place, bound.place);
+        if let Some((_, link)) = links.iter().find(|(other, _)| *other == device) {
+            link.bind(bound);
+            return Ok(place);
+        }
+        let ipc_link = IpcLink::default();
+        let name = format!("{device:?}.ipc.{:?}", self.place);
+        let op_timeout_us = pool.op_timeout_us;
+        let spec = LinkSpec { op_timeout_us, ..LinkSpec::new(name, IPC_WINDOW_LOTS, WINDOW_BYTES) };
+        let link = pool.mover.add_link(spec, Box::new(ipc_link.clone()))?;
+        pool.mover.add_path(PathSpec::direct(device, place, link))??;
+        pool.mover.add_path(PathSpec::direct(place, device, link))??;
+        ipc_link.bind(bound);
+        links.push((device, ipc_link));
+        Ok(place)
     }
 
     /// Has the mover use a slot, or not. What was begun there goes on.
@@ -188,10 +220,16 @@ impl EndpointPool {
     pub fn endpoint(&self) -> Endpoint {
         let mut free = self.free.lock();
         let at = free.iter().position(|endpoint| Arc::strong_count(&endpoint.uses) == 1);
-        at.map(|at| free.swap_remove(at)).unwrap_or_else(|| {
-            let place = Place::Peer(self.next.fetch_add(1, Ordering::Relaxed));
-            Endpoint { place, uses: Arc::default(), slots: Vec::new() }
+        at.map(|at| free.swap_remove(at)).unwrap_or_else(|| Endpoint {
+            place: self.new_place(),
+            uses: Arc::default(),
+            slots: Vec::new(),
+            ipc: None,
         })
+    }
+
+    fn new_place(&self) -> Place {
+        Place::Peer(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Takes back a place. The flows that are still bound, to be dropped as [`Endpoint::unbind`]

@@ -74,6 +74,12 @@ pub struct Unreachable {
 pub enum AgentError {
     #[error("name: {bytes} bytes given; 1 to {NAME_BYTES_MAX} are allowed")]
     Name { bytes: usize },
+    /// It may be tried again.
+    #[error(
+        "memory at {base:#x}: GPUs of {peers} peers may still copy to or from it; it must stay allocated until it \
+         can be deregistered"
+    )]
+    Reached { base: u64, peers: usize },
     #[error("token: {bytes} bytes given; at most {TOKEN_BYTES_MAX} are allowed")]
     Token { bytes: usize },
     #[error("rails: {rails} given; at most {RAILS_MAX} are allowed")]

@@ -11,6 +11,7 @@
 //! | [`transport`], `transports`, `rails`, `capabilities`, `upgrade` | what carries bytes beside TCP, and which of it two ends share |
 //! | `endpoints`, `device`, `timer`, `bytes` | places, GPUs and links of the mover; what is due; fields of messages |
 //! | `stat`, `peer_metrics`, `peer_log`, `error` | what is told: snapshots, counts, log lines, reasons |
+//! | `ipc`, `host_process` | GPUs of one host that copy by themselves |
 //! | [`tcp`] | a flow: the protocol of `docs/reference/wire.md` on a socket, or on what stands in for one |
 //! | [`ucx`] | transports over libucp |
 //!
@@ -55,6 +56,8 @@ mod device;
 mod endpoints;
 mod error;
 mod flow_control;
+mod host_process;
+mod ipc;
 mod memory;
 mod metadata;
 mod notifications;
@@ -92,7 +95,7 @@ pub use notifications::{
     NOTIFICATION_BYTES_MAX, NOTIFICATIONS_MAX, NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX,
 };
 pub use peer::TCP;
-pub use peer_metrics::{Counts, Histogram, PathCounts, Stages};
+pub use peer_metrics::{Counts, Histogram, IPC, PathCounts, Stages};
 pub use prepared::{BadBlocks, Op};
 pub use request::{End, Request, State};
 pub use stat::{FlowStat, IdleRail, PeerStat};

@@ -4,12 +4,13 @@
 use crate::addresses::{Addresses, BadRange};
 use crate::descriptors::Descriptors;
 use crate::error::AgentError;
+use crate::ipc::grants::Grants;
 use crate::prepared::Blocks;
 use crate::request::Requests;
 use crate::tcp::{Access, DeviceMemory, Exports, PeerRegion, Stager};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::mapped::{self, Absent};
-use forebay_transfer::{Backing, MoverHandle, Place, RegionId};
+use forebay_transfer::{Backing, MoverHandle, Place, Refused, RegionId};
 use std::sync::Arc;
 
 /// Memory that an agent offers, and uses itself.
@@ -51,11 +52,19 @@ pub(crate) struct OwnMemory {
 #[derive(Default)]
 struct Registered {
     memory: Addresses<Registration>,
+    /// What is being given back, and what could not be: it may still be touched.
+    leaving: Vec<Registration>,
     next_key: u64,
 }
 
 impl Registered {
     fn check(&self, base: u64, len: u64) -> Result<(), AgentError> {
+        let end = base.saturating_add(len);
+        let touches = |other: &&Registration| base < other.base + other.len && other.base < end;
+        if let Some(other) = self.leaving.iter().find(touches) {
+            let registered = other.base..other.base + other.len;
+            return Err(AgentError::Overlap { given: base..end, registered });
+        }
         self.memory.check(base, len).map_err(|bad| match bad {
             BadRange::Unsound => Absent::Unsound { base, len }.into(),
             BadRange::Overlaps(other) => AgentError::Overlap { given: base..base + len, registered: other },
@@ -104,20 +113,37 @@ impl OwnMemory {
     }
 
     /// Requests that use the memory are cancelled. When this returns, nothing touches it any more.
-    pub fn deregister(&self, registration: Registration, requests: &Requests) -> Result<(), AgentError> {
+    /// After an error something may, and it can be tried again.
+    pub fn deregister(
+        &self,
+        registration: Registration,
+        requests: &Requests,
+        grants: &Grants,
+    ) -> Result<(), AgentError> {
         let key = registration.offered.key;
         let mut registered = self.registered.lock();
         let known = registered.memory.find(registration.base).map(|found| *found.what);
-        if known != Some(registration) {
+        if known == Some(registration) {
+            self.exports.withdraw(key);
+            registered.memory.remove(registration.base);
+            registered.leaving.push(registration);
+        } else if !registered.leaving.contains(&registration) {
             return Err(AgentError::NotRegistered { key });
         }
-        self.exports.withdraw(key);
-        registered.memory.remove(registration.base);
         drop(registered);
+        self.unregister(registration, requests)?;
+        let quiet = grants.wait_until_quiet(registration.offered);
+        quiet.map_err(|peers| AgentError::Reached { base: registration.base, peers })?;
+        self.registered.lock().leaving.retain(|other| *other != registration);
+        Ok(())
+    }
+
+    /// Has the mover forget a region, once: another attempt finds it forgotten.
+    fn unregister(&self, registration: Registration, requests: &Requests) -> Result<(), AgentError> {
         loop {
             requests.cancel_with_region(registration.region);
             match self.mover.unregister(registration.region)? {
-                Ok(()) => return Ok(()),
+                Ok(()) | Err(Refused::UnknownRegion { .. }) => return Ok(()),
                 // One more may have been posted meanwhile; what is not a request of this agent's is
                 // not waited for.
                 Err(_) if requests.use_region(registration.region) => {}

@@ -11,6 +11,7 @@ use crate::connection_state::ConnectionState;
 use crate::descriptors::Descriptors;
 use crate::endpoints::{Endpoint, EndpointPool};
 use crate::error::{AgentError, PeerError, Unreachable};
+use crate::ipc::opened::OpenedRegions;
 use crate::notifications::{NOTIFICATIONS_OPEN_BYTES_MAX, NOTIFICATIONS_OPEN_MAX, OutgoingNotifications};
 use crate::peer_log::PeerLog;
 use crate::peer_metrics::PeerMetrics;
@@ -41,6 +42,8 @@ pub(crate) struct Peer {
     pub instance: Option<[u8; 16]>,
     pub metrics: Arc<PeerMetrics>,
     pub log: Arc<PeerLog>,
+    /// Its memory of GPUs, as far as GPUs of this end reach it.
+    pub opened: OpenedRegions,
     state: Mutex<State>,
     room: Condvar,
     site: Mutex<Site>,
@@ -142,8 +145,8 @@ impl Peer {
     ) -> Arc<Peer> {
         let metrics = Arc::new(PeerMetrics::new(flows_max));
         let (state, site) = (Mutex::default(), Mutex::default());
-        let log = Arc::new(PeerLog::of(&name));
-        Arc::new(Peer { name, address, instance, metrics, log, state, room: Condvar::new(), site })
+        let (log, opened) = (Arc::new(PeerLog::of(&name)), OpenedRegions::default());
+        Arc::new(Peer { name, address, instance, metrics, log, opened, state, room: Condvar::new(), site })
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -232,6 +235,10 @@ impl Peer {
             let remote = kept.unwrap_or(Remote { region: *found.what, id: OnceLock::new() });
             // They come from a table like this one, so they do not overlap.
             let _ = site.memory.insert(found.base, found.len, remote);
+        }
+        if before.iter().next().is_some() {
+            // What is open of it would stay allocated.
+            self.opened.clear();
         }
         site.old.extend(before.iter().filter_map(|old| old.what.id.get()));
     }

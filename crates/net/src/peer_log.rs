@@ -16,6 +16,7 @@ pub(crate) struct PeerLog {
     rail_up: LogGate,
     rail_lost: LogGate,
     rail_not_used: LogGate,
+    ipc_not_used: LogGate,
     corrupt: LogGate,
     notifications: LogGate,
 }
@@ -62,6 +63,13 @@ impl PeerLog {
     pub fn rail_not_used(&self, rail: &str, why: &WhyIdle) {
         if let Some(repeated) = self.rail_not_used.pass() {
             tracing::warn!(peer = self.peer, rail, reason = %why, repeated, "rail not used");
+        }
+    }
+
+    /// Bytes between GPUs of this host go over connections, because something failed.
+    pub fn ipc_not_used(&self, why: &str) {
+        if let Some(repeated) = self.ipc_not_used.pass() {
+            tracing::warn!(peer = self.peer, reason = why, repeated, "GPU IPC not used");
         }
     }
 

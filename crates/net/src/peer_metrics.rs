@@ -9,6 +9,9 @@ use forebay_transfer::lock::Mutex;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+/// The path of bytes that GPUs of one host copy by themselves, as metrics and stats name it.
+pub const IPC: &str = "ipc";
+
 /// Times in microseconds, counted by powers of two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
@@ -137,7 +140,7 @@ impl PeerMetrics {
     pub fn lot_began(&self, on: &'static str, bytes: u64) -> u64 {
         let now_us = self.now_us();
         let mut state = self.state.lock();
-        if state.counts.in_flight_lots() == 0 {
+        if state.lots_on_flows() == 0 {
             state.busy_since_us = now_us;
         }
         let path = state.counts.paths.entry(on).or_default();
@@ -161,6 +164,27 @@ impl PeerMetrics {
         path.wire.add(now_us.saturating_sub(began_us));
         let (moved, flows) = (state.moved(), state.flows);
         state.control.advise(moved, flows)
+    }
+
+    /// A lot is copied beside all flows. What it returns is for
+    /// [`copy_ended`](PeerMetrics::copy_ended).
+    pub fn copy_began(&self, on: &'static str, bytes: u64) -> u64 {
+        let mut state = self.state.lock();
+        let path = state.counts.paths.entry(on).or_default();
+        path.in_flight_lots += 1;
+        path.in_flight_bytes += bytes;
+        self.now_us()
+    }
+
+    pub fn copy_ended(&self, on: &'static str, began_us: u64, bytes: u64, outcome: &Outcome) {
+        let mut state = self.state.lock();
+        let path = state.counts.paths.entry(on).or_default();
+        path.in_flight_lots -= 1;
+        path.in_flight_bytes -= bytes;
+        if let Outcome::Moved { bytes } = outcome {
+            path.moved_bytes += bytes;
+            path.wire.add(self.now_us().saturating_sub(began_us));
+        }
     }
 
     /// There are now so many flows that carry bytes.
@@ -191,8 +215,15 @@ impl PeerMetrics {
 }
 
 impl State {
+    fn lots_on_flows(&self) -> u64 {
+        let beside = self.counts.paths.get(IPC).map_or(0, |path| path.in_flight_lots);
+        self.counts.in_flight_lots() - beside
+    }
+
+    /// Over flows: more of them bring no more of what takes none.
     fn moved(&self) -> Moved {
-        Moved { bytes: self.counts.moved_bytes(), busy_us: self.counts.busy_us }
+        let beside = self.counts.paths.get(IPC).map_or(0, |path| path.moved_bytes);
+        Moved { bytes: self.counts.moved_bytes() - beside, busy_us: self.counts.busy_us }
     }
 }
 

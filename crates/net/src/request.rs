@@ -4,6 +4,8 @@
 
 use crate::connect;
 use crate::error::{AgentError, PeerError};
+use crate::ipc::asker;
+use crate::ipc::opened::StandIns;
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::Pairs;
@@ -251,21 +253,55 @@ impl Inner {
         if let Err(why) = up {
             return self.end(Some(&shared), failed(why), post);
         }
+        let Some(gpus) = asker::between(&shared, self.regions.iter().copied()) else {
+            return self.submit(&shared, post, None);
+        };
+        let (inner, weak) = (Arc::clone(self), Weak::clone(weak));
+        asker::when_open(&shared, &self.peer, gpus, move |open| match weak.upgrade() {
+            Some(shared) => inner.submit(&shared, post, open),
+            None => inner.end(None, failed(PeerError::Ended), post),
+        });
+    }
+
+    /// Gives it to the mover: by IPC if the peer's memory is open, otherwise over flows.
+    fn submit(self: &Arc<Inner>, shared: &Arc<Shared>, post: u64, open: Option<StandIns>) {
         let mut progress = self.progress.lock();
         if progress.post != post || !matches!(progress.phase, Phase::Queued) {
             return;
         }
-        let transfer = Transfer::new(self.pairs.clone(), Class::Demand);
-        let (inner, weak) = (Arc::clone(self), Weak::clone(weak));
-        let submitted = shared.mover.submit(transfer, move |end| inner.moved(&weak, post, end));
+        let pairs = open.as_ref().map_or_else(|| self.pairs.clone(), |open| open.pairs(&self.pairs));
+        let transfer = Transfer::new(pairs, Class::Demand);
+        let (inner, weak) = (Arc::clone(self), Arc::downgrade(shared));
+        let submitted = shared.mover.submit(transfer, move |end| match open {
+            Some(open) => inner.copied(&weak, post, end, &open),
+            None => inner.moved(&weak, post, end),
+        });
         progress.times.queued_us = shared.timer.now_us().saturating_sub(progress.since_us);
         match submitted {
             Ok(submitted) => progress.phase = Phase::Posted(submitted),
             Err(error) => {
                 drop(progress);
-                self.end(Some(&shared), failed(PeerError::Full(error.to_string())), post);
+                self.end(Some(shared), failed(PeerError::Full(error.to_string())), post);
             }
         }
+    }
+
+    /// GPUs are through with it. What they did not copy goes over flows, unless something may still
+    /// write it.
+    fn copied(self: &Arc<Inner>, weak: &Weak<Shared>, post: u64, end: Moved, open: &StandIns) {
+        let Some(shared) = weak.upgrade() else { return self.moved(weak, post, end) };
+        let failure = match &end {
+            Moved::Failed(failure) => Some((failure.reason.to_string(), failure.quarantined.is_empty())),
+            _ => None,
+        };
+        asker::ended(&shared, &self.peer, open, failure.as_ref().map(|(why, _)| why.as_str()));
+        let mut progress = self.progress.lock();
+        let again = matches!(failure, Some((_, true))) && progress.stop.is_none() && progress.post == post;
+        if again {
+            progress.phase = Phase::Queued;
+        }
+        drop(progress);
+        if again { self.submit(&shared, post, None) } else { self.moved(weak, post, end) }
     }
 
     /// The mover is through with it.

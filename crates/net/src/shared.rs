@@ -2,13 +2,16 @@
 
 use crate::call_handler::CallHandler;
 use crate::endpoints::EndpointPool;
+use crate::ipc::grants::Grants;
+use crate::ipc::link::GrantNumbers;
+use crate::ipc::opened::OpenRegion;
 use crate::rails::Rails;
 use crate::tcp::{FlowOptions, Identity, PeerRegions};
 use crate::timer::Timer;
 use forebay_transfer::lock::{Mutex, MutexGuard};
-use forebay_transfer::{MoverHandle, Process, RegionId};
+use forebay_transfer::{Ipc, MoverHandle, Process, RegionId};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The parts of one agent.
 pub(crate) struct Shared {
@@ -22,13 +25,25 @@ pub(crate) struct Shared {
     pub regions: PeerRegions,
     pub calls: Arc<CallHandler>,
     pub rails: Arc<Rails>,
-    /// Regions of peers that callers asked for themselves, and the places that they keep in use.
-    pub lent: Mutex<HashMap<RegionId, Arc<()>>>,
+    /// Has GPUs of this end copy to and from peers' by themselves.
+    pub ipc: OnceLock<Arc<dyn Ipc>>,
+    pub grants: Arc<Grants>,
+    pub grant_numbers: GrantNumbers,
+    /// Regions of peers that callers asked for themselves, and what they keep.
+    pub lent: Mutex<HashMap<RegionId, Lent>>,
     pub process: Process,
 }
 
+/// What a region keeps that a caller asked for.
+pub(crate) enum Lent {
+    /// The place of the peer in use.
+    OverFlows { _uses: Arc<()> },
+    /// Memory of the peer's GPU open.
+    Open { _region: OpenRegion },
+}
+
 impl Shared {
-    pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Arc<()>>> {
+    pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Lent>> {
         self.lent.lock()
     }
 

@@ -69,7 +69,7 @@ fn finish_when_passed(
 /// Waits until nothing of a track is under way, where no event can be had that would tell: the
 /// memory is in use until then. An error is that of a context that has ended, and with it all that
 /// it had under way.
-fn come_to_an_end(track: &Track) {
+pub(crate) fn come_to_an_end(track: &Track) {
     let _relaxed = Relaxed::enter(track.stream().device().driver());
     let _ = track.stream().synchronize();
 }

@@ -40,7 +40,7 @@ pub(super) fn parse_regions(body: &[u8]) -> Option<Vec<PeerRegion>> {
 
 /// Spans of one region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Section {
+pub(crate) struct Section {
     pub key: u64,
     pub generation: u64,
     pub lease: u64,
@@ -49,7 +49,7 @@ pub(super) struct Section {
 
 /// The spans of an operation, in the order of its payload.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Command {
+pub(crate) struct Command {
     pub sections: Vec<Section>,
 }
 
@@ -131,7 +131,7 @@ codes! {
 
 /// An operation that the peer did not carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     pub code: FaultCode,
     pub text: String,
 }

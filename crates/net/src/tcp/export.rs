@@ -27,7 +27,7 @@ impl Access {
 
 /// What an operation wants of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(crate) enum Wish {
     Read,
     Write,
 }
@@ -137,15 +137,20 @@ impl Export {
         self.copied.wait_while(&mut self.copying.lock(), |copying| *copying > 0);
     }
 
+    /// Whether this is the registration that is meant.
+    pub fn check_generation(&self, meant: u64) -> Result<(), Fault> {
+        let PeerRegion { key, generation, .. } = self.region;
+        if meant == generation {
+            return Ok(());
+        }
+        let text = format!("key {key} names generation {generation}, not {meant}");
+        Err(Fault::new(FaultCode::StaleGeneration, text))
+    }
+
     /// Whether this is the registration that is meant, and it is offered for what is wished.
     pub fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
-        let PeerRegion { key, generation, .. } = self.region;
-        if section.generation != generation {
-            return Err(Fault::new(
-                FaultCode::StaleGeneration,
-                format!("key {key} names generation {generation}, not {}", section.generation),
-            ));
-        }
+        self.check_generation(section.generation)?;
+        let key = self.region.key;
         let allowed = match wish {
             Wish::Read => self.access.read,
             Wish::Write => self.access.write,

@@ -11,8 +11,8 @@ use super::frame::REGIONS_MAX;
 use super::leases::LeaseTable;
 use super::payload::Payload;
 use super::staging::Stager;
-use forebay_transfer::Backing;
 use forebay_transfer::lock::RwLock;
+use forebay_transfer::{Backing, RegionId};
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -110,10 +110,7 @@ impl Exports {
         let mut found = Vec::with_capacity(command.sections.len());
         let table = self.table.read();
         for section in &command.sections {
-            let export = table.offered.get(&section.key).ok_or_else(|| Fault {
-                code: FaultCode::UnknownRegion,
-                text: format!("no region has key {}", section.key),
-            })?;
+            let export = table.offered.get(&section.key).ok_or_else(|| unknown(section.key))?;
             export.check(section, wish)?;
             found.push(Arc::clone(export));
         }
@@ -136,9 +133,57 @@ impl Exports {
         self.still_leased(&grant).map(|()| grant)
     }
 
+    /// What memory of a GPU is to its mover. `None`: it is host memory.
+    pub(crate) fn device_region(&self, key: u64, generation: u64) -> Result<Option<RegionId>, Fault> {
+        let table = self.table.read();
+        let export = table.offered.get(&key).ok_or_else(|| unknown(key))?;
+        export.check_generation(generation)?;
+        match &export.memory {
+            Memory::Device(device) => Ok(Some(device.region)),
+            Memory::Host(_) => Ok(None),
+        }
+    }
+
+    /// Has `keep` note that a peer's GPU may reach what an operation names, all of it memory of
+    /// GPUs. None of that is withdrawn before it is noted.
+    pub(crate) fn grant<R>(
+        &self,
+        command: &Command,
+        wish: Wish,
+        keep: impl FnOnce(Granted) -> R,
+    ) -> Result<R, Fault> {
+        let grant = self.resolve(command, wish)?;
+        let exports = grant.payload.exports();
+        let on_host = exports.iter().find(|export| matches!(export.memory, Memory::Host(_)));
+        if let Some(export) = on_host {
+            let key = export.region.key;
+            return Err(Fault::new(FaultCode::NotAllowed, format!("key {key} is no memory of a GPU")));
+        }
+        // The end of a lease stops no copy of a peer's, and what it was for may be used again then.
+        // A read finds that out afterwards, a write would be too late.
+        if wish == Wish::Write && !grant.leases.is_empty() {
+            return Err(Fault::new(FaultCode::NotAllowed, "no GPU of a peer writes under a lease"));
+        }
+        let held = exports.iter().map(|export| export.hold()).collect::<Option<Vec<_>>>();
+        let held = held.ok_or_else(super::reads::withdrawn_fault)?;
+        let regions = exports.iter().map(|export| export.region).collect();
+        let kept = keep(Granted { regions, leases: grant.leases });
+        drop(held);
+        Ok(kept)
+    }
+
+    /// Whether every lease of what was granted still lives.
+    pub(crate) fn are_leased(&self, granted: &Granted) -> Result<(), Fault> {
+        self.all_live(&granted.leases)
+    }
+
     /// Whether every lease of an operation still lives.
     pub(super) fn still_leased(&self, grant: &Grant) -> Result<(), Fault> {
-        match grant.leases.iter().find(|(lease, region)| !self.leases.is_alive(*lease, *region)) {
+        self.all_live(&grant.leases)
+    }
+
+    fn all_live(&self, leases: &[(u64, PeerRegion)]) -> Result<(), Fault> {
+        match leases.iter().find(|(lease, region)| !self.leases.is_alive(*lease, *region)) {
             None => Ok(()),
             Some((lease, region)) => Err(Fault {
                 code: FaultCode::NoLease,
@@ -146,6 +191,16 @@ impl Exports {
             }),
         }
     }
+}
+
+fn unknown(key: u64) -> Fault {
+    Fault::new(FaultCode::UnknownRegion, format!("no region has key {key}"))
+}
+
+/// Memory of GPUs that a peer's GPU may reach, and the leases under which.
+pub(crate) struct Granted {
+    pub regions: Vec<PeerRegion>,
+    leases: Vec<(u64, PeerRegion)>,
 }
 
 /// The memory that an operation may use, and the leases under which.

@@ -51,6 +51,22 @@ impl PeerRegions {
         Ok(unregistered)
     }
 
+    /// What a region is at its peer, and the lease that operations name. `None`: it is no peer's.
+    pub(crate) fn known(&self, id: RegionId) -> Option<(PeerRegion, u64)> {
+        self.table.read().get(&id).map(|known| (known.region, known.lease))
+    }
+
+    /// What an operation of the mover wants of which of the peer's bytes.
+    pub(crate) fn command(&self, op: &LinkOp) -> Result<(Wish, Command), String> {
+        let table = self.table.read();
+        let wish = wish(&table, op)?;
+        let theirs: Vec<Span> = match wish {
+            Wish::Read => op.pairs.iter().map(|pair| pair.from).collect(),
+            Wish::Write => op.pairs.iter().map(|pair| pair.to).collect(),
+        };
+        Ok((wish, command(&table, &theirs)?))
+    }
+
     /// What an operation of the mover asks of the peer, or why it cannot be asked.
     pub(super) fn translate(
         &self,
@@ -59,8 +75,7 @@ impl PeerRegions {
         deadline_us: u64,
     ) -> Result<Operation, String> {
         let table = self.table.read();
-        let first = op.pairs.first().ok_or("an operation without spans")?;
-        let wish = if table.contains_key(&first.from.region) { Wish::Read } else { Wish::Write };
+        let wish = wish(&table, op)?;
         let (theirs, ours): (Vec<Span>, Vec<Span>) = match wish {
             Wish::Read => op.pairs.iter().map(|pair| (pair.from, pair.to)).unzip(),
             Wish::Write => op.pairs.iter().map(|pair| (pair.to, pair.from)).unzip(),
@@ -72,6 +87,11 @@ impl PeerRegions {
         let payload = unsafe { Payload::new(pieces, Arc::new([])) };
         Ok(Operation { wish, command, payload, deadline_us })
     }
+}
+
+fn wish(table: &HashMap<RegionId, Known>, op: &LinkOp) -> Result<Wish, String> {
+    let first = op.pairs.first().ok_or("an operation without spans")?;
+    Ok(if table.contains_key(&first.from.region) { Wish::Read } else { Wish::Write })
 }
 
 /// The spans of peers' regions, one section for each run of spans in the same region.

@@ -12,12 +12,12 @@ use super::context::UcxContext;
 use super::endpoint_description::{EndpointDescription, Secret};
 use super::error::UcxError;
 use super::fabric::Fabric;
-use super::process::Process;
 use super::report::Lane;
 use super::sys;
 use super::timeout::TurnTimeout;
 use super::worker::{Closing, Worker};
 use crate::bytes::random;
+use crate::host_process::HostProcess;
 use crate::tcp::{Carrier, Ready, Scatter, WakeUp, Wire, slice};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -70,7 +70,7 @@ impl UcxConnection {
             release: (major as u16, minor as u16),
             fabric: context.fabric(),
             secret,
-            process: Process::own()?,
+            process: HostProcess::own()?,
             address: worker.address()?,
         };
         let connection = UcxConnection {

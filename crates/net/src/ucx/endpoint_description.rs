@@ -18,8 +18,8 @@
 
 use super::error::UcxError;
 use super::fabric::Fabric;
-use super::process::Process;
 use crate::bytes::{Field, Reader};
+use crate::host_process::HostProcess;
 
 const MAGIC: [u8; 8] = *b"FBUCX\0\0\x01";
 const HEAD_BYTES: usize = 48;
@@ -35,14 +35,14 @@ pub(super) struct EndpointDescription {
     pub release: (u16, u16),
     pub fabric: Fabric,
     pub secret: Secret,
-    pub process: Process,
+    pub process: HostProcess,
     pub address: Vec<u8>,
 }
 
 impl EndpointDescription {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEAD_BYTES + self.address.len());
-        let Process { pid, started } = self.process;
+        let HostProcess { pid, started } = self.process;
         (MAGIC, self.release, self.fabric.code(), self.secret, pid, started).put(&mut out);
         out.extend(&self.address);
         out
@@ -71,7 +71,7 @@ impl EndpointDescription {
         if code != own.fabric.code() {
             return Err(bad(format!("it is of fabric {code}, this end of {}", own.fabric.code())));
         }
-        let process = Process { pid, started };
+        let process = HostProcess { pid, started };
         Ok(EndpointDescription { release, fabric: own.fabric, secret, process, address: address.to_vec() })
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn description(address: Vec<u8>) -> EndpointDescription {
-        let process = Process { pid: 77, started: 1 << 40 };
+        let process = HostProcess { pid: 77, started: 1 << 40 };
         EndpointDescription { release: (1, 13), fabric: Fabric::Memory, secret: [5; 16], process, address }
     }
 

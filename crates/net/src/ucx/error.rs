@@ -1,6 +1,7 @@
 //! Why there is no UCX rail, or no connection over it.
 
 use super::fabric::Fabric;
+use crate::host_process::NoProcess;
 use crate::transport::TransportError;
 use std::borrow::Cow;
 use thiserror::Error;
@@ -35,5 +36,11 @@ pub enum UcxError {
 impl From<UcxError> for TransportError {
     fn from(error: UcxError) -> TransportError {
         TransportError::Failed(error.to_string())
+    }
+}
+
+impl From<NoProcess> for UcxError {
+    fn from(why: NoProcess) -> UcxError {
+        UcxError::System { doing: "watching the peer's process", why: why.to_string() }
     }
 }

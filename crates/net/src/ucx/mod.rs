@@ -15,7 +15,6 @@ mod context;
 mod endpoint_description;
 mod error;
 mod fabric;
-mod process;
 mod report;
 mod sys;
 #[cfg(test)]

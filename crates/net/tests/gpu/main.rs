@@ -2,6 +2,8 @@
 //! guarantees that host memory has.
 #![allow(clippy::unwrap_used)]
 
+mod ipc;
+mod peer;
 mod rig;
 
 use cuda_testkit::{Fake, alone};

@@ -2,6 +2,7 @@
 
 use cuda_testkit::Fake;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
+use forebay_cuda::ipc_memory::IpcMemory;
 use forebay_cuda::places::GpuPlaces;
 use forebay_net::{Access, Agent, AgentConfig, Descriptors, End, Op, Registration, Request, Run, Select};
 use forebay_transfer::{HostBuffer, SplitMix};
@@ -53,7 +54,23 @@ impl Side {
     }
 
     pub fn leased_on_gpu(fake: &Fake, name: &str, gpu: u16, bytes: usize, access: Access) -> Side {
-        let agent = Agent::start(config(name)).unwrap();
+        Side::with(fake, config(name), gpu, bytes, access)
+    }
+
+    /// An agent whose GPU copies to and from those of peers by itself.
+    pub fn by_ipc(fake: &Fake, name: &str, gpu: u16, bytes: usize) -> Side {
+        Side::leased_by_ipc(fake, name, gpu, bytes, Access::OPEN)
+    }
+
+    pub fn leased_by_ipc(fake: &Fake, name: &str, gpu: u16, bytes: usize, access: Access) -> Side {
+        let config = AgentConfig { flows_max: 1, ..AgentConfig::named(name) };
+        let side = Side::with(fake, config, gpu, bytes, access);
+        side.agent().add_ipc(Arc::new(IpcMemory::new(&side.gpu().places))).unwrap();
+        side
+    }
+
+    fn with(fake: &Fake, config: AgentConfig, gpu: u16, bytes: usize, access: Access) -> Side {
+        let agent = Agent::start(config).unwrap();
         let device = Device::open(fake.driver, gpu).unwrap();
         let memory = DeviceMemory::new(&device, bytes as u64).unwrap();
         let places = Arc::new(GpuPlaces::new(fake.driver, agent.mover().clone()).unwrap());
@@ -77,6 +94,19 @@ impl Side {
 
     pub fn agent(&self) -> &Agent {
         self.agent.as_ref().unwrap()
+    }
+
+    pub fn gpu(&self) -> &OnGpu {
+        match &self.memory {
+            Where::Gpu(gpu) => gpu,
+            Where::Host(_) => panic!("it is in host memory"),
+        }
+    }
+
+    /// Bytes that came from or went to the only peer over a path.
+    pub fn moved(&self, path: &str) -> u64 {
+        let stats = self.agent().stats();
+        stats[0].counts.paths.get(path).map_or(0, |path| path.moved_bytes)
     }
 
     pub fn fill(&self, seed: u64) -> Vec<u8> {
@@ -105,11 +135,15 @@ impl Side {
 
     /// A request for the first `count` blocks here and there, in an order of its own there.
     pub fn request(&self, op: Op, other: &Side, block: u64, count: u64) -> Request {
+        self.request_at(op, (other.agent().name(), other.registration.base()), block, count)
+    }
+
+    /// The same of a peer's memory that begins there.
+    pub fn request_at(&self, op: Op, (name, there): (&str, u64), block: u64, count: u64) -> Request {
         let list = |base| Descriptors::from_runs([Run { address: base, len: block, count, stride: block }]);
         let agent = self.agent();
         let local = agent.prepare_local(&list(self.registration.base()).unwrap()).unwrap();
-        let there = list(other.registration.base()).unwrap();
-        let remote = agent.prepare_remote(other.agent().name(), &there).unwrap();
+        let remote = agent.prepare_remote(name, &list(there).unwrap()).unwrap();
         let backwards = Select::Indices((0..count as u32).rev().collect());
         agent.request(op, (&local, Select::All), (&remote, backwards), None, None).unwrap()
     }

@@ -62,6 +62,9 @@ impl State {
             .ok()
             .filter(|&owner| owner < self.gpus.len())
             .ok_or(Code::INVALID_VALUE)?;
+        if owner != gpu && self.faults.p2p_off {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
         let key = (pid, inode, gpu);
         if let Some((base, opened)) = self.opened.get_mut(&key) {
             *opened += 1;
