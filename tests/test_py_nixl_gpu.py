@@ -100,6 +100,61 @@ def test_tensors_of_gpus_are_registered_and_moved(cuda: Cuda, ends: tuple[nixl_a
         here.initialize_xfer("READ", here.get_xfer_descs(ours), here.get_xfer_descs(theirs), there.name)
 
 
+OWNER = """
+import ctypes, os, sys
+import forebay.nixl._api as nixl
+from fake_cuda import Cuda
+
+cuda = Cuda(os.environ["FOREBAY_LIBCUDA"])
+cuda.enter(1)
+length = int(sys.argv[1])
+address = cuda.allocate(length)
+agent = nixl.nixl_agent("gpu-owner", nixl.nixl_agent_config())
+agent.register_memory([(address, length, 1, "kv")], "VRAM")
+contents = bytes(range(256)) * (length // 256)
+cuda.write(address, contents)
+print(agent.get_agent_metadata().hex(), address, flush=True)
+sys.stdin.readline()
+print(cuda.read(address, length) == contents[::-1], cuda.stat("bytes.d2h.1"), flush=True)
+"""
+
+
+def test_gpus_of_two_processes_of_a_host_copy_by_themselves(cuda: Cuda) -> None:
+    here, ours = agent(), tensor(cuda, 0)
+    here.register_memory(ours)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", OWNER, str(MIB)]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdin and owner.stdout
+        metadata, address = owner.stdout.readline().split()
+        name = here.add_remote_agent(bytes.fromhex(metadata)).decode()
+        theirs = [(int(address), MIB, 1)]
+        local, remote = here.get_xfer_descs(ours), here.get_xfer_descs(theirs, "VRAM")
+        for op in ["READ", "WRITE"]:
+            if op == "WRITE":
+                contents = ours.read()
+                assert contents == bytes(range(256)) * (MIB // 256)
+                cuda.write(ours.address, contents[::-1])
+            handle = here.initialize_xfer(op, local, remote, name)
+            here.transfer(handle)
+            until(lambda handle=handle: here.check_xfer_state(handle) == "DONE")
+            here.release_xfer_handle(handle)
+        stats = here.agent.forebay.stats()[name]
+        assert stats["paths"] == {"ipc": 2 * MIB}
+        assert stats["faults"] == {}
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+        # What it read itself is all that came out of its GPU.
+        assert owner.stdout.readline().split() == ["True", str(MIB)]
+    cuda.leave()
+
+
 def test_rows_say_on_which_gpu_they_lie(cuda: Cuda, ends: tuple[nixl_agent, nixl_agent]) -> None:
     here, there = ends
     ours, theirs = tensor(cuda, 0), tensor(cuda, 2)

@@ -14,8 +14,9 @@ use crate::places::GpuPlaces;
 use crate::poller::Track;
 use crate::stream_copy::pointer_range;
 use forebay_transfer::lock::{Mutex, RwLock};
-use forebay_transfer::{Ipc, LinkOp, Memory, OnCopied, Place, RegionId};
+use forebay_transfer::{Ipc, LinkOp, Memory, OnCopied, Place, RegionId, SpanPair};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Weak};
 
 /// Peers that may check at a time whether they reach a GPU's memory: each writes to a part of its
@@ -25,6 +26,10 @@ const CHECKS: u64 = 32;
 const REMEMBERED_MAX: usize = 4096;
 
 type Name = [u8; 64];
+/// Of a GPU.
+type Uuid = [u8; 16];
+/// Whether a GPU is trusted, or why not.
+type Trusted = Result<(), String>;
 
 /// What this process has exported. The driver opens no handle in the process that it comes from.
 static OWN: Mutex<Option<HashMap<Name, (Address, u64)>>> = Mutex::new(None);
@@ -38,7 +43,7 @@ struct Export {
     offset: u64,
     bytes: u64,
     /// The GPU that it lies on.
-    gpu: [u8; 16],
+    gpu: Uuid,
     /// Memory of that GPU that nobody else uses, to try it with.
     check: Name,
     check_offset: u64,
@@ -96,10 +101,28 @@ pub struct IpcMemory {
     regions: Arc<Regions>,
     /// Opened once for each GPU of this end.
     mapped: Mutex<HashMap<(Name, u16), Weak<Mapped>>>,
-    /// Of each GPU: memory for checks by peers, its handle, and how many were told of it.
-    checks: Mutex<HashMap<u16, (DeviceMemory, Name, u64)>>,
+    /// Of each GPU.
+    checks: Mutex<HashMap<u16, Checks>>,
     /// GPUs of peers and of this end: whether they reach each other's memory.
-    trusted: Mutex<HashMap<([u8; 16], u16), Result<(), String>>>,
+    trusted: Mutex<HashMap<(Uuid, u16), Trusted>>,
+}
+
+/// Memory that peers try a GPU with.
+#[derive(Debug)]
+struct Checks {
+    _memory: DeviceMemory,
+    handle: Name,
+    /// How many were told of it.
+    told: u64,
+}
+
+/// What an operation copies.
+struct Resolved {
+    pieces: Vec<Piece>,
+    /// Stays mapped until then.
+    mapped: Vec<Arc<Mapped>>,
+    /// From a peer, not to one.
+    reads: bool,
 }
 
 /// The streams of a GPU, one in each direction.
@@ -160,21 +183,21 @@ impl IpcMemory {
     fn check_part(&self, kernels: &Kernels) -> Result<(Name, u64), CudaError> {
         let device = kernels.device();
         let mut checks = self.checks.lock();
-        if !checks.contains_key(&device.index()) {
-            let memory = DeviceMemory::new(device, CHECKS * OPENED_BYTES)?;
-            let handle = memory.export()?.0;
-            remember(handle, memory.address(), memory.bytes());
-            checks.insert(device.index(), (memory, handle, 0));
-        }
-        let found = checks.get_mut(&device.index());
-        Ok(found.map_or(([0; 64], 0), |(_, handle, told)| {
-            *told += 1;
-            (*handle, *told % CHECKS * OPENED_BYTES)
-        }))
+        let checks = match checks.entry(device.index()) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(empty) => {
+                let memory = DeviceMemory::new(device, CHECKS * OPENED_BYTES)?;
+                let handle = memory.export()?.0;
+                remember(handle, memory.address(), memory.bytes());
+                empty.insert(Checks { _memory: memory, handle, told: 0 })
+            }
+        };
+        checks.told += 1;
+        Ok((checks.handle, checks.told % CHECKS * OPENED_BYTES))
     }
 
     /// An allocation, for a GPU of this end.
-    fn map(&self, kernels: &Kernels, handle: Name, gpu: [u8; 16]) -> Result<Arc<Mapped>, String> {
+    fn map(&self, kernels: &Kernels, handle: Name, gpu: Uuid) -> Result<Arc<Mapped>, String> {
         let device = kernels.device();
         let mut mapped = self.mapped.lock();
         mapped.retain(|_, known| known.strong_count() > 0);
@@ -254,11 +277,10 @@ impl IpcMemory {
         Ok(new)
     }
 
-    /// What an operation copies, what it keeps mapped, and whether it reads from a peer.
-    fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<(Vec<Piece>, Vec<Arc<Mapped>>, bool), String> {
+    fn resolve(&self, op: &LinkOp, memory: &Memory) -> Result<Resolved, String> {
         let regions = self.regions.read();
         let reads = op.pairs.first().is_some_and(|pair| regions.contains_key(&pair.from.region));
-        let theirs = |pair: &forebay_transfer::SpanPair| {
+        let theirs = |pair: &SpanPair| {
             if reads { pair.from.region } else { pair.to.region }
         };
         let mut kept = HashMap::new();
@@ -269,12 +291,12 @@ impl IpcMemory {
         }
         drop(regions);
         let pieces = self.places.addresses().resolve(op, memory).map_err(text)?;
-        Ok((pieces, kept.into_values().collect(), reads))
+        Ok(Resolved { pieces, mapped: kept.into_values().collect(), reads })
     }
 }
 
 /// Whether a GPU may reach another one's memory, if this process sees that. It need not.
-fn reaches(device: &Gpu, other: [u8; 16]) -> Result<(), String> {
+fn reaches(device: &Gpu, other: Uuid) -> Result<(), String> {
     if device.is_part().map_err(text)? {
         return Err(format!("GPU {} is an instance of a partitioned GPU (MIG)", device.index()));
     }
@@ -354,7 +376,7 @@ impl Ipc for IpcMemory {
 
     fn copy(&self, place: Place, op: &LinkOp, memory: &Memory, on_copied: OnCopied) {
         let resolved = self.streams(place).and_then(|streams| Ok((streams, self.resolve(op, memory)?)));
-        let (streams, (pieces, mapped, reads)) = match resolved {
+        let (streams, Resolved { pieces, mapped, reads }) = match resolved {
             Ok(resolved) => resolved,
             Err(why) => return on_copied(Err(why)),
         };

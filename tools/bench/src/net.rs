@@ -4,13 +4,14 @@
 //!
 //! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in, of
 //! which `gpu` is one kind; `rail` is what carries them instead of TCP; `owner` is the other process,
-//! `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the ceiling, `peers` are
-//! other systems' programs, run on the same blocks.
+//! `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the ceiling, `gpu_raw` that
+//! between GPUs; `peers` are other systems' programs, run on the same blocks.
 
 mod blocks;
 mod certificates;
 mod faults;
 mod gpu;
+mod gpu_raw;
 mod owner;
 mod pair;
 mod peers;
@@ -22,6 +23,7 @@ mod small;
 
 use crate::output::{CommandResult, Error, Output, finish};
 use forebay_results::Results;
+use gpu::GpuWay;
 use pair::Way;
 use rate::{Case, OpName};
 use segment::Segment;
@@ -54,6 +56,9 @@ pub struct Args {
     /// have is named and left out
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Segment::Heap])]
     segment: Vec<Segment>,
+    /// How bytes go between GPUs, with --segment gpu; both with a comma; over rails only tcp
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [GpuWay::Ipc, GpuWay::Tcp])]
+    gpu_way: Vec<GpuWay>,
     /// UCX rail that carries the blocks instead of TCP: memory, rdma or tcp, on all of its devices
     /// or on some, as in tcp=lo; repeat for each
     #[arg(long, value_name = "FABRIC[=DEVICE,...]", value_parser = rail::rail)]
@@ -130,6 +135,11 @@ impl Args {
         let mut ways = Vec::new();
         for segment in &self.segment {
             match segment.check() {
+                Ok(()) if *segment == Segment::Gpu && self.rail.is_empty() => {
+                    let gpu =
+                        |gpu_way: &GpuWay| Way { segment: *segment, gpu_way: *gpu_way, ..plain.clone() };
+                    ways.extend(self.gpu_way.iter().map(gpu));
+                }
                 Ok(()) => ways.push(Way { segment: *segment, ..plain.clone() }),
                 Err(why) => eprintln!("--segment {segment} is left out: {why}"),
             }

@@ -141,6 +141,10 @@ impl Fault {
         Fault { code, text: text.into() }
     }
 
+    pub fn withdrawn() -> Fault {
+        Fault::new(FaultCode::StaleGeneration, "the region was withdrawn meanwhile")
+    }
+
     pub fn put(&self, out: &mut Vec<u8>) {
         (self.code as u16).put(out);
         put_text(&self.text, out);

@@ -165,7 +165,7 @@ impl Exports {
             return Err(Fault::new(FaultCode::NotAllowed, "no GPU of a peer writes under a lease"));
         }
         let held = exports.iter().map(|export| export.hold()).collect::<Option<Vec<_>>>();
-        let held = held.ok_or_else(super::reads::withdrawn_fault)?;
+        let held = held.ok_or_else(Fault::withdrawn)?;
         let regions = exports.iter().map(|export| export.region).collect();
         let kept = keep(Granted { regions, leases: grant.leases });
         drop(held);

@@ -194,7 +194,7 @@ impl Reading {
     fn stage(&mut self, staging: &Staging, slot: Slot) -> bool {
         let (Some(place), Some(owners)) = (staging.place(&slot), self.grant.begin_copy()) else {
             staging.give_back(slot);
-            let (part, copied) = (PayloadPart::hollow(0), Copied::Failed(withdrawn_fault()));
+            let (part, copied) = (PayloadPart::hollow(0), Copied::Failed(Fault::withdrawn()));
             self.staged.push_back(StagedPart { slot: u32::MAX, part, copied });
             return false;
         };
@@ -221,7 +221,7 @@ impl Reading {
             return Some(Frame::Cancelled);
         }
         if withdrawn {
-            return Some(Frame::Failed(withdrawn_fault()));
+            return Some(Frame::Failed(Fault::withdrawn()));
         }
         match exports.still_leased(&self.grant) {
             Err(fault) => Some(Frame::Failed(fault)),
@@ -229,10 +229,6 @@ impl Reading {
             Ok(()) => None,
         }
     }
-}
-
-pub(super) fn withdrawn_fault() -> Fault {
-    Fault::new(FaultCode::StaleGeneration, "the region was withdrawn meanwhile")
 }
 
 pub(super) fn copy_fault(way: &str, why: &str) -> Fault {

@@ -9,7 +9,7 @@ use super::export::Wish;
 use super::exports::{Exports, Grant};
 use super::frame::Frame;
 use super::payload::PayloadPart;
-use super::reads::{copy_fault, lost_fault, no_staging, withdrawn_fault};
+use super::reads::{copy_fault, lost_fault, no_staging};
 use super::staging::{CopyEnd, Slot, Staging};
 use forebay_transfer::SpanPair;
 
@@ -122,7 +122,7 @@ impl Writes {
     pub fn placed(&mut self, arrival: Arrival, corrupt: impl FnOnce() -> Fault) {
         match arrival {
             Arrival::Intact => self.land(),
-            Arrival::Withdrawn => self.end_early(Frame::Failed(withdrawn_fault())),
+            Arrival::Withdrawn => self.end_early(Frame::Failed(Fault::withdrawn())),
             Arrival::Corrupt => self.end_early(Frame::Failed(corrupt())),
         }
         let incoming = self.due.as_mut().and_then(|due| due.incoming.take());
@@ -149,7 +149,7 @@ impl Writes {
             Some(_) => staging.give_back(slot),
             None => {
                 staging.give_back(slot);
-                self.end_early(Frame::Failed(withdrawn_fault()));
+                self.end_early(Frame::Failed(Fault::withdrawn()));
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use super::driver;
 use crate::errors::{failed, invalid, of_agent};
+use forebay_cuda::ipc_memory::IpcMemory;
 use forebay_cuda::places::{GpuPlaces, NotRegistered};
 use forebay_net::{Access, Agent, Device, Registration};
 use forebay_transfer::RegionId;
@@ -73,8 +74,9 @@ impl AgentGpus {
         if let Some(places) = &*places {
             return Ok(Arc::clone(places));
         }
-        let made = GpuPlaces::new(driver()?, agent.mover().clone()).map_err(not_registered)?;
-        Ok(Arc::clone(places.insert(Arc::new(made))))
+        let made = Arc::new(GpuPlaces::new(driver()?, agent.mover().clone()).map_err(not_registered)?);
+        agent.add_ipc(Arc::new(IpcMemory::new(&made))).map_err(of_agent)?;
+        Ok(Arc::clone(places.insert(made)))
     }
 
     /// Whether rows (address, bytes, device, ..) of this end's memory are what they are said to be.

@@ -1,18 +1,38 @@
-//! Blocks in memory of a GPU. Driver: it copies there and back, a block at a time, and waits.
+//! Blocks in memory of a GPU. Driver: it copies there and back, a block at a time, and waits. The
+//! asking end has the first GPU and the owner the last one, which may be the same.
 
+use super::blocks::End;
 use crate::output::Error;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_cuda::driver::{CudaError, Driver};
+use forebay_cuda::ipc_memory::IpcMemory;
 use forebay_cuda::places::GpuPlaces;
 use forebay_net::{Access, Agent, Registration};
 use forebay_transfer::lock::Mutex;
 use std::sync::{Arc, OnceLock};
 
-const GPU: u16 = 0;
 /// Of the copies here, which are not measured.
 const BOUNCE_BYTES: usize = 4 << 20;
 
-/// Memory of GPU 0, which an agent may move bytes from and to meanwhile.
+/// How bytes go between GPUs of two processes of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum GpuWay {
+    /// The asking end's GPU copies, over CUDA IPC
+    Ipc,
+    /// Through pinned host memory and a connection
+    Tcp,
+}
+
+impl GpuWay {
+    pub fn name(self) -> &'static str {
+        match self {
+            GpuWay::Ipc => "ipc",
+            GpuWay::Tcp => "tcp",
+        }
+    }
+}
+
+/// Memory of a GPU, which an agent may move bytes from and to meanwhile.
 pub struct GpuMemory {
     driver: &'static Driver,
     device: Arc<Device>,
@@ -24,24 +44,45 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    pub fn new(bytes: usize) -> Result<GpuMemory, Error> {
+    pub fn new(end: End, bytes: usize) -> Result<GpuMemory, Error> {
         let driver = Driver::load()?;
-        let device = Device::open(driver, GPU)?;
+        let gpu = match end {
+            End::Asking => 0,
+            End::Owner => Device::count(driver)?.saturating_sub(1),
+        };
+        let device = Device::open(driver, gpu)?;
         let memory = DeviceMemory::new(&device, bytes as u64)?;
         let bounce = Mutex::new((HostMemory::new(&device, BOUNCE_BYTES)?, Stream::new(&device)?));
         Ok(GpuMemory { driver, device, memory, bounce, places: OnceLock::new() })
     }
 
-    pub fn register(&self, agent: &Agent) -> Result<Registration, Error> {
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The first byte.
+    pub fn start(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// What another process opens it by.
+    pub fn export(&self) -> Result<String, Error> {
+        Ok(hex::encode(self.memory.export()?.0))
+    }
+
+    pub fn register(&self, agent: &Agent, way: GpuWay) -> Result<Registration, Error> {
         let places = Arc::new(GpuPlaces::new(self.driver, agent.mover().clone())?);
         let (start, bytes) = (self.memory.address(), self.memory.bytes());
         // SAFETY: the memory stays until the agent has ended, and is filled and compared between
         // transfers only.
-        let (gpu, region) = unsafe { places.register(GPU, start, bytes) }?;
+        let (gpu, region) = unsafe { places.register(self.device.index(), start, bytes) }?;
         let known = forebay_net::Device { place: gpu.place, to_host: gpu.to_host, from_host: gpu.from_host };
         let own = Arc::clone(&places);
         let pinned = Arc::new(move |bytes| own.pinned(bytes).map_err(|error| error.to_string()));
         agent.add_device(known, pinned)?;
+        if way == GpuWay::Ipc {
+            agent.add_ipc(Arc::new(IpcMemory::new(&places)))?;
+        }
         // Kept until the agent has ended.
         let _ = self.places.set(places);
         Ok(agent.register_device(gpu.place, (region, start, bytes), Access::OPEN)?)

@@ -3,6 +3,7 @@
 
 use super::blocks::{End, Shape, fill_all, wrong_blocks};
 use super::certificates;
+use super::gpu::GpuWay;
 use super::rail::{self, Rail};
 use super::segment::{Memory, Segment};
 use crate::output::Error;
@@ -25,6 +26,8 @@ pub struct Way {
     pub tls: Option<PathBuf>,
     /// What the blocks lie in, at both ends.
     pub segment: Segment,
+    /// How they go between GPUs.
+    pub gpu_way: GpuWay,
     /// What carries them instead of TCP, at both ends. Empty: TCP.
     pub rails: Vec<Rail>,
 }
@@ -32,7 +35,12 @@ pub struct Way {
 impl Way {
     /// Plain TCP between memory of the allocator.
     pub fn plain(flows: usize) -> Way {
-        Way { flows, tls: None, segment: Segment::Heap, rails: Vec::new() }
+        Way { flows, tls: None, segment: Segment::Heap, gpu_way: GpuWay::Tcp, rails: Vec::new() }
+    }
+
+    /// Whether the asking end's GPU copies.
+    pub fn goes_by_ipc(&self) -> bool {
+        self.segment == Segment::Gpu && self.gpu_way == GpuWay::Ipc
     }
 
     /// How an end is set up.
@@ -72,8 +80,8 @@ impl Pair {
         let first = owner.line()?;
         let (metadata, base) = first.split_once(' ').ok_or("the other process did not start")?;
         let agent = Agent::start(way.config("asking")?)?;
-        let memory = Memory::new(way.segment, shape.bytes())?;
-        let bases = [memory.register(&agent)?.base(), base.parse()?];
+        let memory = Memory::new(way.segment, End::Asking, shape.bytes())?;
+        let bases = [memory.register(&agent, way.gpu_way)?.base(), base.parse()?];
         let peer = agent.add_peer(&hex::decode(metadata)?)?;
         let blocks = |base: u64, end: End| {
             let block = |block| (base + shape.offset(end, block) as u64, shape.block_bytes as u64);

@@ -56,7 +56,12 @@ pub fn wait_until_taken(agent: &Agent, rails: usize) -> Result<(), Error> {
 
 /// Bytes that took TCP so far.
 pub fn bytes_over_tcp(agent: &Agent) -> Result<u64, Error> {
-    Ok(only_peer(agent)?.counts.paths.get(TCP).map_or(0, |path| path.moved_bytes))
+    bytes_over(agent, TCP)
+}
+
+/// Bytes that took a path so far.
+pub fn bytes_over(agent: &Agent, path: &str) -> Result<u64, Error> {
+    Ok(only_peer(agent)?.counts.paths.get(path).map_or(0, |path| path.moved_bytes))
 }
 
 fn only_peer(agent: &Agent) -> Result<PeerStat, Error> {

@@ -3,13 +3,14 @@
 
 use super::blocks::Shape;
 use super::certificates::Certificates;
+use super::gpu_raw::GpuRaw;
 use super::pair::{Pair, Way, run_all};
 use super::raw::Raw;
 use super::segment::Segment;
 use super::{peers, rail};
 use crate::output::Error;
 use crate::timing::median;
-use forebay_net::Op;
+use forebay_net::{IPC, Op};
 use forebay_results::Row;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use std::time::Instant;
@@ -24,10 +25,54 @@ const RECORD_BYTES: usize = 16 << 10;
 const CIPHER_BYTES: usize = 512 << 20;
 
 /// What one kind of transfer gave.
+#[derive(Default)]
 struct Figures {
     gbps: Vec<f64>,
-    raw_gbps: Vec<f64>,
+    /// By each of the means that are a ceiling; the best one counts.
+    raw_gbps: Vec<Vec<f64>>,
+    /// Between GPUs: all bytes in one piece.
+    contiguous_gbps: Vec<f64>,
     cpu_s_per_gb: f64,
+}
+
+impl Figures {
+    fn ceiling(&self) -> f64 {
+        self.raw_gbps.iter().map(|gbps| median(gbps)).fold(0.0, f64::max)
+    }
+}
+
+/// What moves the same bytes without an agent.
+enum Ceiling {
+    Sockets(Raw),
+    Gpus(GpuRaw),
+}
+
+impl Ceiling {
+    fn between(way: &Way, pair: &mut Pair) -> Result<Ceiling, Error> {
+        if way.goes_by_ipc() {
+            let exported = pair.ask("export")?;
+            let own = pair.memory.gpu().ok_or("it is in host memory")?;
+            return Ok(Ceiling::Gpus(GpuRaw::open(own, &exported, pair.shape)?));
+        }
+        let streams = pair.flows().max(1);
+        let port = pair.ask(&format!("raw {streams}"))?.parse()?;
+        Ok(Ceiling::Sockets(Raw::connect(port, streams, pair.shape.bytes())?))
+    }
+
+    fn run(&mut self, op: Op, gb: f64, figures: &mut Figures) -> Result<(), Error> {
+        let means = match self {
+            Ceiling::Sockets(raw) => vec![raw.run(op == Op::Write)?],
+            Ceiling::Gpus(raw) => {
+                let times = raw.run(op)?;
+                figures.contiguous_gbps.push(gb / times.contiguous.as_secs_f64());
+                vec![times.batch, times.kernel]
+            }
+        };
+        figures.raw_gbps.resize(means.len(), Vec::new());
+        let all = figures.raw_gbps.iter_mut().zip(means);
+        all.for_each(|(gbps, took)| gbps.push(gb / took.as_secs_f64()));
+        Ok(())
+    }
 }
 
 /// An operation by name.
@@ -68,12 +113,16 @@ impl Case {
     /// Of its row: what is as usual is not part of it.
     fn name(self, way: &Way) -> String {
         let ucx = if way.rails.is_empty() { "" } else { "ucx." };
-        let mut name = format!("net.{ucx}{}.{}", self.op.name(), self.shape.name());
+        let gpu = if way.segment == Segment::Gpu { "gpu." } else { "" };
+        let mut name = format!("net.{ucx}{gpu}{}.{}", self.op.name(), self.shape.name());
         if self.threads > 1 {
             name += &format!(".{}threads", self.threads);
         }
-        if way.segment != Segment::Heap {
-            name += &format!(".{}", way.segment);
+        match way.segment {
+            Segment::Heap => {}
+            Segment::Gpu if way.rails.is_empty() => name += &format!(".{}", way.gpu_way.name()),
+            Segment::Gpu => {}
+            segment => name += &format!(".{segment}"),
         }
         name
     }
@@ -84,8 +133,7 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
     let Case { op, shape, .. } = case;
     let name = case.name(way);
     let figures = transfers(way, case, runs)?;
-    let raw = median(&figures.raw_gbps);
-    let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(raw);
+    let mut row = Row::of_runs(&name, "GB/s", &figures.gbps).with_ceiling(figures.ceiling());
     row.cpu_s_per_gb = Some(figures.cpu_s_per_gb);
     let mut rows = Vec::new();
     for (system, peer) in peers::measure(commands, op.name(), shape, runs)? {
@@ -95,6 +143,10 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
         }
     }
     rows.insert(0, row);
+    if !figures.contiguous_gbps.is_empty() {
+        let name = name.replace(".ipc", ".contiguous");
+        rows.push(Row::of_runs(&name, "GB/s", &figures.contiguous_gbps));
+    }
     Ok(rows)
 }
 
@@ -152,14 +204,12 @@ fn transfers(way: &Way, case: Case, runs: u32) -> Result<Figures, Error> {
     for _ in 0..WARM_UPS {
         run_all(&requests)?;
     }
-    let streams = pair.flows().max(1);
-    let port = pair.ask(&format!("raw {streams}"))?.parse()?;
-    let mut raw = Raw::connect(port, streams, shape.bytes())?;
-    raw.run(op == Op::Write)?;
+    let mut ceiling = Ceiling::between(way, &mut pair)?;
     let gb = shape.bytes() as f64 / 1e9;
-    let mut figures = Figures { gbps: Vec::new(), raw_gbps: Vec::new(), cpu_s_per_gb: 0.0 };
+    ceiling.run(op, gb, &mut Figures::default())?;
+    let mut figures = Figures::default();
     for number in 1..=u64::from(runs) {
-        figures.raw_gbps.push(gb / raw.run(op == Op::Write)?.as_secs_f64());
+        ceiling.run(op, gb, &mut figures)?;
         pair.fill(op, number)?;
         let cpu_before_s = pair.cpu_s()?;
         figures.gbps.push(gb / run_all(&requests)?.as_secs_f64());
@@ -175,6 +225,12 @@ fn check_way(way: &Way, pair: &mut Pair) -> Result<(), Error> {
     let strayed = if way.rails.is_empty() { 0 } else { rail::bytes_over_tcp(&pair.agent)? };
     if strayed > 0 {
         return Err(format!("{strayed} bytes went over TCP instead of a rail").into());
+    }
+    if way.goes_by_ipc() {
+        let (tcp, ipc) = (rail::bytes_over_tcp(&pair.agent)?, rail::bytes_over(&pair.agent, IPC)?);
+        if tcp > 0 || ipc == 0 {
+            return Err(format!("{tcp} bytes went over TCP instead of IPC, which carried {ipc}").into());
+        }
     }
     if way.segment == Segment::Hugepages {
         let mb = |bytes: usize| bytes / 1_000_000;

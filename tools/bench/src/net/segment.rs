@@ -1,7 +1,8 @@
 //! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory
 //! and reaches it by copies.
 
-use super::gpu::GpuMemory;
+use super::blocks::End;
+use super::gpu::{GpuMemory, GpuWay};
 use crate::output::Error;
 use forebay_net::{Access, Agent, Registration};
 use forebay_transfer::{Arena, Pages};
@@ -21,7 +22,7 @@ pub enum Segment {
     Memfd,
     /// Anonymous memory for which transparent huge pages were asked
     Hugepages,
-    /// Memory of GPU 0: its bytes pass through staging at both ends
+    /// Memory of a GPU, the first one here and the last one there
     Gpu,
 }
 
@@ -42,7 +43,7 @@ impl Segment {
 
     /// Whether this machine has it; an error says why not.
     pub fn check(self) -> Result<(), Error> {
-        let tried = Memory::new(self, TRIED_BYTES)?;
+        let tried = Memory::new(self, End::Asking, TRIED_BYTES)?;
         if self == Segment::Hugepages && tried.huge_bytes()? == 0 {
             return Err("the system gave none (/sys/kernel/mm/transparent_hugepage/enabled)".into());
         }
@@ -67,20 +68,28 @@ enum Kind {
 }
 
 impl Memory {
-    pub fn new(segment: Segment, bytes: usize) -> Result<Memory, Error> {
+    pub fn new(segment: Segment, end: End, bytes: usize) -> Result<Memory, Error> {
         Ok(Memory(match segment {
             Segment::Heap => Kind::Host(Arc::new(HostBuffer::new(bytes))),
             Segment::Memfd => Kind::Host(Arc::new(Arena::new(bytes as u64, Pages::Base)?)),
             Segment::Hugepages => Kind::Host(Arc::new(Advised::new(bytes)?)),
-            Segment::Gpu => Kind::Gpu(Arc::new(GpuMemory::new(bytes)?)),
+            Segment::Gpu => Kind::Gpu(Arc::new(GpuMemory::new(end, bytes)?)),
         }))
     }
 
     /// Offers all of it. The agent has to end before the memory is dropped.
-    pub fn register(&self, agent: &Agent) -> Result<Registration, Error> {
+    pub fn register(&self, agent: &Agent, way: GpuWay) -> Result<Registration, Error> {
         match &self.0 {
             Kind::Host(backing) => Ok(agent.register(Arc::clone(backing), Access::OPEN)?),
-            Kind::Gpu(gpu) => gpu.register(agent),
+            Kind::Gpu(gpu) => gpu.register(agent, way),
+        }
+    }
+
+    /// `None`: it is in host memory.
+    pub fn gpu(&self) -> Option<&Arc<GpuMemory>> {
+        match &self.0 {
+            Kind::Host(_) => None,
+            Kind::Gpu(gpu) => Some(gpu),
         }
     }
 
@@ -212,7 +221,7 @@ mod tests {
     #[test]
     fn every_kind_keeps_its_bytes_and_refuses_what_lies_outside() {
         for segment in [Segment::Heap, Segment::Memfd, Segment::Hugepages, Segment::Gpu] {
-            let memory = match Memory::new(segment, TRIED_BYTES + 8) {
+            let memory = match Memory::new(segment, End::Asking, TRIED_BYTES + 8) {
                 Ok(memory) => memory,
                 Err(error) => {
                     eprintln!("SKIPPED: {segment}: {error}");
