@@ -4,7 +4,7 @@
 
 use crate::error::AgentError;
 use crate::tcp::{Stager, StagingMemory};
-use forebay_transfer::lock::Mutex;
+use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{LinkId, MoverHandle, PathSpec, Place, RegionId, Staging};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,10 @@ pub struct Device {
 pub(crate) struct DeviceWays {
     mover: MoverHandle,
     here: Place,
+    /// Held across words with the mover.
     known: Mutex<Known>,
+    /// On which GPU each registered region lies. Asked on the mover's thread too.
+    regions: RwLock<HashMap<RegionId, Place>>,
 }
 
 #[derive(Default)]
@@ -38,8 +41,6 @@ struct Known {
     devices: Vec<Device>,
     /// Links to peers, which a mover never forgets.
     links: Vec<PeerLink>,
-    /// On which GPU each registered region lies.
-    regions: HashMap<RegionId, Place>,
 }
 
 struct PeerLink {
@@ -51,7 +52,7 @@ struct PeerLink {
 
 impl DeviceWays {
     pub fn new(mover: MoverHandle, here: Place) -> DeviceWays {
-        DeviceWays { mover, here, known: Mutex::default() }
+        DeviceWays { mover, here, known: Mutex::default(), regions: RwLock::default() }
     }
 
     /// Makes a GPU a place of the agent. One that is known stays as it is.
@@ -96,16 +97,16 @@ impl DeviceWays {
 
     /// Memory of a GPU is registered.
     pub fn add_region(&self, region: RegionId, place: Place) {
-        self.known.lock().regions.insert(region, place);
+        self.regions.write().insert(region, place);
     }
 
     pub fn forget_region(&self, region: RegionId) {
-        self.known.lock().regions.remove(&region);
+        self.regions.write().remove(&region);
     }
 
     /// The GPU that a registered region lies on. `None`: it is host memory.
     pub fn place_of(&self, region: RegionId) -> Option<Place> {
-        self.known.lock().regions.get(&region).copied()
+        self.regions.read().get(&region).copied()
     }
 
     fn join(&self, link: &mut PeerLink, device: &Device, stager: &Stager) -> Result<(), AgentError> {

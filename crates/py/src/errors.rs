@@ -53,7 +53,7 @@ pub fn of_agent(error: AgentError) -> PyErr {
         AgentError::Blocks(_) => InvalidError::new_err(why),
         AgentError::Peer(trouble) => of_trouble(&trouble),
         AgentError::Forked(forked) => of_forked(forked),
-        AgentError::InUse(_) => TransferError::new_err(why),
+        AgentError::InUse(_) | AgentError::Reached { .. } => TransferError::new_err(why),
         _ => ForebayError::new_err(why),
     }
 }

@@ -7,9 +7,11 @@ use forebay_transfer::lock::Mutex;
 use forebay_transfer::{MoverHandle, Place, Refused, RegionId, SpanPair};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Transfers in a row that fail over IPC before it is left alone, until there is another connection.
+/// Transfers in a row that fail over IPC before it is left alone, and for how long.
 const FAILURES_MAX: u32 = 3;
+const LEFT_ALONE: Duration = Duration::from_secs(60);
 /// How often, and how long apart, a region that a lost copy may still touch is asked for again.
 const FORGET_ATTEMPTS: u32 = 1_000;
 const FORGET_AGAIN_US: u64 = 20_000;
@@ -111,6 +113,7 @@ struct State {
     /// Somebody opens what is waited for, and goes on until nobody waits.
     is_opening: bool,
     failures: u32,
+    left_alone_until: Option<Instant>,
     /// Counts connections, so that what was opened for one is not kept for the next.
     connection: u64,
     uses: u64,
@@ -129,7 +132,7 @@ pub(crate) enum Next {
 impl State {
     /// `Err`: not all are known.
     fn find(&self, wanted: &Wanted) -> Result<Option<StandIns>, ()> {
-        if self.failures >= FAILURES_MAX {
+        if self.left_alone_until.is_some_and(|until| Instant::now() < until) {
             return Ok(None);
         }
         let mut found = HashMap::new();
@@ -193,6 +196,10 @@ impl OpenedRegions {
     pub fn ended(&self, used: &StandIns, failed: bool) -> bool {
         let mut state = self.0.lock();
         state.failures = if failed { state.failures + 1 } else { 0 };
+        if state.failures >= FAILURES_MAX {
+            state.left_alone_until = Some(Instant::now() + LEFT_ALONE);
+            state.failures = 0;
+        }
         if failed {
             let is_used = |open: &Arc<OpenRegion>| used.0.values().any(|other| Arc::ptr_eq(open, other));
             state.known.retain(|_, open| !open.as_ref().is_some_and(is_used));
@@ -219,7 +226,7 @@ impl OpenedRegions {
     pub fn clear(&self) {
         let mut state = self.0.lock();
         state.connection += 1;
-        state.failures = 0;
+        (state.failures, state.left_alone_until) = (0, None);
         state.known.clear();
     }
 }

@@ -1,6 +1,7 @@
 //! Bytes between GPUs of one host, copied by the asking end's GPU: the guarantees that hold over
 //! connections hold here too, whoever is killed, stopped or lies.
 
+use crate::log;
 use crate::peer::{Peer, from_hex, sum};
 use crate::rig::*;
 use crate::{BYTES, TWO, all_arrives};
@@ -97,8 +98,11 @@ fn a_driver_that_copies_one_block_a_call_copies_all_of_them() {
 #[test]
 fn memory_that_cannot_be_exported_goes_over_tcp() {
     alone("ipc::memory_that_cannot_be_exported_goes_over_tcp", &TWO, |fake| {
+        log::capture();
         fake.control("refuse cuIpcGetMemHandle 801");
         goes_over_tcp(&Side::by_ipc(fake, "one", 0, BYTES), &Side::by_ipc(fake, "two", 1, BYTES));
+        let line = log::line(&["WARN", "GPU IPC not used", "peer=\"two\""]);
+        assert!(line.contains("cuIpcGetMemHandle"), "it says why: {line}");
     });
 }
 
@@ -206,6 +210,26 @@ fn a_read_by_ipc_after_the_lease_ended_gives_no_bytes() {
         assert!(format!("{ended:?}").contains("NoLease"), "{ended:?}");
         assert!(one.bytes() == ours, "bytes came without a lease");
         one.agent().forget_region(theirs).unwrap();
+    });
+}
+
+#[test]
+fn a_write_under_a_lease_is_not_granted() {
+    alone("ipc::a_write_under_a_lease_is_not_granted", &TWO, |fake| {
+        let access = Access { read: true, write: true, leased: true };
+        let one = Side::by_ipc(fake, "one", 0, BYTES);
+        let two = Side::leased_by_ipc(fake, "two", 1, BYTES, access);
+        one.knows(&two);
+        one.agent().connect("two").unwrap();
+        let (kept, offered, len) = (two.fill(1), two.registration.offered(), BYTES as u64);
+        let spans = vec![LeasedSpan { region: offered, offset: 0, len }];
+        let node = one.agent().identity().node;
+        let lease = two.agent().leases().grant(node, spans, u64::MAX, |_| {}).unwrap();
+        let theirs = region(&one, &two, offered, lease).unwrap();
+        let pair = SpanPair::new(Span::new(one.registration.region(), 0, len), Span::new(theirs, 0, len));
+        let end = one.agent().mover().run(Transfer::new(vec![pair], Class::Demand)).unwrap();
+        assert!(format!("{end:?}").contains("no GPU of a peer writes under a lease"), "{end:?}");
+        assert!(two.bytes() == kept);
     });
 }
 
@@ -428,6 +452,26 @@ fn an_owner_that_was_stopped_has_its_memory_back_when_it_goes_on() {
         let end = ended.recv_timeout(LONG).unwrap();
         assert!(matches!(end, End::Failed { .. }), "{end:?}");
         two.signal(Signal::CONT);
+        eventually("the owner hears that its memory is not used", || two.ask("deregister") == "Ok(())");
+    });
+}
+
+#[test]
+fn memory_is_not_released_under_a_copy_whose_connection_is_lost() {
+    alone("ipc::memory_is_not_released_under_a_copy_whose_connection_is_lost", &TWO, |fake| {
+        let (one, mut two) = (Side::by_ipc(fake, "one", 0, BYTES), Peer::spawn(1, BYTES));
+        one.agent().add_peer(&two.metadata).unwrap();
+        let ended = post_frozen(fake, &one, Op::Write, two.at());
+        // Something is due meanwhile, so that the silence is seen.
+        two.signal(Signal::STOP);
+        one.agent().notify("other", b"there?".to_vec(), |_| {}).unwrap();
+        eventually("the connection is given up", || one.agent().stats()[0].flows.is_empty());
+        two.signal(Signal::CONT);
+        let refused = two.ask("deregister");
+        assert!(refused.contains("Reached"), "{refused}");
+        assert!(ended.try_recv().is_err(), "it ended while a copy was under way");
+        fake.control("release p2p.0");
+        assert!(matches!(ended.recv_timeout(LONG).unwrap(), End::Failed { .. }));
         eventually("the owner hears that its memory is not used", || two.ask("deregister") == "Ok(())");
     });
 }

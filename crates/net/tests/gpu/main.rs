@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod ipc;
+#[path = "../common/log.rs"]
+mod log;
 mod peer;
 mod rig;
 
