@@ -198,10 +198,12 @@ class nixlAgent:
             held = self._registered.get(memory)
             if not held:
                 raise failure(nixlNotFoundError, f"{memory[1]} bytes at {memory[0]:#x} are not registered")
-            registration = held.pop()
-            if not held:
+            if len(held) == 1:
+                # It stays known where something may still touch it, to be tried again.
+                self.forebay.deregister_memory(held[0])
                 del self._registered[memory]
-                self.forebay.deregister_memory(registration)
+            else:
+                held.pop()
 
     @translated
     def deregisterMem(self, descs: nixlRegDList, backends: Sequence[int] = ()) -> nixl_status_t:
