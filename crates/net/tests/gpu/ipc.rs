@@ -194,15 +194,16 @@ fn a_read_by_ipc_after_the_lease_ended_gives_no_bytes() {
         assert_eq!(read(&one, theirs, 0, len), Moved::Done { bytes: len });
         assert!(one.bytes() == sent);
         // It ends while bytes are copied: they do not count.
-        let ended = std::thread::scope(|scope| {
+        let (ended, lived) = std::thread::scope(|scope| {
             let begun = copies(fake);
             fake.control("freeze p2p.0");
             let reading = scope.spawn(|| read(&one, theirs, 0, len));
             eventually("a copy is under way", || copies(fake) > begun);
-            assert!(two.agent().leases().revoke(lease));
+            let lived = two.agent().leases().revoke(lease);
             fake.control("release p2p.0");
-            reading.join().unwrap()
+            (reading.join().unwrap(), lived)
         });
+        assert!(lived);
         assert!(format!("{ended:?}").contains("NoLease"), "{ended:?}");
         // It has ended before: nothing is copied.
         let ours = one.fill(2);
@@ -425,8 +426,9 @@ fn a_request_ends_when_the_owner_was_killed_under_its_copies() {
             one.agent().add_peer(&two.metadata).unwrap();
             let ended = post_frozen(fake, &one, op, two.at());
             two.signal(Signal::KILL);
-            assert!(ended.recv_timeout(WHILE).is_err(), "it ended while a copy was under way");
+            let early = ended.recv_timeout(WHILE);
             fake.control("release p2p.0");
+            assert!(early.is_err(), "it ended while a copy was under way");
             let end = ended.recv_timeout(LONG).unwrap();
             assert!(matches!(end, End::Failed { .. }), "{end:?}");
             let ours = one.fill(3);
@@ -467,10 +469,10 @@ fn memory_is_not_released_under_a_copy_whose_connection_is_lost() {
         one.agent().notify("other", b"there?".to_vec(), |_| {}).unwrap();
         eventually("the connection is given up", || one.agent().stats()[0].flows.is_empty());
         two.signal(Signal::CONT);
-        let refused = two.ask("deregister");
-        assert!(refused.contains("Reached"), "{refused}");
-        assert!(ended.try_recv().is_err(), "it ended while a copy was under way");
+        let (refused, early) = (two.ask("deregister"), ended.try_recv());
         fake.control("release p2p.0");
+        assert!(refused.contains("Reached"), "{refused}");
+        assert!(early.is_err(), "it ended while a copy was under way");
         assert!(matches!(ended.recv_timeout(LONG).unwrap(), End::Failed { .. }));
         eventually("the owner hears that its memory is not used", || two.ask("deregister") == "Ok(())");
     });
