@@ -154,12 +154,20 @@ fn a_copy_that_fails_is_made_over_tcp() {
     alone("ipc::a_copy_that_fails_is_made_over_tcp", &TWO, |fake| {
         let (one, two) = (Side::by_ipc(fake, "one", 0, BYTES), Side::by_ipc(fake, "two", 1, BYTES));
         one.knows(&two);
+        let block = 1 << 14;
+        let count = BYTES as u64 / block;
+        // What is opened is tried first, which goes well.
+        assert!(matches!(run(&one.request(Op::Read, &two, 64, 1)), End::Done { .. }));
+        went_by_ipc(&one);
         for op in [Op::Read, Op::Write] {
             let sent = if op == Op::Read { two.fill(4) } else { one.fill(5) };
+            let failed = one.agent().stats()[0].counts.faults.get("ipc_not_used").copied();
             fake.control("fail cuMemcpyBatchAsync 1 1");
-            assert_eq!(run(&one.request(op, &two, MIB, 8)), End::Done { bytes: BYTES as u64 });
+            assert_eq!(run(&one.request(op, &two, block, count)), End::Done { bytes: BYTES as u64 });
             let there = if op == Op::Read { one.bytes() } else { two.bytes() };
-            assert!(there == backwards(&sent, MIB as usize, 8), "{op:?}");
+            assert!(there == backwards(&sent, block as usize, count as usize), "{op:?}");
+            let faults = &one.agent().stats()[0].counts.faults;
+            assert_eq!(faults["ipc_not_used"], failed.unwrap_or(0) + 1, "{op:?}");
         }
         assert!(one.moved(TCP) >= 2 * BYTES as u64);
         // The owner was told that nothing is under way.
@@ -193,11 +201,11 @@ fn a_read_by_ipc_after_the_lease_ended_gives_no_bytes() {
         let theirs = region(&one, &two, offered, lease).unwrap();
         assert_eq!(read(&one, theirs, 0, len), Moved::Done { bytes: len });
         assert!(one.bytes() == sent);
-        // It ends while bytes are copied: they do not count.
+        // It ends while bytes are copied, all of which were granted: they do not count.
         let (ended, lived) = std::thread::scope(|scope| {
             let begun = copies(fake);
             fake.control("freeze p2p.0");
-            let reading = scope.spawn(|| read(&one, theirs, 0, len));
+            let reading = scope.spawn(|| read(&one, theirs, 0, 4096));
             eventually("a copy is under way", || copies(fake) > begun);
             let lived = two.agent().leases().revoke(lease);
             fake.control("release p2p.0");
