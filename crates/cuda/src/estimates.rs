@@ -84,7 +84,7 @@ impl Estimates {
         let may_have = |path: usize| (path == 0 || is_usable(path)) && !self.paths[path].is_stuck;
         let barred = (0..rates.paths.len()).filter(|path| !may_have(*path));
         barred.for_each(|path| rates.paths[path].bytes_per_s = 0.0);
-        let due = (1..self.paths.len()).filter(|path| may_have(*path) && self.is_due(*path, now_us));
+        let due = (1..self.paths.len()).filter(|path| may_have(*path) && self.is_due(*path, bytes, now_us));
         let probe = due.max_by_key(|path| self.paths[*path].idle_batches);
         let shares = plan::shares(&rates, Batch { bytes, probe });
         for (path, (estimate, share)) in self.paths.iter_mut().zip(&shares).enumerate() {
@@ -102,19 +102,28 @@ impl Estimates {
         shares
     }
 
-    /// Whether a path that gets nothing is to be tried again: nobody has yet, it is time, or it was
-    /// just seen to be faster.
-    fn is_due(&self, path: usize, now_us: u64) -> bool {
+    /// Whether a path that gets nothing is to be tried again with a batch: nobody has yet, it is
+    /// time, or it was just seen to be so fast that it would pay.
+    fn is_due(&self, path: usize, bytes: u64, now_us: u64) -> bool {
         if self.is_fixed {
             return false;
         }
         let Estimate { last_bytes_per_s, idle_batches, idle_since_us, probes, .. } = self.paths[path];
         let Some(last) = last_bytes_per_s else { return probes == 0 || idle_batches >= PROBE_BATCHES };
         let is_faster = last > self.rates.paths[path].bytes_per_s * (1.0 + NOISE);
+        let is_faster = is_faster && self.would_pay(path, last, bytes);
         let doublings = probes.min(PROBE_DOUBLINGS);
         let is_time = idle_batches >= PROBE_BATCHES << doublings
             || now_us.saturating_sub(idle_since_us) >= PROBE_US << doublings;
         is_faster || is_time
+    }
+
+    /// Whether a path would get a share of a batch if it carried that. A batch takes as long as its
+    /// slowest path, so one that a little goes over is held up by a path that is far too slow.
+    fn would_pay(&self, path: usize, bytes_per_s: f64, bytes: u64) -> bool {
+        let mut rates = self.rates.clone();
+        rates.paths[path].bytes_per_s = bytes_per_s;
+        plan::shares(&rates, Batch { bytes, probe: None })[path] > 0
     }
 
     /// A path has carried what it was given of a batch, in so many seconds; 0 if nobody knows.
@@ -232,6 +241,20 @@ mod tests {
         machine.gb_per_s[1] = 50.0;
         let began = (0..2000).position(|_| machine.batch(&[])[1] > BATCH / 3).unwrap();
         assert!(began <= 1026, "used again after {began} batches");
+    }
+
+    #[test]
+    fn a_path_that_is_faster_and_still_too_slow_is_tried_no_sooner() {
+        let mut machine = Machine::new(&[50.0, 50.0]);
+        // Each trial finds it twice as fast as the one before, and far too slow.
+        machine.gb_per_s[1] = 0.001;
+        let tried = (0..1000).filter(|_| {
+            let is_tried = machine.batch(&[])[1] > 0;
+            machine.gb_per_s[1] *= if is_tried { 1.5 } else { 1.0 };
+            is_tried
+        });
+        let count = tried.count();
+        assert!((3..=8).contains(&count), "{count} of 1000 batches tried it");
     }
 
     #[test]

@@ -31,6 +31,9 @@ enum Bench {
     Checksum(checksum::Args),
     /// Scattered copies in host memory through the mover, against plain memcpy
     Copy(copy::Args),
+    /// The process that loads a link while `copy` measures
+    #[command(hide = true)]
+    CopyLoad(copy::LoadArgs),
     /// The other process of `copy --daemon`
     #[command(hide = true)]
     CopyNode(copy::NodeArgs),
@@ -56,6 +59,7 @@ pub fn run(args: Args) -> CommandResult {
     match args.bench {
         Bench::Checksum(args) => checksum::run(args),
         Bench::Copy(args) => copy::run(args),
+        Bench::CopyLoad(args) => copy::run_load(args),
         Bench::CopyNode(args) => copy::run_node(args),
         Bench::Disk(args) => disk::run(args),
         Bench::Net(args) => net::run(args),

@@ -5,6 +5,7 @@
 
 use super::bytes::{fill, first_wrong};
 use super::ceiling::ceiling;
+use super::other::Other;
 use super::rig::Rig;
 use super::size::Size;
 use super::way::{Course, Way};
@@ -21,12 +22,11 @@ use forebay_results::{Peer, Row};
 use forebay_transfer::Backing;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Bytes of a copy, if the rig has as many.
 const BYTES_MAX: u64 = 1 << 30;
-/// How long the other process may take: contexts on all GPUs, and pinning what is shared.
+/// How long the other process may take to relay: it pins what is shared.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The GPU that the engine has.
 const GPU: u16 = 0;
@@ -51,7 +51,7 @@ pub fn run_node(args: NodeArgs) -> CommandResult {
 /// Rows of copies over another process's relays; their peer is the same within one process.
 pub fn rows(rig: &Rig, runs: u32) -> Outcome<Vec<Row>> {
     let folder = tempfile::tempdir()?;
-    let _node = Node::start(&folder.path().join("relays.sock"))?;
+    let _node = Other::start("copy-node", &folder.path().join("relays.sock"), &[])?;
     let bytes = rig.ends[usize::from(GPU)].bytes().min(BYTES_MAX);
     let engine = Engine::start(rig.driver(), &folder.path().join("relays.sock"), bytes)?;
     let mut rows = Vec::new();
@@ -74,40 +74,6 @@ pub fn rows(rig: &Rig, runs: u32) -> Outcome<Vec<Row>> {
         rows.push(row);
     }
     Ok(rows)
-}
-
-/// The other process.
-struct Node(Child);
-
-impl Node {
-    fn start(socket: &Path) -> Outcome<Node> {
-        let mut command = Command::new(std::env::current_exe()?);
-        let mut node = Node(command.args(["bench", "copy-node"]).arg(socket).stdin(Stdio::piped()).spawn()?);
-        let begin = Instant::now();
-        while !socket.exists() {
-            if let Some(status) = node.0.try_wait()? {
-                return Err(format!("the process with the relays has ended: {status}").into());
-            }
-            if begin.elapsed() > TIMEOUT {
-                return Err(format!("the process with the relays is not ready after {TIMEOUT:?}").into());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(node)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        // It ends with its standard input. One that does not is of no use to anybody.
-        drop(self.0.stdin.take());
-        let begin = Instant::now();
-        while begin.elapsed() < TIMEOUT && matches!(self.0.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// This process as an engine with one GPU.

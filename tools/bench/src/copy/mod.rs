@@ -15,6 +15,7 @@ mod costs;
 mod daemon;
 mod ends;
 mod host;
+mod other;
 mod paged;
 mod plan;
 mod plot;
@@ -24,6 +25,7 @@ mod sweep;
 mod victim;
 mod way;
 
+pub use adaptive::{LoadArgs, run_load};
 pub use daemon::{NodeArgs, run_node};
 
 use crate::output::{CommandResult, Outcome, Output, finish};
