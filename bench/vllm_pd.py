@@ -44,6 +44,7 @@ PREFILL = {
     "remote_host": None,
     "remote_port": None,
 }
+AT_ONCE = {"do_remote_prefill": True}  # To a decoder that is asked while the prefiller computes.
 ON_LOOPBACK = {
     "UCX_TLS": "tcp,sm,self",
     "UCX_NET_DEVICES": "lo",

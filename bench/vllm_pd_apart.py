@@ -29,7 +29,7 @@ from typing import Any
 import vllm_engine
 from vllm_child import Child
 from vllm_engine import GIB, Node, Site, row
-from vllm_pd import BLOCKS, PREFILL, SAID_TOKENS, options, write
+from vllm_pd import AT_ONCE, BLOCKS, PREFILL, SAID_TOKENS, options, write
 
 SIZES = (1500, 4000)
 STEP_TOKENS = 512  # Of a prompt: chunks are there when the step that computes them ends.
@@ -106,7 +106,7 @@ def ask(prefiller: Child, decoder: Child, prompt: list[int], way: str) -> tuple[
     """Seconds to the decoder's first token, and what it says."""
     begun = prefiller.post(prompt, 1, PREFILL)
     if way:
-        said = decoder.answer(decoder.post(prompt, SAID_TOKENS, {"do_remote_prefill": True}))
+        said = decoder.answer(decoder.post(prompt, SAID_TOKENS, AT_ONCE))
         prefiller.answer(begun)
         first_s = said.first_s
     else:

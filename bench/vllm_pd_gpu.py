@@ -13,6 +13,7 @@ measured; engines are `vllm_child`'s and `vllm_engine`'s.
 import argparse
 import json
 import random
+import secrets
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 import vllm_engine
 from vllm_child import Child
 from vllm_engine import GIB, Site, row
-from vllm_pd import PREFILL
+from vllm_pd import AT_ONCE, PREFILL
 
 RUNS = 7
 SAID_TOKENS = 8
@@ -34,6 +35,7 @@ DIRECT, NODE, NIXL = "direct", "node", "nixl"
 WAYS = (DIRECT, NODE, NIXL)
 GPU_PART = 0.84  # Of the memory of a GPU, for the engines on it together.
 COPY_BYTES = GIB
+KEY_BYTES = 16
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Times:
     prefill: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
     hit: list[float] = field(default_factory=list)  # The decoder asked again.
+    at_once: list[float] = field(default_factory=list)  # Both asked at the same time, another prompt.
+    through_node: list[float] = field(default_factory=list)  # The same through the node.
 
 
 class Pair:
@@ -51,6 +55,7 @@ class Pair:
     def __init__(self, site: Site, way: str, longest: int, part: float, logs: Path) -> None:
         """Starts both, each with `part` of its GPU's memory."""
         self.children = []
+        self.ticket: dict[str, Any] = {}  # The last one.
         for gpu in range(2):
             environment = {"CUDA_VISIBLE_DEVICES": str(gpu)}
             if way == NIXL:
@@ -73,9 +78,36 @@ class Pair:
         times.prefill.append(ticket.first_s)
         times.decode.append(said.first_s)
         times.hit.append(hit.first_s)
+        self.ticket = ticket.params or {}
         if said.cached < len(prompt) - 1:
             print(f"{said.cached} of {len(prompt)} tokens came from the prefiller", file=sys.stderr)
         return said.tokens
+
+    def ask_at_once(self, prompt: list[int], ticket: dict[str, Any]) -> float:
+        """Both asked at the same time: seconds to the decoder's first token."""
+        prefiller, decoder = self.children
+        keys = [secrets.token_hex(KEY_BYTES)]
+        prefill = prefiller.post(prompt, 1, PREFILL | {"forebay": {"keys": keys}})
+        decode = decoder.post(prompt, SAID_TOKENS, chosen(ticket, keys))
+        first_s = decoder.answer(decode).first_s
+        prefiller.answer(prefill)
+        return first_s
+
+    def ask_through_node(self, prompt: list[int]) -> float:
+        """The same, while chunks come through the node."""
+        prefiller, decoder = self.children
+        prefill = prefiller.post(prompt, 1, PREFILL)
+        first_s = decoder.answer(decoder.post(prompt, SAID_TOKENS, AT_ONCE)).first_s
+        prefiller.answer(prefill)
+        return first_s
+
+
+def chosen(ticket: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """What a proxy tells a decoder of a prompt that the prefiller has yet to compute."""
+    ours = {name: said for name, said in ticket["forebay"].items() if name != "tokens"}
+    ranks = [[rank[0], key] for rank, key in zip(ours["direct"]["ranks"], keys, strict=True)]
+    ours |= {"at_once": True, "direct": ours["direct"] | {"ranks": ranks}}
+    return {"do_remote_prefill": True, "forebay": ours}
 
 
 def arguments(site: Site, way: str, longest: int, part: float) -> dict[str, Any]:
@@ -120,6 +152,11 @@ def measure(pairs: dict[str, Pair], sizes: list[int], runs: int) -> tuple[dict[s
                 for way in sorted(pairs, reverse=run % 2 == 1)
             }
             wrong += sum(answer != answers[next(iter(pairs))] for answer in answers.values())
+            if DIRECT in pairs:
+                times, pair = found[DIRECT][tokens] if run > 0 else Times(), pairs[DIRECT]
+                others = [draw.choices(range(3, 128000), k=tokens) for _ in range(2)]
+                times.at_once.append(pair.ask_at_once(others[0], pair.ticket))
+                times.through_node.append(pair.ask_through_node(others[1]))
     return found, wrong
 
 
@@ -144,7 +181,20 @@ def rows(found: dict[str, dict[int, Times]], gib_s: float, bytes_per_token: int)
                 decode["x_peer"] = decode["value"] / value
                 decode["peer"] = {"name": "NixlConnector", "version": nixl_version(), "value": value}
             made.append(decode)
+        made += ttft_rows(name, found[DIRECT][tokens]) if DIRECT in found else []
     return made
+
+
+def ttft_rows(name: str, times: Times) -> list[dict[str, Any]]:
+    """From the first of two requests to the decoder's first token: one after the other, and at once."""
+    ceiling = 1e3 * statistics.median(times.prefill)
+    in_turn = [1e3 * (prefill + decode) for prefill, decode in zip(times.prefill, times.decode, strict=True)]
+    made = [
+        row(f"vllm.pd.gpu.ttft_ms.{name}", "ms", in_turn),
+        row(f"vllm.pd.gpu.ttft_ms.{name}.at_once", "ms", [1e3 * one for one in times.at_once]),
+        row(f"vllm.pd.gpu.ttft_ms.{name}.at_once.node", "ms", [1e3 * one for one in times.through_node]),
+    ]
+    return [one | {"ceiling": ceiling, "ratio": one["value"] / ceiling} for one in made]
 
 
 def nixl_version() -> str:

@@ -239,6 +239,7 @@ class PagedCache:
         *,
         first_token: int,
         tokens: int,
+        wait_s: float = 0.0,
         stream: int = 0,
     ) -> None: ...
     def decline(self, metadata: bytes, key: bytes) -> None: ...

@@ -356,7 +356,7 @@ def test_a_store_begins_behind_what_a_drafter_writes(idle: bool) -> None:
     half = worker()
     half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
     half.offered = {}
-    half.back_off = lambda step, ended: None
+    half.back_off = lambda step: False
     store = Store(5, [[[(bytes(32), None, CHUNK)]]], [])
     half.step = Step(1, idle=idle, stores=[store], sent={"one": [5]})
     assert half.take_finished() == (None, None), "its blocks are still to be read"
@@ -385,10 +385,22 @@ def test_a_step_whose_end_a_pipeline_stage_was_not_told_of_is_stored_with_the_ne
 def test_an_engine_that_waits_rests_unless_others_wait_for_each_of_its_steps(others_wait: bool) -> None:
     half: Any = object.__new__(WorkerHalf)
     waited: list[float] = []
-    half.cache = SimpleNamespace(wait_loaded=lambda jobs, limit_s: waited.append(limit_s))
+    half.cache = SimpleNamespace(wait_loaded=lambda jobs, limit_s: bool(waited.append(limit_s)))
     half.loads, half.stores, half.idle_steps = {1: None}, set(), 0
     parallel, model = SimpleNamespace(data_parallel_size=2), SimpleNamespace(is_moe=others_wait)
     half.may_back_off = not compat.in_lockstep(SimpleNamespace(parallel_config=parallel, model_config=model))
     for number in range(6):
-        half.back_off(Step(number, idle=True), False)
+        half.back_off(Step(number, idle=True))
     assert waited == ([] if others_wait else [0.0002, 0.0005, 0.001, 0.002, 0.002, 0.002])
+
+
+def test_a_load_that_ends_while_an_engine_rests_is_told_in_the_same_step() -> None:
+    half = worker()
+    half.held_for_stores, half.received, half.idle_steps, half.report = {}, set(), 0, Report(0)
+    half.offered, half.dropped, half.may_back_off = {}, set(), True
+    half.loads = {5: SimpleNamespace(request="one", layerwise=False, tokens=CHUNK)}
+    ended: list[list[Any]] = [[], [(5, CHUNK, None)]]
+    half.cache.take_ended = lambda: (ended.pop(0), [])
+    half.cache.wait_loaded = lambda jobs, limit_s: jobs == [5]
+    half.step = Step(1, idle=True)
+    assert half.take_finished() == (None, {"one"})

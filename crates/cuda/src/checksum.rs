@@ -62,8 +62,8 @@ pub struct SumList {
     checksums: Arc<Checksums>,
     /// All ranges, and behind them their remainders. Taken when this is dropped.
     memory: Option<HostMemory>,
-    /// Of each extent the lengths of its ranges, and where they end in the list.
-    lengths: Vec<u64>,
+    /// How many ranges there are, and where those of each extent end.
+    count: usize,
     ends: Vec<usize>,
 }
 
@@ -86,21 +86,24 @@ impl Checksums {
         if count > RANGES_MAX {
             return Err(CudaError::full("list of checksums"));
         }
-        let (mut ranges, mut ends) = (Vec::with_capacity(count as usize), Vec::with_capacity(extents.len()));
-        for extent in extents {
-            ranges.extend(extent.iter().flat_map(|range| cut(*range)));
-            ends.push(ranges.len());
-        }
-        let memory = self.memory_for(ranges.len())?;
-        let lengths = ranges.iter().map(|range| range.bytes).collect();
-        let list = SumList { checksums: Arc::clone(self), memory: Some(memory), lengths, ends };
+        let count = count as usize;
+        let memory = Some(self.memory_for(count)?);
+        let ends = Vec::with_capacity(extents.len());
+        let mut list = SumList { checksums: Arc::clone(self), memory, count, ends };
         let (start, remainders) = list.places();
-        // SAFETY: the memory has room for so many of both, and no kernel has it.
-        unsafe {
-            std::ptr::copy_nonoverlapping(ranges.as_ptr(), start, ranges.len());
-            // Those of ranges before might be right by chance.
-            std::ptr::write_bytes(remainders, 0, ranges.len());
+        let mut at = 0;
+        for extent in extents {
+            for piece in extent.iter().flat_map(|range| cut(*range)) {
+                // SAFETY: the memory has room for `count` ranges, of which these are some; no kernel
+                // has it.
+                unsafe { start.add(at).write(piece) };
+                at += 1;
+            }
+            list.ends.push(at);
         }
+        // SAFETY: the memory has room for as many remainders too. Those of ranges before might be
+        // right by chance.
+        unsafe { std::ptr::write_bytes(remainders, 0, count) };
         Ok(list)
     }
 
@@ -128,7 +131,7 @@ impl SumList {
     pub unsafe fn queue(&self, stream: &Stream, width: Width) -> Result<(), CudaError> {
         let _current = self.checksums.kernel.device().enter()?;
         let (start, remainders) = self.places();
-        let mut count = self.lengths.len() as u32;
+        let mut count = self.count as u32;
         let (mut start, mut remainders) = (start as Address, remainders as Address);
         let mut parameters = [(&raw mut start).cast(), (&raw mut count).cast(), (&raw mut remainders).cast()];
         let blocks = count.clamp(1, width.blocks);
@@ -139,14 +142,16 @@ impl SumList {
 
     /// The CRC-32C of each extent, when the stream has come past it. Before that they are wrong.
     pub fn sums(&self) -> Vec<u32> {
-        let (_, remainders) = self.places();
-        // SAFETY: there are as many as lengths; a kernel that is under way may write them meanwhile.
+        let (start, remainders) = self.places();
+        // SAFETY: there are as many as ranges; a kernel that is under way may write them meanwhile.
         let remainder = |at: usize| unsafe { remainders.add(at).read_volatile() };
+        // SAFETY: these were written, and nobody writes them again.
+        let length = |at: usize| unsafe { (*start.add(at)).bytes };
         let mut joining = Joining::default();
         let mut from = 0;
         let mut sum = |end: &usize| {
             let ranges = std::mem::replace(&mut from, *end)..*end;
-            !ranges.fold(!0, |sum, at| joining.go_on(sum, self.lengths[at], remainder(at)))
+            !ranges.fold(!0, |sum, at| joining.go_on(sum, length(at), remainder(at)))
         };
         self.ends.iter().map(&mut sum).collect()
     }
@@ -159,7 +164,7 @@ impl SumList {
         let mut from = 0;
         let digest = |end: &usize| {
             let ranges = std::mem::replace(&mut from, *end)..*end;
-            // SAFETY: there are as many as lengths; a kernel that is under way may write them meanwhile.
+            // SAFETY: there are as many as ranges; a kernel that is under way may write them meanwhile.
             let remainder = |at: usize| unsafe { remainders.add(at).read_volatile() };
             let bytes: Vec<u8> = ranges.flat_map(|at| remainder(at).to_le_bytes()).collect();
             xxh3_64(&bytes)
@@ -170,7 +175,7 @@ impl SumList {
     /// Where the ranges are, and their remainders.
     fn places(&self) -> (*mut Range, *mut u32) {
         let start = self.memory.as_ref().map_or(std::ptr::null_mut(), HostMemory::start).cast::<Range>();
-        (start, start.wrapping_add(self.lengths.len()).cast())
+        (start, start.wrapping_add(self.count).cast())
     }
 }
 

@@ -101,20 +101,26 @@ impl PeerCopies {
         let memory = HostMemory::new(device, LISTS * LAUNCH_PIECES * size_of::<Piece>())?;
         let read = [Event::new(device)?, Event::new(device)?, Event::new(device)?, Event::new(device)?];
         let lists = Mutex::new(Lists { memory, read, next: 0 });
-        Ok(PeerCopies { kernels, stream: Stream::new(device)?, lists })
+        // A request waits for them, and few multiprocessors do them.
+        Ok(PeerCopies { kernels, stream: Stream::urgent(device)?, lists })
     }
 
-    /// Copies pieces after what `after` was recorded behind, and records `done` behind them. After
-    /// an error nothing of it is under way any more.
+    /// Where copies are queued, for what comes behind them.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Copies pieces after what `after` was recorded behind. After an error nothing of it is under
+    /// way any more.
     ///
     /// # Safety
     ///
-    /// Until `done` has passed the ranges are valid for the GPU, and nothing else touches the
-    /// targets. What is read may change meanwhile: then it is unknown what arrives.
-    pub unsafe fn copy(&self, pieces: &[Piece], after: &Event, done: &Event) -> Result<(), CudaError> {
+    /// Until the stream has come past them the ranges are valid for the GPU, and nothing else
+    /// touches the targets. What is read may change meanwhile: then it is unknown what arrives.
+    pub unsafe fn copy(&self, pieces: &[Piece], after: &Event) -> Result<(), CudaError> {
         let _current = self.kernels.device().enter()?;
         // SAFETY: by this function's contract.
-        let queued = unsafe { self.queue(pieces, after) }.and_then(|()| done.record(&self.stream));
+        let queued = unsafe { self.queue(pieces, after) };
         if queued.is_err() {
             // Where it cannot be waited for, the context is lost, and all that was in it.
             let _ = self.stream.synchronize();

@@ -183,7 +183,7 @@ impl PagedCache {
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let ttl = Duration::try_from_secs_f64(ttl_s).map_err(|error| invalid(format!("ttl_s: {error}")))?;
+        let ttl = seconds("ttl_s", ttl_s)?;
         py.detach(|| cache.offer(key, digest, &tables, tokens, ttl)).map_err(not_begun)
     }
 
@@ -201,8 +201,8 @@ impl PagedCache {
     }
 
     /// Begins to load pages straight from another engine, from the sequence's token `first_token`
-    /// on.
-    #[pyo3(signature = (job, sources, digest, pages, *, first_token, tokens, stream = 0))]
+    /// on. The offers may take `wait_s` to come.
+    #[pyo3(signature = (job, sources, digest, pages, *, first_token, tokens, wait_s = 0.0, stream = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn read(
         &self,
@@ -213,9 +213,11 @@ impl PagedCache {
         pages: Vec<Bound<'_, PyAny>>,
         first_token: u64,
         tokens: u64,
+        wait_s: f64,
         stream: u64,
     ) -> PyResult<()> {
         let cache = self.0.get()?;
+        let wait = seconds("wait_s", wait_s)?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
         let range = |(first_there, first_here, heads)| HeadRange { first_there, first_here, heads };
         let source = |(metadata, key, heads, readers): Offered| ReadSource {
@@ -225,7 +227,7 @@ impl PagedCache {
             readers,
         };
         let sources = sources.into_iter().map(source).collect();
-        let request = ReadRequest { job, sources, digest, tables, first_token, tokens };
+        let request = ReadRequest { job, sources, digest, tables, first_token, tokens, wait };
         py.detach(|| cache.read(request, stream)).map_err(not_begun)
     }
 
@@ -349,6 +351,11 @@ fn table(pages: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         Ok(array) => array.to_vec(py),
         Err(_) => Err(invalid("the pages of a group are an array of int32 or int64")),
     }
+}
+
+/// A time that is not negative and not endless.
+fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value).map_err(|error| invalid(format!("{name}: {value}: {error}")))
 }
 
 /// How an offer ended, as Python says it.

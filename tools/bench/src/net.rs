@@ -101,7 +101,9 @@ impl Args {
         if self.only.iter().any(|part| *part != Part::Rate) {
             return Err(format!("{axis} is an axis of rates; allowed beside it: --only rate").into());
         }
-        if !self.peer.is_empty() {
+        // Whoever names such a program says with it where its blocks lie.
+        let peers_have_it = axis == "--segment" && self.segment == [Segment::Gpu] && self.rail.is_empty();
+        if !self.peer.is_empty() && !peers_have_it {
             return Err(
                 format!("{axis} says nothing to the programs of --peer; allowed is one of both").into()
             );

@@ -2,7 +2,7 @@
 //! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, and not
 //! for long after the last: what is mapped stays allocated when the peer is gone.
 
-use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
+use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, Memory};
 use super::plan::{Move, part_of_page};
 use crate::cache::{CacheShape, Layer};
@@ -59,12 +59,17 @@ impl GpuMemory {
         memory.allocations = exported.iter().map(allocation).collect();
         let ends = EventWaiter::spawn(device.driver(), "forebay-reads").map_err(failed)?;
         let copies = Arc::new(PeerCopies::new(device).map_err(failed)?);
-        let sums = Stream::new(device).map_err(failed)?;
+        let sums = Stream::urgent(device).map_err(failed)?;
         Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, sums, mapped: Mutex::default() })
     }
 
-    /// Queues the kernel that sums up these pages. Says when it is over.
-    fn queue_sums(&self, pages: &[Vec<u64>], heads: Heads) -> Result<(Arc<Event>, SumList), NotCopied> {
+    /// Queues the kernel that sums up these pages in a stream. Says when it is over.
+    fn queue_sums(
+        &self,
+        pages: &[Vec<u64>],
+        heads: Heads,
+        stream: &Stream,
+    ) -> Result<(Arc<Event>, SumList), NotCopied> {
         let cache = self.gpu.cache();
         let extent = |layer: &Layer| {
             let part = part_of_page(layer.page_bytes, cache.group_of(layer).heads, heads);
@@ -77,14 +82,24 @@ impl GpuMemory {
         let list = self.gpu.checksums().list(&extents).map_err(failed)?;
         let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
         // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`, and whoever asks knows
-        // that nobody writes them. The list lives until the event has passed.
-        let queued = unsafe { list.queue(&self.sums, SUMS_WIDTH) }.and_then(|()| done.record(&self.sums));
+        // that nobody writes them but what is in the stream. The list lives until the event has
+        // passed.
+        let queued = unsafe { list.queue(stream, SUMS_WIDTH) }.and_then(|()| done.record(stream));
         if let Err(error) = queued {
             // Where it cannot be waited for, the context is lost, and all that was in it.
-            let _ = self.sums.synchronize();
+            let _ = stream.synchronize();
             return Err(failed(error));
         }
         Ok((done, list))
+    }
+
+    /// Tells the sums when they are there, and lets go of what was read.
+    fn tell(&self, done: Arc<Event>, list: SumList, read: Vec<Arc<ForeignMemory>>, on_summed: OnSummed) {
+        let on_passed = move |passed: Result<(), CudaError>| {
+            drop(read);
+            on_summed(passed.map(|()| list.digests()).map_err(failed));
+        };
+        self.ends.when_passed(done, Box::new(on_passed));
     }
 
     /// The pieces of a read, and the peer's memory that they lie in.
@@ -104,20 +119,28 @@ impl GpuMemory {
         Ok((moves.iter().map(piece).collect(), theirs))
     }
 
-    /// Queues a read. Says when it is over, and until then has the peer's memory.
+    /// Queues a read, and the sums behind it. Says when they are there, and until then has the peer's
+    /// memory. After an error nothing of it is under way.
     fn queue(
         &self,
         offered: &Offered,
         moves: &[Move],
         begun: Begun,
-    ) -> Result<(Arc<Event>, Vec<Arc<ForeignMemory>>), NotCopied> {
+        arriving: &Arriving,
+    ) -> Result<(Arc<Event>, SumList, Vec<Arc<ForeignMemory>>), NotCopied> {
         let begun = begun.ok_or_else(|| failed("nobody says where it begins"))?;
         let (pieces, theirs) = self.pieces(offered, moves)?;
-        let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
         // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those of the
         // peer are mapped until `theirs` is dropped.
-        unsafe { self.copies.copy(&pieces, &begun, &done) }.map_err(failed)?;
-        Ok((done, theirs))
+        unsafe { self.copies.copy(&pieces, &begun) }.map_err(failed)?;
+        // A list of 4 GiB takes a millisecond, during which the copy goes on.
+        match self.queue_sums(&arriving.pages, arriving.heads, self.copies.stream()) {
+            Ok((done, list)) => Ok((done, list, theirs)),
+            Err(why) => {
+                let _ = self.copies.stream().synchronize();
+                Err(why)
+            }
+        }
     }
 
     /// A peer's allocation, mapped here.
@@ -160,14 +183,9 @@ impl DirectMemory for GpuMemory {
 
     fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed) {
         let _relaxed = self.gpu.relaxed();
-        match self.queue_sums(pages, heads) {
+        match self.queue_sums(pages, heads, &self.sums) {
             Err(error) => on_summed(Err(error)),
-            Ok((done, list)) => {
-                let on_passed = move |passed: Result<(), CudaError>| {
-                    on_summed(passed.map(|()| list.digests()).map_err(failed));
-                };
-                self.ends.when_passed(done, Box::new(on_passed));
-            }
+            Ok((done, list)) => self.tell(done, list, Vec::new(), on_summed),
         }
     }
 
@@ -179,17 +197,19 @@ impl DirectMemory for GpuMemory {
         self.gpu.begun(stream).map(Some)
     }
 
-    fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied) {
+    fn copy(
+        self: Arc<Self>,
+        offered: &Offered,
+        moves: Vec<Move>,
+        begun: Begun,
+        arriving: Arriving,
+        on_summed: OnSummed,
+    ) {
         let _relaxed = self.gpu.relaxed();
-        let (done, theirs) = match self.queue(offered, &moves, begun) {
-            Ok(queued) => queued,
-            Err(why) => return on_copied(Err(why)),
-        };
-        let on_passed = move |passed: Result<(), CudaError>| {
-            drop(theirs);
-            on_copied(passed.map_err(failed));
-        };
-        self.ends.when_passed(done, Box::new(on_passed));
+        match self.queue(offered, &moves, begun, &arriving) {
+            Err(why) => on_summed(Err(why)),
+            Ok((done, list, theirs)) => self.tell(done, list, theirs, on_summed),
+        }
     }
 
     fn rest(&self) {

@@ -1,7 +1,7 @@
 //! Pages in host memory: a peer reads them through the agent, under the lease, and this side has its
 //! mover read a peer's.
 
-use super::memory::{Begun, DirectMemory, Offered, OnCopied, OnSummed};
+use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, LayerAt, Memory};
 use super::plan::{Move, part_of_page};
 use crate::cache::{CacheShape, Layer};
@@ -138,19 +138,30 @@ impl DirectMemory for HostMemory {
         Ok(None)
     }
 
-    fn copy(&self, offered: &Offered, moves: Vec<Move>, _begun: Begun, on_copied: OnCopied) {
+    fn copy(
+        self: Arc<Self>,
+        offered: &Offered,
+        moves: Vec<Move>,
+        _begun: Begun,
+        arriving: Arriving,
+        on_summed: OnSummed,
+    ) {
         let (transfer, theirs) = match self.transfer(offered, &moves) {
             Ok(transfer) => transfer,
-            Err(error) => return on_copied(Err(error)),
+            Err(error) => return on_summed(Err(error)),
         };
-        let told = Arc::new(Mutex::new(Some((on_copied, theirs))));
-        let tasks = Arc::clone(&self.tasks);
-        let tell = move |told: &Mutex<Option<(OnCopied, PeerRegions)>>, copied| {
-            let Some((on_copied, theirs)) = told.lock().take() else { return };
+        let told = Arc::new(Mutex::new(Some((arriving, on_summed, theirs))));
+        let own = Arc::clone(&self);
+        let tell = move |told: &Mutex<Option<(Arriving, OnSummed, PeerRegions)>>, copied| {
+            let Some((arriving, on_summed, theirs)) = told.lock().take() else { return };
+            let memory = Arc::clone(&own);
             // Regions go by a thread that may wait for the mover, and before the read is over.
-            tasks.post(Urgency::Load, move || {
+            own.tasks.post(Urgency::Load, move || {
                 drop(theirs);
-                on_copied(copied);
+                match copied {
+                    Ok(()) => memory.sum(&arriving.pages, arriving.heads, on_summed),
+                    Err(why) => on_summed(Err(why)),
+                }
             });
         };
         let (at_end, tell_end) = (Arc::clone(&told), tell.clone());

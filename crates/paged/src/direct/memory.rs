@@ -9,10 +9,8 @@ use forebay_net::LeasedSpan;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Called exactly once, on any thread, when nothing touches the pages any more. It is short.
-pub type OnCopied = Box<dyn FnOnce(Result<(), NotCopied>) + Send>;
-
-/// Called exactly once, on any thread, with a checksum for each layer. It is short.
+/// Called exactly once, on any thread, with a checksum for each layer, when nothing touches the
+/// pages any more. It is short.
 pub type OnSummed = Box<dyn FnOnce(Result<Vec<u64>, NotCopied>) + Send>;
 
 /// Where the engine's stream was when a read began. Of host memory nothing is said: there the engine
@@ -27,6 +25,13 @@ pub struct Offered {
     pub opened: Opened,
 }
 
+/// Pages of this cache that are filled, listed by group, and which heads of them.
+#[derive(Debug)]
+pub struct Arriving {
+    pub pages: Arc<Vec<Vec<u64>>>,
+    pub heads: Heads,
+}
+
 pub trait DirectMemory: Send + Sync + Debug {
     /// Where this cache's layers lie, for peers.
     fn memory(&self) -> &Memory;
@@ -37,9 +42,16 @@ pub trait DirectMemory: Send + Sync + Debug {
     /// The engine's `stream` has come to where a read begins.
     fn begin(&self, stream: u64) -> Result<Begun, NotCopied>;
 
-    /// Copies a peer's pages into this cache's, behind `begun`. May take a while, not on a thread of
-    /// the network.
-    fn copy(&self, offered: &Offered, moves: Vec<Move>, begun: Begun, on_copied: OnCopied);
+    /// Copies a peer's pages into this cache's, behind `begun`, and sums up what arrives as
+    /// [`sum`](DirectMemory::sum) does. May take a while, not on a thread of the network.
+    fn copy(
+        self: Arc<Self>,
+        offered: &Offered,
+        moves: Vec<Move>,
+        begun: Begun,
+        arriving: Arriving,
+        on_summed: OnSummed,
+    );
 
     /// Sums up these heads of pages of this cache, listed by group, each layer by itself. The same
     /// bytes in as many pages of another cache of such layers and this kind of memory have the same

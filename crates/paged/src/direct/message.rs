@@ -13,8 +13,8 @@ pub type Digest = [u8; 32];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
     /// A lease of what is offered under the key, of which this is wanted. `readers` open it, each
-    /// once.
-    Open { key: Key, digest: Digest, wanted: Blocks, heads: Heads, readers: u32 },
+    /// once. Who asks while the prefiller computes waits so long for the offer.
+    Open { key: Key, digest: Digest, wanted: Blocks, heads: Heads, readers: u32, wait_us: u64 },
     /// To let a lease live on.
     Renew { lease: u64 },
     /// Nothing of it is read any more.
@@ -173,6 +173,7 @@ mod tests {
                 wanted: vec![vec![(22, 23)], vec![]],
                 heads: Some((25, 26)),
                 readers: 27,
+                wait_us: 28,
             },
             Question::Renew { lease: 17 },
             Question::Close { key, lease: 18 },

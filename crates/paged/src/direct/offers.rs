@@ -12,15 +12,17 @@ use crate::page_tables::PageTables;
 use crate::thread_pool::{TaskQueue, Urgency};
 use forebay_net::{Identity, LeaseEnd, LeaseTable, Reply, Service};
 use forebay_transfer::lock::{Condvar, Mutex};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a lease lives that is not renewed. A reader that is frozen holds up a prefiller's blocks
 /// for so long.
 const LEASE: Duration = Duration::from_secs(5);
-/// How long somebody who knows the key may be ahead of the engine's own word.
+/// How long somebody who knows the key may be ahead of the engine's own word, ...
 const EARLY: Duration = Duration::from_secs(2);
+/// ... and who knows that the prompt is still computed, at most.
+const EARLY_LIMIT: Duration = Duration::from_secs(120);
 /// Who is ahead, at most.
 const EARLY_MAX: usize = 256;
 /// Who may open an offer, at most.
@@ -60,6 +62,8 @@ struct State {
 struct Table {
     offers: HashMap<Key, Offer>,
     early: Vec<Early>,
+    /// Keys under which nobody will read, though nothing is offered yet; the last ones only.
+    declined: VecDeque<Key>,
     ended: Vec<OfferEnded>,
     /// How many sums are being taken of pages.
     summing: usize,
@@ -125,6 +129,7 @@ struct Early {
     wanted: Blocks,
     heads: Heads,
     readers: u32,
+    wait: Duration,
     from: Identity,
     reply: Reply,
 }
@@ -141,6 +146,17 @@ impl State {
             table.ended.push(OfferEnded { key, how });
             self.changed.notify_all();
         }
+    }
+
+    /// Nobody will open an offer, which may still be to come.
+    fn decline(&self, key: Key) {
+        let mut table = self.table.lock();
+        if !table.offers.contains_key(&key) {
+            table.declined.truncate(EARLY_MAX - 1);
+            return table.declined.push_front(key);
+        }
+        drop(table);
+        self.shut(key, OfferEnd::Closed);
     }
 
     /// Nobody may open an offer any more: it ends with the leases that live.
@@ -168,6 +184,10 @@ impl Offers {
         let mut table = self.state.table.lock();
         if table.closed {
             return table.ended.push(OfferEnded { key, how: OfferEnd::Expired });
+        }
+        if let Some(at) = table.declined.iter().position(|declined| *declined == key) {
+            table.declined.remove(at);
+            return table.ended.push(OfferEnded { key, how: OfferEnd::Closed });
         }
         let (tables, leased) = (tables.clone(), HashMap::new());
         let offer = Offer { digest, tables, left: None, leased, live: 0, worst: OfferEnd::Closed };
@@ -289,7 +309,7 @@ impl Offers {
 
     /// Somebody asks for an offer that is not there: the engine may be about to make it.
     fn wait(&self, early: Early) {
-        let key = early.key;
+        let (key, wait) = (early.key, early.wait.clamp(EARLY, EARLY_LIMIT));
         let mut table = self.state.table.lock();
         if table.closed || table.early.len() >= EARLY_MAX {
             return early.reply.refuse("nothing is offered under this key".into());
@@ -297,7 +317,7 @@ impl Offers {
         table.early.push(early);
         drop(table);
         let state = Arc::clone(&self.state);
-        self.tasks.post_at(Instant::now() + EARLY, move || {
+        self.tasks.post_at(Instant::now() + wait, move || {
             let late = state.table.lock().early.extract_if(.., |early| early.key == key).next();
             if let Some(late) = late {
                 late.reply.refuse("nothing was offered under this key".into());
@@ -311,8 +331,9 @@ impl Service for Offers {
         let Some((leases, _)) = self.opened.get() else { return reply.refuse("not ready".into()) };
         let lives = |lives| Answer::Lives(lives).encode();
         match Question::decode(&body) {
-            Ok(Question::Open { key, digest, wanted, heads, readers }) => {
-                let early = Early { key, digest, wanted, heads, readers, from, reply };
+            Ok(Question::Open { key, digest, wanted, heads, readers, wait_us }) => {
+                let wait = Duration::from_micros(wait_us);
+                let early = Early { key, digest, wanted, heads, readers, wait, from, reply };
                 let is_there = self.state.table.lock().offers.contains_key(&key);
                 if is_there { self.lease(early) } else { self.wait(early) }
             }
@@ -322,7 +343,7 @@ impl Service for Offers {
             }
             Ok(Question::Close { key, lease }) => self.take_back(key, lease, from, reply),
             Ok(Question::Decline { key }) => {
-                self.state.shut(key, OfferEnd::Closed);
+                self.state.decline(key);
                 reply.send(lives(false));
             }
             Err(bad) => reply.refuse(format!("no question about an offer: {bad}")),

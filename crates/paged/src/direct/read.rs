@@ -3,7 +3,7 @@
 //! once, as loads do, when nothing of it touches a page any more: with all tokens, or with none and
 //! the reason.
 
-use super::memory::{Begun, Offered};
+use super::memory::{Arriving, Begun, Offered};
 use super::message::{Answer, Digest, Key, Opened, Question};
 use super::plan::Wanted;
 use super::{Direct, peer_of, plan};
@@ -37,6 +37,8 @@ pub struct ReadRequest {
     pub tables: PageTables,
     pub first_token: u64,
     pub tokens: u64,
+    /// How long the offers may take to come: a decoder may be asked while the prefiller computes.
+    pub wait: Duration,
 }
 
 /// An offer of another engine's worker, and what is read of it.
@@ -59,7 +61,7 @@ struct Job {
     first_token: u64,
     tokens: u64,
     /// Its own pages that are filled.
-    pages: Vec<Vec<u64>>,
+    pages: Arc<Vec<Vec<u64>>>,
     begun_at: Instant,
     left: Mutex<Left>,
 }
@@ -97,7 +99,7 @@ struct State {
 /// Begins a read.
 pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<(), NotBegun> {
     let shared = &direct.shared;
-    let ReadRequest { job: number, sources, digest, tables, first_token, tokens } = request;
+    let ReadRequest { job: number, sources, digest, tables, first_token, tokens, wait } = request;
     if sources.is_empty() {
         return Err(BadValue::new("the number of sources", 0_u64, "1 or more").into());
     }
@@ -109,18 +111,20 @@ pub fn begin(direct: &Arc<Direct>, request: ReadRequest, stream: u64) -> Result<
     }
     add(&shared.counters.reads, 1);
     let Wanted { blocks, pages } = Wanted::of(&shared.cache, &tables, first_token, tokens);
+    let pages = Arc::new(pages);
     let left = Mutex::new(Left { sources: sources.len(), why: None, accessing });
     let (direct, begun_at) = (Arc::clone(direct), Instant::now());
     let job = Arc::new(Job { direct, number, tables, first_token, tokens, pages, begun_at, left });
     for ReadSource { metadata, key, heads, readers } in sources {
         let wanted = blocks.clone();
         let heads_there = heads.map(HeadRange::there);
-        let open = Question::Open { key, digest, wanted, heads: heads_there, readers };
+        let wait_us = wait.as_micros() as u64;
+        let open = Question::Open { key, digest, wanted, heads: heads_there, readers, wait_us };
         match job.peer(&metadata) {
             Ok(peer) => {
                 let state = Mutex::new(State { begun: begun.clone(), lease: 0 });
                 let reading = Arc::new(Reading { job: Arc::clone(&job), key, heads, peer, state });
-                reading.ask(&open, |reading, answer| reading.opened(answer));
+                reading.ask(&open, wait_us, |reading, answer| reading.opened(answer));
             }
             Err(why) => job.ended(Some(why)),
         }
@@ -171,10 +175,12 @@ impl Job {
 }
 
 impl Reading {
-    /// Asks the other engine. `then` gets the answer on a thread that may take its time.
+    /// Asks the other engine, which may let some time pass before it answers. `then` gets the
+    /// answer on a thread that may take its time.
     fn ask(
         self: &Arc<Self>,
         question: &Question,
+        wait_us: u64,
         then: impl FnOnce(Arc<Reading>, Result<Answer, String>) + Send + 'static,
     ) {
         let waiting = Arc::new(Mutex::new(Some((Arc::clone(self), then))));
@@ -188,7 +194,7 @@ impl Reading {
         };
         let called = match self.job.direct.agent() {
             Some(agent) => agent
-                .call(&self.peer, question.encode(), ANSWER_LIMIT_US, on_reply)
+                .call(&self.peer, question.encode(), ANSWER_LIMIT_US.saturating_add(wait_us), on_reply)
                 .map_err(|error| error.to_string()),
             None => Err("the cache is closed".into()),
         };
@@ -221,25 +227,14 @@ impl Reading {
         let bytes = moves.iter().map(|each| each.bytes).sum();
         let offered = Offered { peer: self.peer.clone(), opened };
         let (begun, reading) = (self.state.lock().begun.take(), Arc::clone(self));
-        let on_copied = Box::new(move |copied: Result<(), NotCopied>| match copied {
-            Ok(()) => reading.sum(bytes),
-            Err(why) => reading.close(Err(why.to_string())),
-        });
-        self.job.direct.memory.copy(&offered, moves, begun, on_copied);
+        let arriving =
+            Arriving { pages: Arc::clone(&self.job.pages), heads: self.heads.map(HeadRange::here) };
+        let on_summed = move |summed: Result<Vec<u64>, NotCopied>| {
+            reading.close(summed.map(|sums| Arrived { bytes, sums }).map_err(|why| why.to_string()));
+        };
+        let memory = Arc::clone(&self.job.direct.memory);
+        memory.copy(&offered, moves, begun, arriving, Box::new(on_summed));
         Ok(())
-    }
-
-    /// Sums up what has arrived.
-    fn sum(self: Arc<Self>, bytes: u64) {
-        let tasks = Arc::clone(&self.job.direct.shared.tasks);
-        tasks.post(Urgency::Load, move || {
-            let reading = Arc::clone(&self);
-            let on_summed = move |summed: Result<Vec<u64>, NotCopied>| {
-                reading.close(summed.map(|sums| Arrived { bytes, sums }).map_err(|why| why.to_string()));
-            };
-            let heads = self.heads.map(HeadRange::here);
-            self.job.direct.memory.sum(&self.job.pages, heads, Box::new(on_summed));
-        });
     }
 
     /// While it goes on, the lease does.
@@ -250,7 +245,7 @@ impl Reading {
             let lease = reading.state.lock().lease;
             if lease != 0 {
                 // Whether it lives is asked at the end.
-                reading.ask(&Question::Renew { lease }, |_, _| {});
+                reading.ask(&Question::Renew { lease }, 0, |_, _| {});
                 Reading::renew_later(&weak, after);
             }
         });
@@ -260,7 +255,7 @@ impl Reading {
     fn close(self: Arc<Self>, arrived: Result<Arrived, String>) {
         let lease = std::mem::take(&mut self.state.lock().lease);
         let key = self.key;
-        self.ask(&Question::Close { key, lease }, |reading, answer| {
+        self.ask(&Question::Close { key, lease }, 0, |reading, answer| {
             let why = match (arrived, answer) {
                 (Ok(arrived), Ok(Answer::Closed { lived: true, sums })) => reading.compare(&arrived, &sums),
                 (Ok(_), Ok(_)) => Some("the lease ended before the copy had".into()),

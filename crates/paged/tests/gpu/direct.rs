@@ -73,7 +73,7 @@ fn reused_after(engine: &Engine) -> OfferEnd {
 fn request(engine: &Engine, metadata: &[u8], to: &[i64]) -> ReadRequest {
     let sources = vec![ReadSource { metadata: metadata.to_vec(), key: KEY, heads: None, readers: 1 }];
     let (tables, tokens) = (engine.tables(to), TOKENS as u64);
-    ReadRequest { job: 1, sources, digest: [5; 32], tables, first_token: 0, tokens }
+    ReadRequest { job: 1, sources, digest: [5; 32], tables, first_token: 0, tokens, wait: Duration::ZERO }
 }
 
 fn read(engine: &Engine, metadata: &[u8], to: &[i64]) -> LoadEnd {

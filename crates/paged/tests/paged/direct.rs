@@ -6,7 +6,7 @@ use forebay_paged::NotBegun;
 use forebay_paged::PagedOptions;
 use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, OfferEnded, ReadRequest, ReadSource};
 use forebay_paged::pages::HeadRange;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use testkit::eventually;
 
 const TOKENS: usize = 4 * CHUNK_TOKENS as usize + 21;
@@ -44,7 +44,7 @@ fn request(engine: &Engine, metadata: Vec<u8>, key: Key, blocks: &[i64]) -> Read
 
 fn request_of(engine: &Engine, sources: Vec<ReadSource>, blocks: &[i64]) -> ReadRequest {
     let (tables, tokens) = (engine.tables(blocks, TOKENS), TOKENS as u64);
-    ReadRequest { job: 1, sources, digest: PROMPT, tables, first_token: 0, tokens }
+    ReadRequest { job: 1, sources, digest: PROMPT, tables, first_token: 0, tokens, wait: Duration::ZERO }
 }
 
 /// One head of a prefiller's pages, for a head of a decoder's.
@@ -134,6 +134,50 @@ fn a_decoder_may_ask_before_the_prefiller_offers() {
     offer(&prefiller, KEY, &theirs, LONG);
     assert_eq!(decoder.end_of(1).tokens, TOKENS as u64);
     assert!(decoder.is_true(&blocks, 0..TOKENS));
+}
+
+#[test]
+fn a_decoder_that_is_asked_at_the_same_time_waits_for_a_long_prefill() {
+    let site = Site::new();
+    let (prefiller, decoder) = (engine(&site, "p", 2), engine(&site, "d", 2));
+    let (blocks, theirs) = (decoder.blocks(TOKENS, 9), prefiller.blocks(TOKENS, 3));
+    prefiller.compute(&theirs, TOKENS);
+    let ask = |wait| {
+        let metadata = prefiller.paged.metadata().unwrap();
+        decoder.paged.read(ReadRequest { wait, ..request(&decoder, metadata, KEY, &blocks) }, 0).unwrap();
+        std::thread::sleep(Duration::from_millis(3_500));
+    };
+    ask(Duration::ZERO);
+    assert_eq!(decoder.paged.take_ended().0[0].tokens, 0, "whoever may not be ahead does not wait");
+    ask(LONG);
+    offer(&prefiller, KEY, &theirs, LONG);
+    assert_eq!(decoder.end_of(1).tokens, TOKENS as u64);
+    assert!(decoder.is_true(&blocks, 0..TOKENS));
+}
+
+#[test]
+fn a_decoder_that_waits_hears_at_once_that_the_prefiller_is_gone() {
+    let site = Site::new();
+    let (prefiller, decoder) = (engine(&site, "p", 2), engine(&site, "d", 2));
+    let (blocks, metadata) = (decoder.blocks(TOKENS, 9), prefiller.paged.metadata().unwrap());
+    let ahead = ReadRequest { wait: LONG, ..request(&decoder, metadata, KEY, &blocks) };
+    decoder.paged.read(ahead, 0).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let begun = Instant::now();
+    drop(prefiller);
+    assert_eq!(decoder.end_of(1).tokens, 0);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_offer_that_was_declined_before_it_came_ends_with_it() {
+    let site = Site::new();
+    let (prefiller, decoder) = (engine(&site, "p", 2), engine(&site, "d", 2));
+    let blocks = prefiller.blocks(TOKENS, 3);
+    decoder.paged.decline(&prefiller.paged.metadata().unwrap(), KEY).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    offer(&prefiller, KEY, &blocks, LONG);
+    assert_eq!(end_of_offer(&prefiller), OfferEnded { key: KEY, how: OfferEnd::Closed });
 }
 
 #[test]

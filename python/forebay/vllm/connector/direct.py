@@ -9,7 +9,7 @@ import base64
 import os
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from forebay.vllm.connector.namespace import Facts
 
 # A prefiller keeps blocks this long for a decoder that does not come.
 OFFER_S = 30.0
+# A decoder that was asked at the same time waits this long for the prefiller to be through. It
+# learns at once that a prefiller is gone.
+AHEAD_S = 60.0
 # The part of an engine's blocks that may wait for decoders.
 OFFERED_PART = 0.75
 KEY_BYTES = 16
@@ -45,9 +48,10 @@ class Engine:
     device: str
     ranks: tuple[bytes, ...]  # what each worker said of itself
 
-    def offer(self) -> list[Direct]:
-        """New keys under which the workers offer blocks."""
-        return [(metadata, secrets.token_bytes(KEY_BYTES)) for metadata in self.ranks]
+    def offer(self, keys: Sequence[bytes] | None) -> list[Direct]:
+        """Keys under which the workers offer blocks: these, or new ones."""
+        keys = keys or [secrets.token_bytes(KEY_BYTES) for _ in self.ranks]
+        return list(zip(self.ranks, keys, strict=True))
 
     def ticket(self, offered: list[Direct]) -> dict[str, Any]:
         """What a decoder needs to read them."""
@@ -113,6 +117,18 @@ def host_id() -> str:
     """Engines with the same one reach each other over the loopback interface."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()}:{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def keys_of(said: object, ranks: int) -> list[bytes]:
+    """The keys that a proxy has chosen for a prefiller's ranks."""
+    try:
+        keys = [bytes.fromhex(key) for key in said]  # type: ignore[attr-defined]  # or it raises
+    except (TypeError, ValueError):
+        keys = []
+    if len(keys) != ranks or any(len(key) != KEY_BYTES for key in keys) or len(set(keys)) != ranks:
+        allowed = f"a list of {ranks} different ones, each of {2 * KEY_BYTES} hexadecimal digits"
+        raise refuse("keys", said, allowed)
+    return keys
 
 
 def rank(number: int, entry: object) -> Direct:

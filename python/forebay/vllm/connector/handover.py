@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import InvalidError
+from forebay.vllm.connector import direct
 from forebay.vllm.connector.config import Shape, number, shape
 from forebay.vllm.connector.direct import Engine, Reads
 from forebay.vllm.connector.namespace import Facts, refuse_shape
@@ -25,11 +26,23 @@ class Ticket:
     tokens: int
     shape: Shape
     direct: Reads | None = None  # how the prefiller's blocks may be read
+    at_once: bool = False  # the prefiller was asked at the same time, and will offer them
 
 
 def is_prefill(params: Mapping[str, Any] | None) -> bool:
     """Whether another engine will decode."""
     return isinstance(params, Mapping) and bool(params.get("do_remote_decode"))
+
+
+def keys_of(params: Mapping[str, Any] | None, engine: Engine | None) -> list[bytes] | None:
+    """The keys under which a prefiller is to offer its blocks, if a proxy has told a decoder some.
+
+    `engine`: this one, if it offers blocks.
+    """
+    ours = params.get(OURS) if is_prefill(params) and params is not None else None
+    if engine is None or not isinstance(ours, Mapping) or ours.get("keys") is None:
+        return None
+    return direct.keys_of(ours["keys"], len(engine.ranks))
 
 
 def ticket_of(
@@ -55,11 +68,16 @@ def ticket_of(
     cut = shape({"tp": ticket.get("tp"), "block_tokens": ticket.get("block_tokens")}, "kv_transfer_params")
     theirs = facts.cut(cut)
     refuse_shape("kv_transfer_params", theirs, facts)
-    tokens = number("tokens", ticket.get("tokens"), 1, 1 << 30, "kv_transfer_params")
+    at_once = ticket.get("at_once", False)
+    if not isinstance(at_once, bool):
+        raise InvalidError(f"kv_transfer_params: at_once is {at_once!r}; allowed is true or false")
+    # Who asks both at once may not know how many tokens a prompt has.
+    said = prompt_tokens if at_once and "tokens" not in ticket else ticket.get("tokens")
+    tokens = number("tokens", said, 1, 1 << 30, "kv_transfer_params")
     offered = ticket.get("direct")
     if engine is None or offered is None or theirs.block_tokens != facts.shape.block_tokens:
         return Ticket(tokens, theirs)
-    return Ticket(tokens, theirs, engine.read(offered, facts))
+    return Ticket(tokens, theirs, engine.read(offered, facts), at_once)
 
 
 def answer(
@@ -67,9 +85,9 @@ def answer(
     blocks: tuple[list[int], ...],
     engine_id: str,
     facts: Facts,
-    direct: dict[str, Any] | None = None,
+    offered: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the prefiller gives to the proxy. `direct`: how its blocks are read, if they are offered."""
+    """What the prefiller gives to the proxy. `offered`: how its blocks are read, if they are."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -87,6 +105,6 @@ def answer(
             "tp": facts.shape.tp,
             "block_tokens": facts.shape.block_tokens,
             "tokens": request.num_prompt_tokens,
-            **({} if direct is None else {"direct": direct}),
+            **({} if offered is None else {"direct": offered}),
         },
     }

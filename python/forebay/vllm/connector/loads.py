@@ -46,6 +46,7 @@ def plan(
         reads=None if direct is None else direct.ranks,
         first_token=first * size,
         digest=digest_of(found.ids) if direct is not None else b"",
+        ahead=tracked.ticket is not None and tracked.ticket.at_once,
     )
     loading = Loading(
         owner=tracked,

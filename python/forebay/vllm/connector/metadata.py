@@ -39,6 +39,7 @@ class Load:
     reads: list[list[Read]] | None = None  # for each rank: it is read from there, not from the node
     first_token: int = 0  # of the request, that `pages` begin with
     digest: bytes = b""  # of the prompt that is read directly
+    ahead: bool = False  # the prefiller still computes what is read
 
 
 @dataclass

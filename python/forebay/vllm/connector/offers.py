@@ -34,12 +34,16 @@ class Offers:
         """This engine, if it reads other engines' blocks."""
         return self.engine if self.reads else None
 
-    def offer(self, tracked: TrackedRequest, blocks: Sequence[list[int]]) -> dict[str, Any] | None:
-        """Keeps a prompt's blocks for its decoder, if there is room. Returns how it reads them."""
+    def offer(
+        self, tracked: TrackedRequest, blocks: Sequence[list[int]], keys: Sequence[bytes] | None
+    ) -> dict[str, Any] | None:
+        """Keeps a prompt's blocks for its decoder, if there is room. Returns how it reads them.
+
+        `keys`: what a decoder that was asked at the same time knows them by."""
         kept = sum(len(set(group)) for group in blocks)
         if self.engine is None or sum(self.kept.values()) + kept > self.kept_at_most:
             return None
-        offered, tokens = self.engine.offer(), tracked.request.num_prompt_tokens
+        offered, tokens = self.engine.offer(keys), tracked.request.num_prompt_tokens
         prompt, chunks = tracked.request.all_token_ids[:tokens], tokens // self.facts.chunk_tokens
         tracked.ids.grow(prompt)
         digest = digest_of(tracked.ids.with_tail(prompt, chunks))

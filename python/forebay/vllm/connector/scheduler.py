@@ -152,6 +152,7 @@ class SchedulerHalf:
         try:
             params, tokens = self.params(request), request.num_prompt_tokens
             tracked.ticket = handover.ticket_of(params, tokens, self.facts, self.offers.reader())
+            tracked.keys = handover.keys_of(params, self.offers.engine)
         except InvalidError as error:
             self.counts.add("handovers_refused")
             limited.warning(
@@ -395,7 +396,7 @@ class SchedulerHalf:
             if tracked.states_to_store:
                 self.stores.keep_certain_states(tracked)
             if handover.is_prefill(self.params(request)):
-                offered = self.offers.offer(tracked, blocks)
+                offered = self.offers.offer(tracked, blocks, tracked.keys)
                 if offered is not None:
                     self.counts.add("offers")
                 params = handover.answer(request, blocks, self.engine_id, self.facts, offered)

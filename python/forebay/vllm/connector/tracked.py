@@ -184,6 +184,7 @@ class TrackedRequest:
     # What is looked up and found.
     other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # in other shapes
     ticket: Ticket | None = None  # of a hand-over
+    keys: list[bytes] | None = None  # under which its blocks are to be offered
     direct: Found | None = None  # what can be read from the prefiller's blocks
     pending_handover: PendingHandover | None = None
     asked: list[Lookup] | None = None  # not all of them are answered yet

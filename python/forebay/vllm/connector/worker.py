@@ -15,7 +15,7 @@ from forebay._log import LimitedLog
 from forebay.errors import ForebayError, InvalidError
 from forebay.vllm.connector import compat
 from forebay.vllm.connector.config import Settings
-from forebay.vllm.connector.direct import OFFER_S, Handshake
+from forebay.vllm.connector.direct import AHEAD_S, OFFER_S, Handshake
 from forebay.vllm.connector.groups import (
     can_cut_heads,
     cells_of,
@@ -308,6 +308,7 @@ class WorkerHalf:
                 load.pages,  # type: ignore[arg-type]
                 first_token=load.first_token,
                 tokens=load.tokens,
+                wait_s=AHEAD_S if load.ahead else 0.0,
                 stream=stream,
             )
         except ForebayError as error:
@@ -407,6 +408,16 @@ class WorkerHalf:
         self.end_offers()
         for name, jobs in step.sent.items():
             self.held_for_stores[name] = set(jobs)
+        sent, received = self.take_ends(step)
+        if not (sent or received) and self.back_off(step):
+            self.poll_cache()
+            sent, received = self.take_ends(step)
+        if sent or received:
+            self.idle_steps = 0
+        return sent or None, received or None
+
+    def take_ends(self, step: Step) -> tuple[set[str], set[str]]:
+        """What `take_finished` returns, as far as it is known."""
         under_way = self.stores.union(store.job for store in step.stores)
         offered = set(self.offered.values())
         held = self.held_for_stores.items()
@@ -414,8 +425,7 @@ class WorkerHalf:
         for name in sent:
             del self.held_for_stores[name]
         received, self.received = self.received, set()
-        self.back_off(step, bool(sent or received))
-        return sent or None, received or None
+        return sent, received
 
     def poll_cache(self) -> None:
         assert self.cache is not None
@@ -454,20 +464,21 @@ class WorkerHalf:
             bad = pages[tokens // group.block_tokens :]
             yield from bad[bad >= 0].tolist()
 
-    def back_off(self, step: Step, ended: bool) -> None:
-        """Sleeps a little if the engine has nothing to compute and only polls."""
+    def back_off(self, step: Step) -> bool:
+        """Sleeps a little if the engine has nothing to compute and only polls. True: what it polls
+        for has ended meanwhile."""
         assert self.cache is not None
-        if not step.idle or ended or step.loads or not self.may_back_off:
+        if not step.idle or step.loads or not self.may_back_off:
             self.idle_steps = 0
-            return
+            return False
         limit_s = IDLE_S[min(self.idle_steps, len(IDLE_S) - 1)]
         self.idle_steps += 1
         if self.loads:
-            self.cache.wait_loaded(list(self.loads), limit_s)
-        elif self.stores:
-            self.cache.wait_stored(list(self.stores), limit_s)
-        else:
-            time.sleep(limit_s)
+            return self.cache.wait_loaded(list(self.loads), limit_s)
+        if self.stores:
+            return self.cache.wait_stored(list(self.stores), limit_s)
+        time.sleep(limit_s)
+        return False
 
     def take_report(self) -> Report | None:
         """The report to the scheduler's half; None in most steps."""
