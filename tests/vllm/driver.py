@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from driver_counts import Counts
-from driver_drafts import draft_over_states, draft_what_is_known, know
+from driver_drafts import draft_over_states, draft_what_is_known, know, spoil_some_drafts
 from driver_faults import Faults, parts_of
 
 
@@ -31,6 +31,8 @@ class Driver(Counts, Faults):
         if kept is not None:
             draft_over_states(columns=kept == "columns")
         knows_drafts = arguments.pop("drafts", False)
+        if arguments.pop("some_drafts_wrong", False):
+            spoil_some_drafts()
         if not arguments.pop("states_in_steps", True):
             only_states_at_ends_of_steps()
         if arguments.pop("exact", False):
@@ -219,6 +221,14 @@ class Driver(Counts, Faults):
     def layerwise(self, possible: bool | None) -> Any:
         """Whether the connector may load layer by layer; None: as it decided itself."""
         self.half.layerwise_possible = self.decided if possible is None else possible
+        return True
+
+    def loads_take(self, seconds: float | None) -> Any:
+        """How long the connector thinks that each load takes; None: what it has measured."""
+        if seconds is None:
+            self.half.cost_model.__dict__.pop("load_s", None)
+        else:
+            self.half.cost_model.load_s = lambda *_: seconds
         return True
 
     def know(self, sequences: list[list[int]]) -> Any:

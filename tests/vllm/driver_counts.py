@@ -1,6 +1,7 @@
 """What `driver.py` counts: in the connector, in vLLM, and on vLLM's page of metrics."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 
@@ -125,12 +126,33 @@ class Counts:
         if not hasattr(self, "preempted"):
             self.preempted, preempt = 0, self.scheduler._preempt_request
 
+            @wraps(preempt)  # The connector looks which arguments it takes.
             def counted(*arguments: Any, **more: Any) -> Any:
                 self.preempted += 1
                 return preempt(*arguments, **more)
 
             self.scheduler._preempt_request = counted
         return self.preempted
+
+    def layered(self) -> Any:
+        """How many loads ran layer by layer under a step, of which workers say so. Counted from the first
+        call on.
+        """
+        if not hasattr(self, "loads_layered"):
+            self.loads_layered = 0
+
+            def look(half: Any) -> None:
+                start = half.start_loads
+
+                def counted(*arguments: Any) -> None:
+                    before = set(half.layerwise)
+                    start(*arguments)
+                    self.loads_layered += len(half.layerwise - before)
+
+                half.start_loads = counted
+
+            self.workers(look)
+        return self.loads_layered
 
     def drafts(self) -> Any:
         """Drafts that were made, and those that were accepted. Counted from the first call on."""

@@ -64,6 +64,23 @@ def drafts_behind(tokens: list[int], count: int) -> list[int]:
     return [*drafts[:right], *(token ^ 1 for token in drafts[right:])]
 
 
+def spoil_some_drafts() -> None:
+    """Has a drafter that is always right give fewer right tokens, or none, and then wrong ones."""
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    propose = SpecDecodeBaseProposer.propose
+
+    def propose_wrong_ones(self: Any, *given: Any, **named: Any) -> Any:
+        import torch
+
+        drafts = propose(self, *given, **named)
+        right = drafts[:, :1] % (drafts.shape[1] + 1)
+        wrong = torch.arange(drafts.shape[1], device=drafts.device) >= right
+        return torch.where(wrong, drafts ^ 1, drafts)
+
+    SpecDecodeBaseProposer.propose = propose_wrong_ones
+
+
 def draft_over_states(columns: bool) -> None:
     """Puts the stand-ins in place, before the model is made."""
     import torch

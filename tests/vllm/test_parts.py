@@ -117,27 +117,19 @@ def test_others_are_not_held_up_by_a_long_load(
 
 
 @pytest.mark.parametrize(
-    ("recovers_steps", "speculates", "recompute", "stages", "fails_whole", "possible"),
+    ("recovers_steps", "stages", "fails_whole", "possible"),
     [
-        (True, False, True, 1, False, True),
-        (True, False, False, 1, False, True),
-        (True, True, False, 1, False, True),
-        (False, False, False, 1, False, False),
-        (False, False, True, 1, False, False),
-        (True, True, True, 1, False, False),
-        (True, False, True, 2, False, False),
-        (True, False, False, 1, True, False),
+        (True, 1, False, True),
+        (False, 1, False, False),
+        (True, 2, False, False),
+        (True, 1, True, False),
     ],
 )
 def test_a_step_that_cannot_be_undone_loads_nothing_itself(
-    recovers_steps: bool, speculates: bool, recompute: bool, stages: int, fails_whole: bool, possible: bool
+    recovers_steps: bool, stages: int, fails_whole: bool, possible: bool
 ) -> None:
     said = layerwise_is_possible(
-        recovers_steps=recovers_steps,
-        speculates=speculates,
-        recompute=recompute,
-        pipeline_ranks=stages,
-        fails_whole=fails_whole,
+        recovers_steps=recovers_steps, pipeline_ranks=stages, fails_whole=fails_whole
     )
     assert said is possible
 
@@ -501,26 +493,27 @@ def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() 
 
 
 @pytest.mark.parametrize(
-    ("computed", "in_flight", "of_step", "placeholders", "dropped"),
+    ("in_flight", "of_step", "in_prompt", "dropped"),
     [
-        (900, 300, 300, 1, 0),  # The step ended the prompt, and nothing else is under way.
-        (901, 301, 300, 2, 1),  # It did, and a step of one token is under way.
-        (900, 300, 200, 1, 1),  # It computed a part of the prompt; the one under way computes the rest.
-        (700, 400, 200, 0, 0),  # Both compute parts of it: they give no tokens.
-        (900, 200, 0, 1, 1),  # It was another's: this one hit its blocks in the step that is under way.
-        (900, 300, 300, 0, 0),  # Nothing is scheduled ahead.
+        (300, 300, False, 0),  # The step ended the prompt, and nothing else is under way.
+        (301, 300, False, 1),  # It did, and a step of one token is under way.
+        (304, 300, False, 1),  # The same with three drafts: what comes of them comes at once.
+        (300, 200, False, 1),  # It computed a part of the prompt; the one under way computes the rest.
+        (400, 200, True, 0),  # Both compute parts of it: they give no tokens.
+        (200, 0, False, 1),  # It was another's: this one hit its blocks in the step that is under way.
+        (200, 0, True, 0),  # The same in a part of a prompt.
     ],
 )
+@pytest.mark.parametrize("left", [0, 1])  # of a step before, which this request was dropped from too
 def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
-    computed: int, in_flight: int, of_step: int, placeholders: int, dropped: int
+    in_flight: int, of_step: int, in_prompt: bool, dropped: int, left: int
 ) -> None:
     request = SimpleNamespace(
         request_id="r",
-        num_tokens=900,
-        num_computed_tokens=computed,
         num_in_flight_tokens=in_flight,
-        num_output_placeholders=placeholders,
-        async_tokens_to_discard=0,
+        num_output_placeholders=5,
+        is_prefill_chunk=in_prompt,
+        async_tokens_to_discard=left,
         num_preemptions=0,
     )
     undone: list[Any] = []
@@ -533,8 +526,7 @@ def test_one_that_starts_over_drops_the_tokens_that_are_under_way_and_no_others(
         prev_step_scheduled_req_ids={"r", "other"},
         _preempt_request=lambda request, timestamp: None,
     )
-    reached = step_recovery.computed_after(request, {"r": of_step} if of_step else {})
-    step_recovery.preempt(scheduler, request, {7, 9}, reached, half)
+    step_recovery.preempt(scheduler, request, {7, 9}, {"r": of_step} if of_step else {}, half)
     assert undone == [(request, 2, True)], "what was counted of the third block on is taken back"
     assert request.async_tokens_to_discard == dropped and request.num_output_placeholders == 0
     assert evicted == {7, 8} and scheduler.running == []

@@ -38,16 +38,13 @@ def runs_layerwise(
 def layerwise_is_possible(
     *,
     recovers_steps: bool,
-    speculates: bool,
-    recompute: bool,
     pipeline_ranks: int,
     fails_whole: bool,
 ) -> bool:
     """Whether a step that computed from a failed load can be undone.
 
-    The engine must be able to recover steps (`step_recovery.py`). To recompute a request, it must
-    know how many tokens the steps scheduled ahead will return, which speculation hides. A pipeline
-    has several steps in flight. A request whose load fails as a whole needs other blocks, which
-    vLLM gives only to waiting requests.
+    The engine must be able to recover steps (`step_recovery.py`). A pipeline has several steps in
+    flight. A request whose load fails as a whole needs other blocks, which vLLM gives only to
+    waiting requests.
     """
-    return recovers_steps and not (speculates and recompute) and pipeline_ranks == 1 and not fails_whole
+    return recovers_steps and pipeline_ranks == 1 and not fails_whole

@@ -67,8 +67,6 @@ class SchedulerHalf:
         drafts = compat.drafts_of(vllm_config)
         self.layerwise_possible = layerwise_is_possible(
             recovers_steps=step_recovery.install_step_recovery(),
-            speculates=drafts > 0,
-            recompute=transfer.kv_load_failure_policy == "recompute",
             pipeline_ranks=parallel.pipeline_parallel_size,
             fails_whole=fail_as_one(facts.groups),
         )

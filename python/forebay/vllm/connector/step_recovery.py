@@ -20,7 +20,12 @@ limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
 Tables: TypeAlias = Sequence[Sequence[int]]
 
 # How versions without `drop_stale_output` count steps that were scheduled ahead.
-COUNTS_AHEAD = {"async_tokens_to_discard", "num_in_flight_tokens", "num_output_placeholders"}
+COUNTS_AHEAD = {
+    "async_tokens_to_discard",
+    "is_prefill_chunk",
+    "num_in_flight_tokens",
+    "num_output_placeholders",
+}
 
 
 def install_step_recovery() -> bool:
@@ -42,7 +47,6 @@ def install_step_recovery() -> bool:
         return True
 
     def handle_and_recover(self: Any, invalid: set[int], scheduled: Mapping[str, int]) -> set[str]:
-        reached = {one.request_id: computed_after(one, scheduled) for one in self.running}
         failed: set[str] = handle(self, invalid, scheduled)
         half = scheduler_half_of(self.connector)
         if half is None:
@@ -52,7 +56,7 @@ def install_step_recovery() -> bool:
         over = [one for one in reversed(self.running) if one.request_id in failed]
         if self.recompute_kv_load_failures and (over or left):
             for request in over:
-                preempt(self, request, invalid, reached[request.request_id], half)
+                preempt(self, request, invalid, scheduled, half)
             restart_waiting_loads(self, invalid, half)
             limited.warning("a load failed under a step: %d of its requests start over", len(over))
         return failed | {
@@ -73,12 +77,6 @@ def scheduler_half_of(connector: Any) -> Any:
 def can_drop_stale_output(preempt_request: Callable[..., Any]) -> bool:
     """Whether a preemption can drop the output of steps in flight."""
     return "drop_stale_output" in inspect.signature(preempt_request).parameters
-
-
-def computed_after(request: Any, scheduled: Mapping[str, int]) -> int:
-    """Tokens of a request that are computed when the step ends whose output has come."""
-    of_step = scheduled.get(request.request_id, 0)
-    return int(request.num_computed_tokens - request.num_in_flight_tokens + of_step)
 
 
 def evict(scheduler: Any, tables: Tables, invalid: Set[int]) -> int | None:
@@ -103,12 +101,12 @@ def drop_token(scheduler: Any, name: str, first: int, half: Any) -> bool:
     if getattr(request, "async_tokens_to_discard", 0):
         return False  # A reset has preempted it, and vLLM drops that token itself.
     half.corrections.step_undone(request, first, request.num_preemptions == 1)
-    request.num_output_placeholders = max(0, request.num_output_placeholders - 1)
+    request.num_output_placeholders = 0  # They are of this step: none that is ahead has this request.
     return True
 
 
-def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, half: Any) -> None:
-    """Preempts a request of which `reached` tokens were computed, some from `invalid` blocks."""
+def preempt(scheduler: Any, request: Any, invalid: Set[int], scheduled: Mapping[str, int], half: Any) -> None:
+    """Preempts a request that computed from `invalid` blocks in the step of these `scheduled` tokens."""
     first = evict(scheduler, scheduler.kv_cache_manager.get_block_ids(request.request_id), invalid)
     half.corrections.step_undone(request, first or 0, not request.num_preemptions)
     scheduler.running.remove(request)
@@ -117,9 +115,9 @@ def preempt(scheduler: Any, request: Any, invalid: Set[int], reached: int, half:
         scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         return
     scheduler._preempt_request(request, time.monotonic())
-    # The step whose output has come gave a token if it reached the last one known.
-    to_come = request.num_output_placeholders - (reached >= request.num_tokens)
-    request.async_tokens_to_discard += max(0, to_come)
+    # Only one step is ahead. vLLM drops what it gives at once, one token or several with drafts.
+    is_ahead = request.num_in_flight_tokens > scheduled.get(request.request_id, 0)
+    request.async_tokens_to_discard = int(is_ahead and not request.is_prefill_chunk)
     request.num_output_placeholders = 0
 
 
