@@ -1,9 +1,9 @@
 """Drafts for tests: some of them right, and others wrong, at places that the tests know.
 
 And it has vLLM on CPUs decode with drafts over states, which it can do on GPUs only. There are stand-ins for
-two of vLLM's kernels, with the same arguments, and for a convolution of several tokens of a request. A
-convolution keeps a window of tokens for all drafts in one block. With `columns` it keeps what is behind each
-draft in a block of its own, as recurrent layers do.
+two of vLLM's kernels, with the same arguments, and for a short convolution of several tokens of a request,
+which gated delta nets do not need. A convolution keeps a window of tokens for all drafts in one block. With
+`columns` it keeps what is behind each draft in a block of its own, as recurrent layers do.
 """
 
 import ctypes
@@ -107,23 +107,23 @@ def draft_over_states(columns: bool) -> None:
         step = steps[self.prefix] if steps is not None else None
         return forward(self, hidden_states, output)
 
-    def update_with_drafts(x: Any, states: Any, weight: Any, bias: Any = None, **more: Any) -> Any:
-        if step.num_accepted_tokens is None:
-            return update(x, states, weight, bias, **more)
+    def update_with_drafts(x: Any, conv_state: Any, weight: Any, bias: Any = None, **more: Any) -> Any:
+        if step is None or step.num_accepted_tokens is None:  # or of a gated delta net
+            return update(x, conv_state, weight, bias, **more)
         out, before = torch.empty_like(x), weight.shape[1] - 1
         starts = step.query_start_loc_d.tolist()
         for number, accepted in enumerate(step.num_accepted_tokens.tolist()):
             first, last = starts[number], starts[number + 1]
             blocks = step.state_indices_tensor_d[number].tolist()
-            window = states[blocks[accepted - 1]] if columns else states[blocks[0]][:, accepted - 1 :]
+            window = conv_state[blocks[accepted - 1]] if columns else conv_state[blocks[0]][:, accepted - 1 :]
             seen = torch.cat([window[:, :before], x[first:last].T], dim=1)
             convolved = torch.nn.functional.conv1d(seen[None], weight[:, None], bias, groups=len(weight))
             out[first:last] = convolved[0].T
             if columns:
                 for draft in range(last - first):
-                    states[blocks[draft]][:, :before] = seen[:, draft + 1 : draft + 1 + before]
+                    conv_state[blocks[draft]][:, :before] = seen[:, draft + 1 : draft + 1 + before]
             else:
-                states[blocks[0]][:, : seen.shape[1] - 1] = seen[:, 1:]
+                conv_state[blocks[0]][:, : seen.shape[1] - 1] = seen[:, 1:]
         return out
 
     ShortConv.forward_native = forward_with_drafts
