@@ -485,7 +485,8 @@ impl Agent {
         Ok(id)
     }
 
-    /// Forgets a region that [`region`](Agent::region) or [`ipc_region`](Agent::ipc_region) made. Refused while a transfer uses it.
+    /// Forgets a region that [`region`](Agent::region) or [`ipc_region`](Agent::ipc_region) made.
+    /// Refused while a transfer uses it.
     pub fn forget_region(&self, id: RegionId) -> Result<(), AgentError> {
         self.here()?;
         self.shared.regions.unregister(&self.shared.mover, id)??;
