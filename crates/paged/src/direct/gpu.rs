@@ -37,6 +37,15 @@ pub struct GpuMemory {
     mapped: Mutex<HashMap<[u8; 64], Arc<ForeignMemory>>>,
 }
 
+/// Pages that are being summed up.
+struct Summing {
+    /// Passed when the sums are there.
+    done: Arc<Event>,
+    list: SumList,
+    /// Memory of a peer that is read until then.
+    read: Vec<Arc<ForeignMemory>>,
+}
+
 fn failed(error: impl ToString) -> NotCopied {
     NotCopied(error.to_string())
 }
@@ -63,13 +72,8 @@ impl GpuMemory {
         Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, sums, mapped: Mutex::default() })
     }
 
-    /// Queues the kernel that sums up these pages in a stream. Says when it is over.
-    fn queue_sums(
-        &self,
-        pages: &[Vec<u64>],
-        heads: Heads,
-        stream: &Stream,
-    ) -> Result<(Arc<Event>, SumList), NotCopied> {
+    /// Queues the kernel that sums up these pages in a stream.
+    fn queue_sums(&self, pages: &[Vec<u64>], heads: Heads, stream: &Stream) -> Result<Summing, NotCopied> {
         let cache = self.gpu.cache();
         let extent = |layer: &Layer| {
             let part = part_of_page(layer.page_bytes, cache.group_of(layer).heads, heads);
@@ -90,11 +94,12 @@ impl GpuMemory {
             let _ = stream.synchronize();
             return Err(failed(error));
         }
-        Ok((done, list))
+        Ok(Summing { done, list, read: Vec::new() })
     }
 
     /// Tells the sums when they are there, and lets go of what was read.
-    fn tell(&self, done: Arc<Event>, list: SumList, read: Vec<Arc<ForeignMemory>>, on_summed: OnSummed) {
+    fn tell(&self, summing: Summing, on_summed: OnSummed) {
+        let Summing { done, list, read } = summing;
         let on_passed = move |passed: Result<(), CudaError>| {
             drop(read);
             on_summed(passed.map(|()| list.digests()).map_err(failed));
@@ -119,15 +124,14 @@ impl GpuMemory {
         Ok((moves.iter().map(piece).collect(), theirs))
     }
 
-    /// Queues a read, and the sums behind it. Says when they are there, and until then has the peer's
-    /// memory. After an error nothing of it is under way.
+    /// Queues a read, and the sums behind it. After an error nothing of it is under way.
     fn queue(
         &self,
         offered: &Offered,
         moves: &[Move],
         begun: Begun,
         arriving: &Arriving,
-    ) -> Result<(Arc<Event>, SumList, Vec<Arc<ForeignMemory>>), NotCopied> {
+    ) -> Result<Summing, NotCopied> {
         let begun = begun.ok_or_else(|| failed("nobody says where it begins"))?;
         let (pieces, theirs) = self.pieces(offered, moves)?;
         // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those of the
@@ -135,7 +139,7 @@ impl GpuMemory {
         unsafe { self.copies.copy(&pieces, &begun) }.map_err(failed)?;
         // A list of 4 GiB takes a millisecond, during which the copy goes on.
         match self.queue_sums(&arriving.pages, arriving.heads, self.copies.stream()) {
-            Ok((done, list)) => Ok((done, list, theirs)),
+            Ok(summing) => Ok(Summing { read: theirs, ..summing }),
             Err(why) => {
                 let _ = self.copies.stream().synchronize();
                 Err(why)
@@ -185,7 +189,7 @@ impl DirectMemory for GpuMemory {
         let _relaxed = self.gpu.relaxed();
         match self.queue_sums(pages, heads, &self.sums) {
             Err(error) => on_summed(Err(error)),
-            Ok((done, list)) => self.tell(done, list, Vec::new(), on_summed),
+            Ok(summing) => self.tell(summing, on_summed),
         }
     }
 
@@ -208,7 +212,7 @@ impl DirectMemory for GpuMemory {
         let _relaxed = self.gpu.relaxed();
         match self.queue(offered, &moves, begun, &arriving) {
             Err(why) => on_summed(Err(why)),
-            Ok((done, list, theirs)) => self.tell(done, list, theirs, on_summed),
+            Ok(summing) => self.tell(summing, on_summed),
         }
     }
 
