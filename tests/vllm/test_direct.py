@@ -105,6 +105,52 @@ def test_of_a_prompt_that_the_decoder_has_one_block_is_read(pair: Pair) -> None:
     assert (pair.decoder.stats()["bytes_read"] - before) * BLOCK == block * 3 * CHUNK
 
 
+def chosen(ticket: dict[str, Any], keys: list[str]) -> dict[str, Any]:
+    """What a proxy tells a decoder of a prompt that the prefiller has yet to compute: all of an earlier
+    ticket but its length, with keys of its own."""
+    ours = {name: said for name, said in ticket["forebay"].items() if name != "tokens"}
+    ranks = [[rank[0], key] for rank, key in zip(ours["direct"]["ranks"], keys, strict=True)]
+    ours |= {"at_once": True, "direct": ours["direct"] | {"ranks": ranks}}
+    return {"do_remote_prefill": True, "forebay": ours}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("first", ["decoder", "prefiller"])
+def test_a_decoder_that_is_asked_at_the_same_time_reads_the_blocks(pair: Pair, first: str) -> None:
+    earlier, tokens = prompt(730, CHUNK), prompt(731 + len(first), 6 * CHUNK + 7)
+    keys = [secrets.token_hex(16)]
+    known = ticket_of(pair, earlier)
+    hand_over(pair, earlier, 1, known)
+    ticket = chosen(known, keys)
+    before = {name: counted(pair.decoder, name) for name in ("handovers_direct", "handovers_direct_failed")}
+    with ThreadPoolExecutor(1) as beside:
+        if first == "decoder":
+            decoding = beside.submit(pair.decode, tokens, 8, ticket)
+            time.sleep(0.5)
+        pair.prefiller.generate(prompts=[tokens], tokens=1, params=PREFILL | {"forebay": {"keys": keys}})
+        if first == "prefiller":
+            decoding = beside.submit(pair.decode, tokens, 8, ticket)
+        pair.prefiller.settle(limit_s=BLOCKS_BACK_S)
+        said = decoding.result()
+    assert counted(pair.decoder, "handovers_direct") == before["handovers_direct"] + 1
+    assert counted(pair.decoder, "handovers_direct_failed") == before["handovers_direct_failed"]
+    pair.prefiller.forget()
+    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
+    assert said["tokens"] == alone["tokens"] and said["cached"] >= 0
+
+
+@pytest.mark.parametrize("keys", [[], ["00" * 15], ["00" * 16, "01" * 16], 5])
+def test_keys_that_are_none_are_refused_and_the_prompt_is_handed_over_as_usual(
+    pair: Pair, keys: object
+) -> None:
+    tokens = prompt(740, 2 * CHUNK)
+    before = counted(pair.prefiller, "handovers_refused")
+    params = PREFILL | {"forebay": {"keys": keys}}
+    (said,) = pair.prefiller.generate(prompts=[tokens], tokens=1, params=params)
+    assert counted(pair.prefiller, "handovers_refused") == before + 1
+    assert len(hand_over(pair, tokens, 2, said["params"])["tokens"]) == 2
+
+
 @pytest.mark.parametrize("change", ["gone", "key", "host"])
 def test_a_ticket_that_leads_nowhere_costs_time_only(pair: Pair, change: str) -> None:
     tokens = prompt(704 + len(change), 4 * CHUNK + 3)
@@ -155,51 +201,6 @@ def test_a_prefiller_that_dies_before_it_is_read_costs_a_prefill(model: Path, tm
         assert said["tokens"] == alone["tokens"]
         assert counted(pair.decoder, "handovers_direct_failed") == 1
         assert time.monotonic() - began < 20
-
-
-def chosen(ticket: dict[str, Any], keys: list[str]) -> dict[str, Any]:
-    """What a proxy tells a decoder of a prompt that the prefiller has yet to compute: all of an earlier
-    ticket but its length, with keys of its own."""
-    ours = {name: said for name, said in ticket["forebay"].items() if name != "tokens"}
-    ranks = [[rank[0], key] for rank, key in zip(ours["direct"]["ranks"], keys, strict=True)]
-    ours |= {"at_once": True, "direct": ours["direct"] | {"ranks": ranks}}
-    return {"do_remote_prefill": True, "forebay": ours}
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("first", ["decoder", "prefiller"])
-def test_a_decoder_that_is_asked_at_the_same_time_reads_the_blocks(pair: Pair, first: str) -> None:
-    earlier, tokens = prompt(730, CHUNK), prompt(731 + len(first), 6 * CHUNK + 7)
-    keys = [secrets.token_hex(16)]
-    ticket = chosen(ticket_of(pair, earlier), keys)
-    hand_over(pair, earlier, 1)
-    before = {name: counted(pair.decoder, name) for name in ("handovers_direct", "handovers_direct_failed")}
-    with ThreadPoolExecutor(1) as beside:
-        if first == "decoder":
-            decoding = beside.submit(pair.decode, tokens, 8, ticket)
-            time.sleep(0.5)
-        pair.prefiller.generate(prompts=[tokens], tokens=1, params=PREFILL | {"forebay": {"keys": keys}})
-        if first == "prefiller":
-            decoding = beside.submit(pair.decode, tokens, 8, ticket)
-        pair.prefiller.settle(limit_s=BLOCKS_BACK_S)
-        said = decoding.result()
-    assert counted(pair.decoder, "handovers_direct") == before["handovers_direct"] + 1
-    assert counted(pair.decoder, "handovers_direct_failed") == before["handovers_direct_failed"]
-    pair.prefiller.forget()
-    (alone,) = pair.prefiller.generate(prompts=[tokens], tokens=8)
-    assert said["tokens"] == alone["tokens"] and said["cached"] >= 0
-
-
-@pytest.mark.parametrize("keys", [[], ["00" * 15], ["00" * 16, "01" * 16], 5])
-def test_keys_that_are_none_are_refused_and_the_prompt_is_handed_over_as_usual(
-    pair: Pair, keys: object
-) -> None:
-    tokens = prompt(740, 2 * CHUNK)
-    before = counted(pair.prefiller, "handovers_refused")
-    params = PREFILL | {"forebay": {"keys": keys}}
-    (said,) = pair.prefiller.generate(prompts=[tokens], tokens=1, params=params)
-    assert counted(pair.prefiller, "handovers_refused") == before + 1
-    assert len(hand_over(pair, tokens, 2, said["params"])["tokens"]) == 2
 
 
 @pytest.mark.parametrize("tp", [(1, 2), (2, 1)], ids=["1-2", "2-1"])
