@@ -2,7 +2,7 @@
 //! that no two neighbours of one end are neighbours at the other, filled with what only this block
 //! of this run has. Pure.
 
-use super::segment::Memory;
+use super::segment::{End, Memory};
 use std::fmt;
 
 /// A transfer of about this many bytes, unless it is asked for otherwise,
@@ -47,13 +47,6 @@ impl fmt::Display for Size {
 pub struct Shape {
     pub block_bytes: usize,
     pub blocks: usize,
-}
-
-/// One of the two ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    Asking,
-    Owner,
 }
 
 impl Shape {

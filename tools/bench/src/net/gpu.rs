@@ -1,7 +1,6 @@
 //! Blocks in memory of a GPU. Driver: it copies there and back, a block at a time, and waits. The
 //! asking end has the first GPU and the owner the last one, which may be the same.
 
-use super::blocks::End;
 use crate::output::Error;
 use forebay_cuda::device::{Device, DeviceMemory, HostMemory, Stream};
 use forebay_cuda::driver::{CudaError, Driver};
@@ -44,12 +43,10 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    pub fn new(end: End, bytes: usize) -> Result<GpuMemory, Error> {
+    /// Of the first GPU, or of the last one.
+    pub fn new(of_last: bool, bytes: usize) -> Result<GpuMemory, Error> {
         let driver = Driver::load()?;
-        let gpu = match end {
-            End::Asking => 0,
-            End::Owner => Device::count(driver)?.saturating_sub(1),
-        };
+        let gpu = if of_last { Device::count(driver)?.saturating_sub(1) } else { 0 };
         let device = Device::open(driver, gpu)?;
         let memory = DeviceMemory::new(&device, bytes as u64)?;
         let bounce = Mutex::new((HostMemory::new(&device, BOUNCE_BYTES)?, Stream::new(&device)?));

@@ -1,8 +1,9 @@
 //! The ceiling between GPUs: the same blocks between the same two allocations, by one call for all
 //! of them and by a kernel, and all bytes in one piece. The owner does nothing; nothing is checked.
 
-use super::blocks::{End, Shape};
+use super::blocks::Shape;
 use super::gpu::GpuMemory;
+use super::segment::End;
 use crate::output::Error;
 use forebay_cuda::device::{Device, Event, ForeignMemory, Stream};
 use forebay_cuda::driver::abi::IpcHandle;

@@ -1,12 +1,12 @@
 //! The other process: it owns memory that the benchmark writes and reads, and does what it is told
 //! on its standard input, a line at a time, with one line of answer each.
 
-use super::blocks::{End, Shape, fill_all, wrong_blocks};
+use super::blocks::{Shape, fill_all, wrong_blocks};
 use super::gpu::GpuWay;
 use super::pair::Way;
 use super::rail::{self, Rail};
 use super::raw;
-use super::segment::{Memory, Segment};
+use super::segment::{End, Memory, Segment};
 use crate::output::{CommandResult, Error};
 use crate::timing::cpu_s;
 use forebay_net::Agent;

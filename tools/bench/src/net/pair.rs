@@ -1,11 +1,11 @@
 //! The two processes: this one with its agent and memory, and the owner that it has started and
 //! speaks to. Ended together.
 
-use super::blocks::{End, Shape, fill_all, wrong_blocks};
+use super::blocks::{Shape, fill_all, wrong_blocks};
 use super::certificates;
 use super::gpu::GpuWay;
 use super::rail::{self, Rail};
-use super::segment::{Memory, Segment};
+use super::segment::{End, Memory, Segment};
 use crate::output::Error;
 use crate::timing::cpu_s;
 use forebay_net::{Agent, AgentConfig, BadRun, Descriptors, Op, PeerStat, Prepared, Request, Select};

@@ -1,7 +1,6 @@
 //! The memory that blocks lie in, of a wished kind, the same at both ends. Driver: it maps memory
 //! and reaches it by copies.
 
-use super::blocks::End;
 use super::gpu::{GpuMemory, GpuWay};
 use crate::output::Error;
 use forebay_net::{Access, Agent, Registration};
@@ -12,6 +11,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// One of the two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Asking,
+    Owner,
+}
 
 /// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -73,7 +79,7 @@ impl Memory {
             Segment::Heap => Kind::Host(Arc::new(HostBuffer::new(bytes))),
             Segment::Memfd => Kind::Host(Arc::new(Arena::new(bytes as u64, Pages::Base)?)),
             Segment::Hugepages => Kind::Host(Arc::new(Advised::new(bytes)?)),
-            Segment::Gpu => Kind::Gpu(Arc::new(GpuMemory::new(end, bytes)?)),
+            Segment::Gpu => Kind::Gpu(Arc::new(GpuMemory::new(end == End::Owner, bytes)?)),
         }))
     }
 
