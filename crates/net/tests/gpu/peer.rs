@@ -93,7 +93,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
 }
 
 #[test]
-#[ignore = "it is another test's peer"]
+#[ignore = "started by other tests"]
 fn a_peer_does_what_it_is_told() {
     let Ok(order) = std::env::var(ORDER) else { return };
     let (gpu, bytes) = order.split_once(' ').unwrap();
