@@ -125,14 +125,32 @@ impl SumList {
     ///
     /// # Safety
     ///
-    /// Until the stream has come past it, the list lives, all ranges are memory that the stream's
-    /// device reaches, and nobody writes them. The stream is one of the device that the kernel was
-    /// loaded for.
+    /// As for [`queue_part`](SumList::queue_part).
     pub unsafe fn queue(&self, stream: &Stream, width: Width) -> Result<(), CudaError> {
+        // SAFETY: by this function's contract.
+        unsafe { self.queue_part(0..self.ends.len(), stream, width) }
+    }
+
+    /// Has a stream sum up some of the extents, by their numbers.
+    ///
+    /// # Safety
+    ///
+    /// Until the stream has come past it, the list lives, all ranges of these extents are memory
+    /// that the stream's device reaches, and nobody writes them. The stream is one of the device
+    /// that the kernel was loaded for.
+    pub unsafe fn queue_part(
+        &self,
+        extents: std::ops::Range<usize>,
+        stream: &Stream,
+        width: Width,
+    ) -> Result<(), CudaError> {
         let _current = self.checksums.kernel.device().enter()?;
+        let end_of = |extents: usize| extents.checked_sub(1).map_or(0, |last| self.ends[last]);
+        let (first, end) = (end_of(extents.start), end_of(extents.end));
         let (start, remainders) = self.places();
-        let mut count = self.count as u32;
-        let (mut start, mut remainders) = (start as Address, remainders as Address);
+        let mut count = (end - first) as u32;
+        let mut start = start.wrapping_add(first) as Address;
+        let mut remainders = remainders.wrapping_add(first) as Address;
         let mut parameters = [(&raw mut start).cast(), (&raw mut count).cast(), (&raw mut remainders).cast()];
         let blocks = count.clamp(1, width.blocks);
         // SAFETY: the parameters have the types of the kernel's; the rest is this function's
@@ -161,12 +179,16 @@ impl SumList {
     /// than to a CRC of all bytes.
     pub fn digests(&self) -> Vec<u64> {
         let (_, remainders) = self.places();
+        let mut bytes = Vec::with_capacity(self.count * size_of::<u32>());
         let mut from = 0;
         let digest = |end: &usize| {
-            let ranges = std::mem::replace(&mut from, *end)..*end;
-            // SAFETY: there are as many as ranges; a kernel that is under way may write them meanwhile.
-            let remainder = |at: usize| unsafe { remainders.add(at).read_volatile() };
-            let bytes: Vec<u8> = ranges.flat_map(|at| remainder(at).to_le_bytes()).collect();
+            bytes.clear();
+            for at in std::mem::replace(&mut from, *end)..*end {
+                // SAFETY: there are as many as ranges; a kernel that is under way may write them
+                // meanwhile.
+                let remainder: u32 = unsafe { remainders.add(at).read_volatile() };
+                bytes.extend_from_slice(&remainder.to_le_bytes());
+            }
             xxh3_64(&bytes)
         };
         self.ends.iter().map(digest).collect()

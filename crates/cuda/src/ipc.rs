@@ -6,6 +6,7 @@ use crate::device::{Device, Event, HostMemory, Stream};
 use crate::driver::abi::{Address, IpcHandle};
 use crate::driver::{CudaError, Driver};
 use crate::kernels::{Kernels, Piece};
+use crate::links::PEER_BLOCKS;
 use crate::stream_copy::{DeclineReason, pointer_range};
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
@@ -16,9 +17,6 @@ use thiserror::Error;
 const LAUNCH_PIECES: usize = 2048;
 /// Lists that are written while others are read.
 const LISTS: usize = 4;
-/// A peer is two microseconds away, so this many blocks have enough bytes in flight for NVLink, and
-/// leave most of the GPU to whoever computes.
-const BLOCKS: u32 = 64;
 
 /// An allocation that other processes may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +108,14 @@ impl PeerCopies {
         &self.stream
     }
 
+    /// Passed when all that was queued until now has been copied.
+    pub fn mark(&self) -> Result<Event, CudaError> {
+        let _current = self.kernels.device().enter()?;
+        let mark = Event::new(self.kernels.device())?;
+        mark.record(&self.stream)?;
+        Ok(mark)
+    }
+
     /// Copies pieces after what `after` was recorded behind. After an error nothing of it is under
     /// way any more.
     ///
@@ -136,7 +142,7 @@ impl PeerCopies {
             let (list, read) = lists.write(launch)?;
             let bytes = launch.iter().map(|piece| piece.bytes).sum();
             // SAFETY: the list stays until `read` has passed; the rest is the caller's word.
-            unsafe { self.kernels.copy(&self.stream, list, launch.len() as u32, bytes, BLOCKS)? };
+            unsafe { self.kernels.copy(&self.stream, list, launch.len() as u32, bytes, PEER_BLOCKS)? };
             read.record(&self.stream)?;
         }
         Ok(())

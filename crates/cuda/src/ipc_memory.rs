@@ -8,7 +8,7 @@ use crate::driver::{BatchCopy, CopyList, CudaError, Relaxed};
 use crate::gpu::Gpu;
 use crate::ipc::{self, bytes_from};
 use crate::kernels::{Kernels, Piece};
-use crate::links::come_to_an_end;
+use crate::links::{PEER_BLOCKS, Table, Tables, come_to_an_end};
 use crate::peers::{Distrust, OPENED_BYTES, check_opened};
 use crate::places::GpuPlaces;
 use crate::poller::Track;
@@ -22,6 +22,10 @@ use std::sync::{Arc, Weak};
 /// Peers that may check at a time whether they reach a GPU's memory: each writes to a part of its
 /// own.
 const CHECKS: u64 = 32;
+/// Lots of one direction that a kernel may have at a time; more go by copy engine.
+const LISTS: usize = 8;
+/// Pieces below this on average go by kernel: a copy engine takes a microsecond for each.
+const KERNEL_PIECE_BYTES: u64 = 256 << 10;
 /// Allocations whose handles are remembered in a process, and GPUs whose check is.
 const REMEMBERED_MAX: usize = 4096;
 
@@ -129,8 +133,17 @@ struct Resolved {
 #[derive(Debug)]
 struct Streams {
     kernels: Arc<Kernels>,
-    reads: Track,
-    writes: Track,
+    reads: OneWay,
+    writes: OneWay,
+}
+
+/// Copies in one direction: small pieces by a kernel, which takes them side by side, and large ones
+/// by the copy engine, which leaves the GPU to whoever computes.
+#[derive(Debug)]
+struct OneWay {
+    track: Track,
+    kernels: Arc<Kernels>,
+    tables: Arc<Tables>,
     /// Where the driver copies many pieces by one call.
     batch: Option<(BatchCopy, Mutex<CopyList>)>,
 }
@@ -267,12 +280,9 @@ impl IpcMemory {
             return Ok(Arc::clone(known));
         }
         let kernels = self.places.open(index).map_err(text)?;
-        let tracks = self.places.tracks();
-        let track = || Stream::new(kernels.device()).map(|stream| tracks.track(stream));
-        let (reads, writes) = (track().map_err(text)?, track().map_err(text)?);
-        let batch = kernels.device().driver().batch_copy();
-        let batch = batch.map(|batch| (batch, Mutex::default()));
-        let new = Arc::new(Streams { kernels, reads, writes, batch });
+        let one_way = || OneWay::new(&kernels, &self.places).map_err(text);
+        let (reads, writes) = (one_way()?, one_way()?);
+        let new = Arc::new(Streams { kernels, reads, writes });
         streams.insert(index, Arc::clone(&new));
         Ok(new)
     }
@@ -311,24 +321,43 @@ fn reaches(device: &Gpu, other: Uuid) -> Result<(), String> {
     }
 }
 
-impl Streams {
+impl OneWay {
+    fn new(kernels: &Arc<Kernels>, places: &GpuPlaces) -> Result<OneWay, CudaError> {
+        let device = kernels.device();
+        let track = places.tracks().track(Stream::new(device)?);
+        let batch = device.driver().batch_copy().map(|batch| (batch, Mutex::default()));
+        let (kernels, tables) = (Arc::clone(kernels), Tables::new(device, LISTS)?);
+        Ok(OneWay { track, kernels, tables, batch })
+    }
+
+    /// Queues a lot. What is returned is read by the GPU until the stream has come past it.
+    ///
     /// # Safety
     ///
     /// The device was entered. What holds for `cuMemcpyAsync` holds for all pieces, of which no two
     /// overlap.
-    unsafe fn queue(&self, track: &Track, pieces: &[Piece]) -> Result<(), CudaError> {
-        let stream = track.stream();
+    unsafe fn queue(&self, pieces: &[Piece], bytes: u64) -> Result<Option<Table>, CudaError> {
+        let stream = self.track.stream();
+        let are_small = pieces.len() > 1 && bytes < KERNEL_PIECE_BYTES * pieces.len() as u64;
+        if let Some(table) = are_small.then(|| self.tables.fill(pieces)).flatten() {
+            let (list, count) = (table.address(), pieces.len() as u32);
+            // SAFETY: the list is held until the stream has come past it; the rest is this
+            // function's contract.
+            unsafe { self.kernels.copy(stream, list, count, bytes, PEER_BLOCKS)? };
+            return Ok(Some(table));
+        }
         if let Some((batch, list)) = self.batch.as_ref().filter(|_| pieces.len() > 1) {
             let mut list = list.lock();
             pieces.iter().for_each(|piece| list.add(piece.from, piece.to, piece.bytes));
             // SAFETY: by this function's contract; the stream is no default stream.
-            return unsafe { batch.queue(stream.device().driver(), &mut list, stream.handle()) };
+            unsafe { batch.queue(stream.device().driver(), &mut list, stream.handle())? };
+            return Ok(None);
         }
         for piece in pieces {
             // SAFETY: by this function's contract.
             unsafe { stream.copy(piece.from, piece.to, piece.bytes)? };
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -380,7 +409,8 @@ impl Ipc for IpcMemory {
             Ok(resolved) => resolved,
             Err(why) => return on_copied(Err(why)),
         };
-        let track = if reads { &streams.reads } else { &streams.writes };
+        let one_way = if reads { &streams.reads } else { &streams.writes };
+        let track = &one_way.track;
         let _current = match track.stream().device().enter() {
             Ok(current) => current,
             Err(error) => return on_copied(Err(text(error))),
@@ -388,10 +418,10 @@ impl Ipc for IpcMemory {
         // SAFETY: the pieces were resolved from registered memory, which the mover keeps registered
         // and to itself until `on_copied`, and from a peer's, which is mapped until then; no two
         // pieces of a lot overlap.
-        let posted = unsafe { streams.queue(track, &pieces) };
+        let posted = unsafe { one_way.queue(&pieces, op.bytes) };
         let on_passed = Box::new(move |passed: Result<(), CudaError>| {
             drop(mapped);
-            on_copied(posted.and(passed).map_err(text));
+            on_copied(posted.and_then(|_list| passed).map_err(text));
         });
         if let Err((error, on_passed)) = track.when_passed(on_passed) {
             come_to_an_end(track);

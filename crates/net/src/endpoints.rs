@@ -11,7 +11,8 @@ use crate::peer_metrics::PeerMetrics;
 use crate::tcp::{Flow, FlowHandle};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{
-    Completion, Link, LinkId, LinkOp, LinkSpec, Memory, MoverHandle, OpId, Outcome, PathSpec, Place,
+    Completion, Link, LinkId, LinkOp, LinkSpec, MAX_LOT_BYTES, Memory, MoverHandle, OpId, Outcome, PathSpec,
+    Place,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +21,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Lots between GPUs at a time: one is copied while others are granted and given back.
-const IPC_WINDOW_LOTS: u32 = 4;
+const IPC_WINDOW_LOTS: u32 = 8;
+const IPC_WINDOW_BYTES: u64 = IPC_WINDOW_LOTS as u64 * MAX_LOT_BYTES;
 
 /// Told when another number of flows may be better.
 pub(crate) type OnAdvice = Arc<dyn Fn(Advice) + Send + Sync>;
@@ -163,7 +165,7 @@ impl Endpoint {
         let ipc_link = IpcLink::default();
         let name = format!("{device:?}.ipc.{:?}", self.place);
         let op_timeout_us = pool.op_timeout_us;
-        let spec = LinkSpec { op_timeout_us, ..LinkSpec::new(name, IPC_WINDOW_LOTS, WINDOW_BYTES) };
+        let spec = LinkSpec { op_timeout_us, ..LinkSpec::new(name, IPC_WINDOW_LOTS, IPC_WINDOW_BYTES) };
         let link = pool.mover.add_link(spec, Box::new(ipc_link.clone()))?;
         pool.mover.add_path(PathSpec::direct(device, place, link))??;
         pool.mover.add_path(PathSpec::direct(place, device, link))??;

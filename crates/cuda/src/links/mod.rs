@@ -9,7 +9,9 @@ mod table;
 
 pub use direction::{Direction, HOST, SHARED};
 pub use pcie::PcieLink;
+pub(crate) use peer::PEER_BLOCKS;
 pub use peer::PeerLink;
+pub(crate) use table::{Table, Tables};
 
 use crate::driver::{CudaError, Relaxed};
 use crate::poller::Track;

@@ -6,7 +6,9 @@
 
 use super::segment::{Segment, segments};
 use super::table::{PIECES_MAX, Table, Tables};
-use super::{Direction, ENGINE_PIECE_BYTES, are_worth_a_batch, come_to_an_end, finish_when_passed};
+use super::{
+    Direction, ENGINE_PIECE_BYTES, WINDOW_LOTS, are_worth_a_batch, come_to_an_end, finish_when_passed,
+};
 use crate::addresses::Addresses;
 use crate::device::{DeviceMemory, Event, Stream};
 use crate::driver::{BatchCopy, CopyList, CudaError};
@@ -62,7 +64,7 @@ impl PcieLink {
             copies: tracks.track(Stream::new(device)?),
             shuffles: tracks.track(Stream::new(device)?),
             kernels: Arc::clone(kernels),
-            tables: Tables::new(device)?,
+            tables: Tables::new(device, WINDOW_LOTS as usize)?,
             addresses: Arc::clone(addresses),
             slots: (0..SLOTS).map(slot).collect::<Result<_, CudaError>>()?,
             next_slot: 0,

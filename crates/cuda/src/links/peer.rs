@@ -2,7 +2,7 @@
 //! pages, gathering or scattering them on the way.
 
 use super::table::Tables;
-use super::{ENGINE_PIECE_BYTES, finish_when_passed};
+use super::{ENGINE_PIECE_BYTES, WINDOW_LOTS, finish_when_passed};
 use crate::addresses::Addresses;
 use crate::driver::CudaError;
 use crate::kernels::{Kernels, Piece};
@@ -28,8 +28,9 @@ struct Shuffle {
     addresses: Arc<Addresses>,
 }
 
-/// Blocks of a kernel that gathers or scatters: as many as keep NVLink busy.
-const PEER_BLOCKS: u32 = 64;
+/// Blocks of a kernel that copies from or to a peer. It is two microseconds away, so this many have
+/// enough bytes in flight for NVLink, and leave most of the GPU to whoever computes.
+pub(crate) const PEER_BLOCKS: u32 = 64;
 
 impl PeerLink {
     /// A link for the kernels' GPU, which puts kernels into `kernel`, and whole lots into `engine`
@@ -58,7 +59,7 @@ impl Link for PeerLink {
 
 impl Shuffle {
     fn new(track: Track, kernels: &Arc<Kernels>, addresses: &Arc<Addresses>) -> Result<Shuffle, CudaError> {
-        let tables = Tables::new(track.stream().device())?;
+        let tables = Tables::new(track.stream().device(), WINDOW_LOTS as usize)?;
         let (kernels, addresses) = (Arc::clone(kernels), Arc::clone(addresses));
         Ok(Shuffle { track, kernels, tables, addresses })
     }

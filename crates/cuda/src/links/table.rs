@@ -1,7 +1,6 @@
-//! Lists of pieces in pinned memory, where kernels read them. There is one for each operation that
-//! a link may have in flight.
+//! Lists of pieces in pinned memory, where kernels read them, each held by an operation until it is
+//! over.
 
-use super::WINDOW_LOTS;
 use crate::device::{Device, HostMemory};
 use crate::driver::{CudaError, abi::Address};
 use crate::kernels::Piece;
@@ -25,9 +24,8 @@ pub struct Table {
 }
 
 impl Tables {
-    /// A list for each lot that may be in flight.
-    pub fn new(device: &Arc<Device>) -> Result<Arc<Tables>, CudaError> {
-        let lists = WINDOW_LOTS as usize;
+    /// So many lists.
+    pub fn new(device: &Arc<Device>, lists: usize) -> Result<Arc<Tables>, CudaError> {
         let memory = HostMemory::new(device, lists * PIECES_MAX * size_of::<Piece>())?;
         Ok(Arc::new(Tables { memory, free: Mutex::new((0..lists).collect()) }))
     }

@@ -14,9 +14,14 @@ use std::sync::mpsc;
 use testkit::eventually;
 
 const MIB: u64 = 1 << 20;
+/// By what a GPU copies blocks of some bytes: what the driver is called for, and what executes it.
+const MEANS: [(u64, &str, &str); 2] =
+    [(1 << 14, "cuLaunchKernel", "compute.0"), (MIB, "cuMemcpyBatchAsync", "p2p.0")];
+/// Blocks that the copy engine moves.
+const LARGE: (u64, &str) = (MEANS[1].0, MEANS[1].2);
 
 fn copies(fake: &Fake) -> u64 {
-    fake.stat("cuMemcpyBatchAsync") + fake.stat("cuMemcpyAsync")
+    MEANS.iter().map(|(_, symbol, _)| fake.stat(symbol)).sum::<u64>() + fake.stat("cuMemcpyAsync")
 }
 
 fn went_by_ipc(side: &Side) {
@@ -154,20 +159,19 @@ fn a_copy_that_fails_is_made_over_tcp() {
     alone("ipc::a_copy_that_fails_is_made_over_tcp", &TWO, |fake| {
         let (one, two) = (Side::by_ipc(fake, "one", 0, BYTES), Side::by_ipc(fake, "two", 1, BYTES));
         one.knows(&two);
-        let block = 1 << 14;
-        let count = BYTES as u64 / block;
         // What is opened is tried first, which goes well.
         assert!(matches!(run(&one.request(Op::Read, &two, 64, 1)), End::Done { .. }));
         went_by_ipc(&one);
-        for op in [Op::Read, Op::Write] {
+        for (op, (block, symbol, _)) in [Op::Read, Op::Write].into_iter().zip(MEANS) {
+            let count = BYTES as u64 / block;
             let sent = if op == Op::Read { two.fill(4) } else { one.fill(5) };
             let failed = one.agent().stats()[0].counts.faults.get("ipc_not_used").copied();
-            fake.control("fail cuMemcpyBatchAsync 1 1");
+            fake.control(&format!("fail {symbol} 1 1"));
             assert_eq!(run(&one.request(op, &two, block, count)), End::Done { bytes: BYTES as u64 });
             let there = if op == Op::Read { one.bytes() } else { two.bytes() };
-            assert!(there == backwards(&sent, block as usize, count as usize), "{op:?}");
+            assert!(there == backwards(&sent, block as usize, count as usize), "{symbol}");
             let faults = &one.agent().stats()[0].counts.faults;
-            assert_eq!(faults["ipc_not_used"], failed.unwrap_or(0) + 1, "{op:?}");
+            assert_eq!(faults["ipc_not_used"], failed.unwrap_or(0) + 1, "{symbol}");
         }
         assert!(one.moved(TCP) >= 2 * BYTES as u64);
         // The owner was told that nothing is under way.
@@ -298,13 +302,19 @@ fn what_a_peer_exports_is_not_believed() {
     });
 }
 
-/// Posts a request whose copies do not end before the engine is released.
-fn post_frozen(fake: &Fake, one: &Side, op: Op, there: (&str, u64)) -> mpsc::Receiver<End> {
+/// Posts a request in blocks whose copies do not end before the engine is released.
+fn post_frozen(
+    fake: &Fake,
+    one: &Side,
+    op: Op,
+    there: (&str, u64),
+    (block, engine): (u64, &str),
+) -> mpsc::Receiver<End> {
     // What is opened first is tried first, which has to come to its end.
     assert!(matches!(run(&one.request_at(op, there, MIB, 1)), End::Done { .. }));
     let begun = copies(fake);
-    fake.control("freeze p2p.0");
-    let ended = post(&one.request_at(op, there, MIB, 8));
+    fake.control(&format!("freeze {engine}"));
+    let ended = post(&one.request_at(op, there, block, BYTES as u64 / block));
     eventually("a copy is under way", || copies(fake) > begun);
     ended
 }
@@ -312,17 +322,18 @@ fn post_frozen(fake: &Fake, one: &Side, op: Op, there: (&str, u64)) -> mpsc::Rec
 #[test]
 fn memory_is_not_released_under_a_copy_of_a_peer() {
     alone("ipc::memory_is_not_released_under_a_copy_of_a_peer", &TWO, |fake| {
-        for op in [Op::Read, Op::Write] {
+        let all = MEANS.iter().flat_map(|means| [(Op::Read, means), (Op::Write, means)]);
+        for (op, (block, _, engine)) in all {
             let (one, two) = (Side::by_ipc(fake, "one", 0, BYTES), Side::by_ipc(fake, "two", 1, BYTES));
             one.knows(&two);
-            let ended = post_frozen(fake, &one, op, ("two", two.registration.base()));
+            let ended = post_frozen(fake, &one, op, ("two", two.registration.base()), (*block, engine));
             std::thread::scope(|scope| {
                 let (sender, released) = mpsc::channel();
                 let two = &two;
                 scope.spawn(move || sender.send(two.agent().deregister(two.registration)).unwrap());
                 let early = released.recv_timeout(WHILE);
-                fake.control("release p2p.0");
-                assert!(early.is_err(), "{op:?}: the memory was given back under a copy");
+                fake.control(&format!("release {engine}"));
+                assert!(early.is_err(), "{op:?} {engine}: the memory was given back under a copy");
                 released.recv_timeout(LONG).unwrap().unwrap();
             });
             let end = ended.recv_timeout(LONG).unwrap();
@@ -432,7 +443,7 @@ fn a_request_ends_when_the_owner_was_killed_under_its_copies() {
         for op in [Op::Read, Op::Write] {
             let (one, two) = (Side::by_ipc(fake, "one", 0, BYTES), Peer::spawn(1, BYTES));
             one.agent().add_peer(&two.metadata).unwrap();
-            let ended = post_frozen(fake, &one, op, two.at());
+            let ended = post_frozen(fake, &one, op, two.at(), LARGE);
             two.signal(Signal::KILL);
             let early = ended.recv_timeout(WHILE);
             fake.control("release p2p.0");
@@ -455,7 +466,7 @@ fn an_owner_that_was_stopped_has_its_memory_back_when_it_goes_on() {
     alone("ipc::an_owner_that_was_stopped_has_its_memory_back_when_it_goes_on", &TWO, |fake| {
         let (one, mut two) = (Side::by_ipc(fake, "one", 0, BYTES), Peer::spawn(1, BYTES));
         one.agent().add_peer(&two.metadata).unwrap();
-        let ended = post_frozen(fake, &one, Op::Write, two.at());
+        let ended = post_frozen(fake, &one, Op::Write, two.at(), LARGE);
         two.signal(Signal::STOP);
         fake.control("release p2p.0");
         // All bytes may be there, but nobody says that they count.
@@ -471,7 +482,7 @@ fn memory_is_not_released_under_a_copy_whose_connection_is_lost() {
     alone("ipc::memory_is_not_released_under_a_copy_whose_connection_is_lost", &TWO, |fake| {
         let (one, mut two) = (Side::by_ipc(fake, "one", 0, BYTES), Peer::spawn(1, BYTES));
         one.agent().add_peer(&two.metadata).unwrap();
-        let ended = post_frozen(fake, &one, Op::Write, two.at());
+        let ended = post_frozen(fake, &one, Op::Write, two.at(), LARGE);
         // Something is due meanwhile, so that the silence is seen.
         two.signal(Signal::STOP);
         one.agent().notify("other", b"there?".to_vec(), |_| {}).unwrap();
@@ -481,7 +492,9 @@ fn memory_is_not_released_under_a_copy_whose_connection_is_lost() {
         fake.control("release p2p.0");
         assert!(refused.contains("Reached"), "{refused}");
         assert!(early.is_err(), "it ended while a copy was under way");
-        assert!(matches!(ended.recv_timeout(LONG).unwrap(), End::Failed { .. }));
+        let end = ended.recv_timeout(LONG).unwrap();
+        // Lots that were granted before may have been all of it.
+        assert!(!matches!(end, End::Cancelled { .. }), "{end:?}");
         eventually("the owner hears that its memory is not used", || two.ask("deregister") == "Ok(())");
     });
 }

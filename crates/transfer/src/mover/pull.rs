@@ -126,7 +126,7 @@ impl Mover {
         let waiting = place_pair.first(class)?;
         let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
         let bytes =
-            lot_bytes(leg.remaining_bytes(), self.share(now_us, path), self.lot_limit_bytes(now_us, state));
+            lot_bytes(leg.remaining_bytes(), self.share(now_us, path), self.lot_limit_bytes(now_us, path));
         let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, path, bytes);
         eligible.then_some(Candidate {
             precedence: fairness.precedence(class),
@@ -139,11 +139,13 @@ impl Mover {
     }
 
     /// Largest lot for a path: one that fits through every staging and every window, and a small
-    /// one while a link has not been measured, since it may turn out to be slow.
-    fn lot_limit_bytes(&self, now_us: u64, path: &PathState) -> u64 {
-        let slots = path.spec.staging.iter().map(|staging| staging.slot_bytes);
-        let links = path.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
-        let windows = links.map(|link| match link.is_measured(now_us) {
+    /// one while a link has not been measured, since it may turn out to be slower than the others.
+    fn lot_limit_bytes(&self, now_us: u64, path: usize) -> u64 {
+        let spec = &self.paths[path].spec;
+        let is_sole = self.others(path).next().is_none();
+        let slots = spec.staging.iter().map(|staging| staging.slot_bytes);
+        let links = spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
+        let windows = links.map(|link| match is_sole || link.is_measured(now_us) {
             true => link.spec.window_bytes.min(link.spec.lot_bytes_max),
             false => link.spec.window_bytes.min(MIN_LOT_BYTES),
         });

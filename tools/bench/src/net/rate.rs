@@ -29,7 +29,7 @@ const CIPHER_BYTES: usize = 512 << 20;
 struct Figures {
     gbps: Vec<f64>,
     /// By each of the means that are a ceiling; the best one counts.
-    raw_gbps: Vec<Vec<f64>>,
+    raw_gbps: Vec<(&'static str, Vec<f64>)>,
     /// Between GPUs: all bytes in one piece.
     contiguous_gbps: Vec<f64>,
     cpu_s_per_gb: f64,
@@ -37,7 +37,7 @@ struct Figures {
 
 impl Figures {
     fn ceiling(&self) -> f64 {
-        self.raw_gbps.iter().map(|gbps| median(gbps)).fold(0.0, f64::max)
+        self.raw_gbps.iter().map(|(_, gbps)| median(gbps)).fold(0.0, f64::max)
     }
 }
 
@@ -61,16 +61,18 @@ impl Ceiling {
 
     fn run(&mut self, op: Op, gb: f64, figures: &mut Figures) -> Result<(), Error> {
         let means = match self {
-            Ceiling::Sockets(raw) => vec![raw.run(op == Op::Write)?],
+            Ceiling::Sockets(raw) => vec![("sockets", raw.run(op == Op::Write)?)],
             Ceiling::Gpus(raw) => {
                 let times = raw.run(op)?;
                 figures.contiguous_gbps.push(gb / times.contiguous.as_secs_f64());
-                vec![times.batch, times.kernel]
+                vec![("batch", times.batch), ("kernel", times.kernel)]
             }
         };
-        figures.raw_gbps.resize(means.len(), Vec::new());
+        if figures.raw_gbps.is_empty() {
+            figures.raw_gbps = means.iter().map(|(by, _)| (*by, Vec::new())).collect();
+        }
         let all = figures.raw_gbps.iter_mut().zip(means);
-        all.for_each(|(gbps, took)| gbps.push(gb / took.as_secs_f64()));
+        all.for_each(|((_, gbps), (_, took))| gbps.push(gb / took.as_secs_f64()));
         Ok(())
     }
 }
@@ -144,8 +146,10 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
     }
     rows.insert(0, row);
     if !figures.contiguous_gbps.is_empty() {
-        let name = name.replace(".ipc", ".contiguous");
-        rows.push(Row::of_runs(&name, "GB/s", &figures.contiguous_gbps));
+        let all = figures.raw_gbps.into_iter().chain([("contiguous", figures.contiguous_gbps)]);
+        rows.extend(
+            all.map(|(by, gbps)| Row::of_runs(&name.replace(".ipc", &format!(".{by}")), "GB/s", &gbps)),
+        );
     }
     Ok(rows)
 }
