@@ -1,15 +1,15 @@
 //! Pages in memory of a GPU: this side exports its allocations, and its kernels read those of a peer
-//! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, and not
-//! for long after the last: what is mapped stays allocated when the peer is gone.
+//! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, since
+//! mapping takes longer than many reads, until the peer is gone: what is mapped stays allocated then.
 
 use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, Memory};
-use super::plan::{Move, part_of_page};
+use super::plan::{self, Move, part_of_page};
 use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::gpu::Gpu;
 use crate::page_tables::PageTables;
-use forebay_cuda::checksum::{Range, SumList, Width};
+use forebay_cuda::checksum::{self, SumList, Width};
 use forebay_cuda::device::{Event, ForeignMemory, Stream};
 use forebay_cuda::driver::CudaError;
 use forebay_cuda::driver::abi::IpcHandle;
@@ -19,12 +19,16 @@ use forebay_cuda::kernels::Piece;
 use forebay_net::LeasedSpan;
 use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Allocations of peers that stay mapped, at most. Those of peers that were read longest ago go.
+/// Allocations of peers that stay mapped, at most. When there are more, those go that are not read.
 const MAPPED_MAX: usize = 4096;
-/// A request waits for these sums, so they may have most of the GPU for a moment: 4 GiB take 4 ms.
+/// A request waits for these sums, so they may have most of the GPU for a moment: 4 GiB take 2 ms.
 const SUMS_WIDTH: Width = Width { blocks: 512, threads: 256 };
+/// What is copied before its sums begin: those of the last stage are all that a read waits for after
+/// its copy.
+const STAGE_BYTES: u64 = 512 << 20;
 
 #[derive(Debug)]
 pub struct GpuMemory {
@@ -32,9 +36,17 @@ pub struct GpuMemory {
     memory: Memory,
     ends: EventWaiter,
     copies: Arc<PeerCopies>,
-    /// Where pages are summed up, not behind copies.
+    /// Where pages that others read are summed up, and those that were read.
     sums: Stream,
-    mapped: Mutex<HashMap<[u8; 64], Arc<ForeignMemory>>>,
+    sums_of_reads: Stream,
+    mapped: Mutex<HashMap<[u8; 64], Mapped>>,
+}
+
+/// A peer's allocation, and which peer that is.
+#[derive(Debug)]
+struct Mapped {
+    memory: Arc<ForeignMemory>,
+    peer: String,
 }
 
 /// Pages that are being summed up.
@@ -68,33 +80,56 @@ impl GpuMemory {
         memory.allocations = exported.iter().map(allocation).collect();
         let ends = EventWaiter::spawn(device.driver(), "forebay-reads").map_err(failed)?;
         let copies = Arc::new(PeerCopies::new(device).map_err(failed)?);
-        let sums = Stream::urgent(device).map_err(failed)?;
-        Ok(GpuMemory { gpu: Arc::clone(gpu), memory, ends, copies, sums, mapped: Mutex::default() })
+        let (sums, sums_of_reads) =
+            (Stream::urgent(device).map_err(failed)?, Stream::urgent(device).map_err(failed)?);
+        let (gpu, mapped) = (Arc::clone(gpu), Mutex::default());
+        Ok(GpuMemory { gpu, memory, ends, copies, sums, sums_of_reads, mapped })
     }
 
-    /// Queues the kernel that sums up these pages in a stream.
-    fn queue_sums(&self, pages: &[Vec<u64>], heads: Heads, stream: &Stream) -> Result<Summing, NotCopied> {
+    /// Lists these pages, each layer as one extent.
+    fn list(&self, pages: &[Vec<u64>], heads: Heads) -> Result<SumList, NotCopied> {
         let cache = self.gpu.cache();
         let extent = |layer: &Layer| {
             let part = part_of_page(layer.page_bytes, cache.group_of(layer).heads, heads);
             let (begin, bytes) = part.ok_or_else(|| failed("a page has not these heads"))?;
             let at = |page: &u64| layer.address + page * layer.stride_bytes + begin;
-            Ok(pages[layer.group].iter().map(|page| Range { at: at(page), bytes }).collect())
+            Ok(pages[layer.group].iter().map(|page| checksum::Range { at: at(page), bytes }).collect())
         };
-        let extents = cache.layers().iter().map(extent).collect::<Result<Vec<Vec<Range>>, NotCopied>>()?;
+        let extents =
+            cache.layers().iter().map(extent).collect::<Result<Vec<Vec<checksum::Range>>, NotCopied>>()?;
         let _current = self.gpu.device().enter().map_err(failed)?;
-        let list = self.gpu.checksums().list(&extents).map_err(failed)?;
-        let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
-        // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`, and whoever asks knows
-        // that nobody writes them but what is in the stream. The list lives until the event has
-        // passed.
-        let queued = unsafe { list.queue(stream, SUMS_WIDTH) }.and_then(|()| done.record(stream));
-        if let Err(error) = queued {
+        self.gpu.checksums().list(&extents).map_err(failed)
+    }
+
+    /// Has a stream sum up layers of a list in stages, each behind an event. After an error nothing of it is
+    /// under way.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes the listed pages from those events on until the sums are there.
+    unsafe fn queue_sums(
+        &self,
+        list: &SumList,
+        stages: impl Iterator<Item = (Range<usize>, Option<Event>)>,
+        stream: &Stream,
+    ) -> Result<Arc<Event>, CudaError> {
+        let _current = self.gpu.device().enter()?;
+        let done = Arc::new(Event::to_sleep_for(self.gpu.device())?);
+        let queue = || {
+            for (layers, copied) in stages {
+                copied.map_or(Ok(()), |copied| stream.wait_for(&copied))?;
+                // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`; the rest is this
+                // function's contract. The list lives until the event has passed.
+                unsafe { list.queue_part(layers, stream, SUMS_WIDTH)? };
+            }
+            done.record(stream)
+        };
+        if let Err(error) = queue() {
             // Where it cannot be waited for, the context is lost, and all that was in it.
             let _ = stream.synchronize();
-            return Err(failed(error));
+            return Err(error);
         }
-        Ok(Summing { done, list, read: Vec::new() })
+        Ok(done)
     }
 
     /// Tells the sums when they are there, and lets go of what was read.
@@ -114,7 +149,8 @@ impl GpuMemory {
         moves: &[Move],
     ) -> Result<(Vec<Piece>, Vec<Arc<ForeignMemory>>), NotCopied> {
         let allocations = &offered.opened.memory.allocations;
-        let theirs = allocations.iter().map(|one| self.map(one)).collect::<Result<Vec<_>, _>>()?;
+        let theirs =
+            allocations.iter().map(|one| self.map(&offered.peer, one)).collect::<Result<Vec<_>, _>>()?;
         let layers = self.gpu.cache().layers();
         let piece = |each: &Move| Piece {
             from: theirs[each.allocation as usize].address() + each.from,
@@ -124,7 +160,8 @@ impl GpuMemory {
         Ok((moves.iter().map(piece).collect(), theirs))
     }
 
-    /// Queues a read, and the sums behind it. After an error nothing of it is under way.
+    /// Queues a read, and sums of what has come while the rest does. After an error nothing of it is
+    /// under way.
     fn queue(
         &self,
         offered: &Offered,
@@ -133,13 +170,23 @@ impl GpuMemory {
         arriving: &Arriving,
     ) -> Result<Summing, NotCopied> {
         let begun = begun.ok_or_else(|| failed("nobody says where it begins"))?;
-        let (pieces, theirs) = self.pieces(offered, moves)?;
-        // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those of the
-        // peer are mapped until `theirs` is dropped.
-        unsafe { self.copies.copy(&pieces, &begun) }.map_err(failed)?;
-        // A list of 4 GiB takes a millisecond, during which the copy goes on.
-        match self.queue_sums(&arriving.pages, arriving.heads, self.copies.stream()) {
-            Ok(summing) => Ok(Summing { read: theirs, ..summing }),
+        let (pieces, read) = self.pieces(offered, moves)?;
+        let queue = || {
+            let mut stages = Vec::new();
+            for stage in plan::stages(moves, self.gpu.cache().layers().len(), STAGE_BYTES) {
+                // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those
+                // of the peer are mapped until `read` is dropped.
+                unsafe { self.copies.copy(&pieces[stage.moves], &begun) }.map_err(failed)?;
+                stages.push((stage.layers, Some(self.copies.mark().map_err(failed)?)));
+            }
+            // A list of 4 GiB takes a millisecond, during which the copy goes on.
+            let list = self.list(&arriving.pages, arriving.heads)?;
+            // SAFETY: the pages are this read's until it has ended, and each stage is behind its copy.
+            let done = unsafe { self.queue_sums(&list, stages.into_iter(), &self.sums_of_reads) };
+            Ok((list, done.map_err(failed)?))
+        };
+        match queue() {
+            Ok((list, done)) => Ok(Summing { done, list, read }),
             Err(why) => {
                 let _ = self.copies.stream().synchronize();
                 Err(why)
@@ -148,7 +195,7 @@ impl GpuMemory {
     }
 
     /// A peer's allocation, mapped here.
-    fn map(&self, allocation: &Allocation) -> Result<Arc<ForeignMemory>, NotCopied> {
+    fn map(&self, peer: &str, allocation: &Allocation) -> Result<Arc<ForeignMemory>, NotCopied> {
         let Allocation::Gpu { handle, bytes } = allocation else {
             return Err(failed("the peer's pages are in host memory"));
         };
@@ -156,7 +203,7 @@ impl GpuMemory {
         name.as_chunks_mut::<32>().0.copy_from_slice(handle);
         let mut mapped = self.mapped.lock();
         if let Some(there) = mapped.get(&name) {
-            return Ok(Arc::clone(there));
+            return Ok(Arc::clone(&there.memory));
         }
         let device = self.gpu.device();
         let there = ForeignMemory::open(device, IpcHandle(name)).map_err(failed)?;
@@ -166,11 +213,11 @@ impl GpuMemory {
             return Err(failed(format!("the peer says {bytes} bytes of an allocation of {has}")));
         }
         if mapped.len() >= MAPPED_MAX {
-            mapped.retain(|_, there| Arc::strong_count(there) > 1);
+            mapped.retain(|_, there| Arc::strong_count(&there.memory) > 1);
         }
-        let there = Arc::new(there);
-        mapped.insert(name, Arc::clone(&there));
-        Ok(there)
+        let memory = Arc::new(there);
+        mapped.insert(name, Mapped { memory: Arc::clone(&memory), peer: peer.to_owned() });
+        Ok(memory)
     }
 }
 
@@ -187,7 +234,13 @@ impl DirectMemory for GpuMemory {
 
     fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed) {
         let _relaxed = self.gpu.relaxed();
-        match self.queue_sums(pages, heads, &self.sums) {
+        let queued = self.list(pages, heads).and_then(|list| {
+            let all = std::iter::once((0..self.gpu.cache().layers().len(), None));
+            // SAFETY: whoever asks knows that nobody writes them.
+            let done = unsafe { self.queue_sums(&list, all, &self.sums) }.map_err(failed)?;
+            Ok(Summing { done, list, read: Vec::new() })
+        });
+        match queued {
             Err(error) => on_summed(Err(error)),
             Ok(summing) => self.tell(summing, on_summed),
         }
@@ -216,12 +269,14 @@ impl DirectMemory for GpuMemory {
         }
     }
 
-    fn rest(&self) {
+    fn forget_peers(&self, is_gone: &dyn Fn(&str) -> bool) -> bool {
         let _relaxed = self.gpu.relaxed();
-        self.mapped.lock().clear();
+        let mut mapped = self.mapped.lock();
+        mapped.retain(|_, there| !is_gone(&there.peer));
+        !mapped.is_empty()
     }
 
     fn close(&self) {
-        self.rest();
+        self.forget_peers(&|_| true);
     }
 }

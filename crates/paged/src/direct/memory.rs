@@ -58,8 +58,10 @@ pub trait DirectMemory: Send + Sync + Debug {
     /// sums. May take a while, not on a thread of the network.
     fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed);
 
-    /// Nothing was read for a while: lets go of what peers have.
-    fn rest(&self) {}
+    /// Lets go of what peers have that are gone, and says whether anything is left of others.
+    fn forget_peers(&self, _is_gone: &dyn Fn(&str) -> bool) -> bool {
+        false
+    }
 
     /// Nothing is read any more and nobody reads.
     fn close(&self) {}

@@ -33,8 +33,12 @@ use forebay_transfer::Place;
 use forebay_transfer::lock::Mutex;
 use offers::Offers;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use thiserror::Error;
+
+/// How often it is looked whether peers are still there whose memory is mapped.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How an engine hands over directly.
 #[derive(Debug, Clone)]
@@ -60,6 +64,7 @@ pub struct Direct {
     agent: Mutex<Option<Arc<Agent>>>,
     offers: Arc<Offers>,
     memory: Arc<dyn DirectMemory>,
+    watches_peers: AtomicBool,
 }
 
 impl Direct {
@@ -81,7 +86,8 @@ impl Direct {
         let memory = memory(shared, &agent)?;
         offers.open(agent.leases().clone(), Arc::clone(&memory));
         let agent = Mutex::new(Some(agent));
-        Ok(Arc::new(Direct { shared: Arc::clone(shared), agent, offers, memory }))
+        let (shared, watches_peers) = (Arc::clone(shared), AtomicBool::new(false));
+        Ok(Arc::new(Direct { shared, agent, offers, memory, watches_peers }))
     }
 
     /// What other engines need to find this one.
@@ -123,6 +129,23 @@ impl Direct {
     /// Copies offered pages into pages here, behind what is in the engine's `stream` now.
     pub fn read(self: &Arc<Self>, request: ReadRequest, stream: u64) -> Result<(), NotBegun> {
         read::begin(self, request, stream)
+    }
+
+    /// Lets go of the memory of peers soon after they are gone, as long as any is mapped.
+    fn watch_peers(self: &Arc<Self>) {
+        if self.watches_peers.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let direct = Arc::downgrade(self);
+        self.shared.tasks.post_at(Instant::now() + LOOK_AGAIN, move || {
+            let Some(direct) = direct.upgrade() else { return };
+            direct.watches_peers.store(false, Ordering::Release);
+            let peers = direct.agent().map(|agent| agent.stats()).unwrap_or_default();
+            let is_up = |name: &str| peers.iter().any(|peer| peer.name == name && peer.state == "up");
+            if direct.memory.forget_peers(&|name| !is_up(name)) {
+                direct.watch_peers();
+            }
+        });
     }
 
     /// Ends all offers, and waits until nobody reads pages any more or may do so. Reads of this

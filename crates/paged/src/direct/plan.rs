@@ -5,6 +5,7 @@ use super::message::{Blocks, Heads, LayerAt, Opened};
 use crate::cache::{CacheShape, Layer};
 use crate::page_tables::PageTables;
 use crate::pages::HeadRange;
+use std::ops::Range;
 use thiserror::Error;
 
 /// Adjacent bytes of a layer that are copied.
@@ -127,6 +128,35 @@ pub fn moves(
         }
     }
     Ok(moves)
+}
+
+/// Some of the moves, and the layers that they fill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stage {
+    pub moves: Range<usize>,
+    pub layers: Range<usize>,
+}
+
+/// Moves in the order of layers, in stages of whole layers that have so many bytes or more, but the
+/// last one. Every layer is in one stage, also where nothing fills it.
+pub fn stages(moves: &[Move], layers: usize, stage_bytes: u64) -> Vec<Stage> {
+    let (mut stages, mut stage, mut bytes) = (Vec::new(), Stage { moves: 0..0, layers: 0..0 }, 0);
+    for of_layer in moves.chunk_by(|one, next| one.layer == next.layer) {
+        stage.moves.end += of_layer.len();
+        stage.layers.end = of_layer[0].layer as usize + 1;
+        bytes += of_layer.iter().map(|each| each.bytes).sum::<u64>();
+        if bytes >= stage_bytes {
+            let (moves, layers) = (stage.moves.end, stage.layers.end);
+            let next = Stage { moves: moves..moves, layers: layers..layers };
+            stages.push(std::mem::replace(&mut stage, next));
+            bytes = 0;
+        }
+    }
+    stage.layers.end = layers;
+    if !stage.layers.is_empty() {
+        stages.push(stage);
+    }
+    stages
 }
 
 /// What touches on both sides is copied as one.
@@ -276,6 +306,29 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn every_move_and_every_layer_is_in_one_stage(
+            of_layers in prop::collection::vec((0_usize..4, 1_u64..100), 0..12), stage_bytes in 1_u64..500
+        ) {
+            let a_move = |layer: usize, bytes| Move { layer: layer as u32, allocation: 0, from: 0, to: 0, bytes };
+            let moves: Vec<Move> = of_layers
+                .iter()
+                .enumerate()
+                .flat_map(|(layer, (count, bytes))| vec![a_move(layer, *bytes); *count])
+                .collect();
+            let stages = stages(&moves, of_layers.len(), stage_bytes);
+            let layers: Vec<usize> = stages.iter().flat_map(|stage| stage.layers.clone()).collect();
+            prop_assert_eq!(layers, (0..of_layers.len()).collect::<Vec<_>>());
+            let numbers: Vec<usize> = stages.iter().flat_map(|stage| stage.moves.clone()).collect();
+            prop_assert_eq!(numbers, (0..moves.len()).collect::<Vec<_>>());
+            for (at, stage) in stages.iter().enumerate() {
+                let of_stage = &moves[stage.moves.clone()];
+                prop_assert!(of_stage.iter().all(|each| stage.layers.contains(&(each.layer as usize))));
+                let bytes: u64 = of_stage.iter().map(|each| each.bytes).sum();
+                prop_assert!(bytes >= stage_bytes || at + 1 == stages.len());
+            }
+        }
+
         #[test]
         fn no_byte_outside_is_named_and_every_wanted_page_is_filled(
             mine in prop::collection::vec(-1..50_i64, 4), theirs in prop::collection::vec(-2..60_i64, 0..8)

@@ -22,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// How long the other engine may take for an answer. It moves no byte for that.
 pub const ANSWER_LIMIT_US: u64 = 3_000_000;
-/// How long after the last read the memory of peers is let go of.
-const REST: Duration = Duration::from_secs(3);
 
 /// What is to be read.
 #[derive(Debug)]
@@ -161,14 +159,7 @@ impl Job {
             shared.log.short(self.number, 0, self.tokens, why);
         }
         drop(accessing);
-        let (direct, reads) = (Arc::downgrade(&self.direct), shared.counters.read().reads);
-        shared.tasks.post_at(Instant::now() + REST, move || {
-            if let Some(direct) = direct.upgrade()
-                && direct.shared.counters.read().reads == reads
-            {
-                direct.memory.rest();
-            }
-        });
+        self.direct.watch_peers();
         let tokens = if why.is_none() { self.tokens } else { 0 };
         shared.jobs.end_direct(LoadEnd { job: self.number, tokens, why });
     }

@@ -41,8 +41,12 @@ fn from_words(words: &str) -> Vec<u8> {
 fn offering(site: &Site, fake: &Fake) -> Engine {
     let engine = site.direct(fake, "prefiller");
     (0..LAYERS).for_each(|layer| engine.write(engine.layer(layer), layer, 7));
-    engine.paged.offer(KEY, [5; 32], &engine.tables(&blocks(3)), TOKENS as u64, TTL).unwrap();
+    offer(&engine);
     engine
+}
+
+fn offer(engine: &Engine) {
+    engine.paged.offer(KEY, [5; 32], &engine.tables(&blocks(3)), TOKENS as u64, TTL).unwrap();
 }
 
 /// What the other process does: it offers its pages, and does what it is told until nobody talks to
@@ -54,6 +58,11 @@ fn be_prefiller(fake: &Fake) {
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             "close" => engine.paged.close(),
+            "offer" => {
+                eventually("the offer before has ended", || !engine.paged.take_offers_ended().is_empty());
+                offer(&engine);
+                println!("offered again");
+            }
             commands => fake.control(commands),
         }
     }
@@ -104,10 +113,33 @@ fn a_decoder_reads_another_processs_pages_with_every_byte_right() {
         assert_eq!((end.tokens, end.why), (TOKENS as u64, None));
         assert!(engine.has(&to, &blocks(3), 7, TOKENS));
         assert_eq!(engine.paged.stats().bytes_read, (LAYERS * blocks(3).len() * PAGE_BYTES) as u64);
-        eventually("the prefiller's memory is let go of", || fake.stat("cuIpcCloseMemHandle") > 0);
         let again = read(&engine, &prefiller.metadata, &to);
         assert_eq!(again.tokens, 0, "it was offered once");
         prefiller.process.end();
+    });
+}
+
+#[test]
+fn a_prefillers_memory_stays_mapped_until_it_is_gone() {
+    let test = "direct::a_prefillers_memory_stays_mapped_until_it_is_gone";
+    alone(test, &TWO, |fake| {
+        if Other::is_this() {
+            return be_prefiller(fake);
+        }
+        let site = Site::new();
+        let (mut prefiller, engine) = (Prefiller::start(test), site.direct(fake, "decoder"));
+        let to = blocks(9);
+        assert_eq!(read(&engine, &prefiller.metadata, &to).tokens, TOKENS as u64);
+        let opened = fake.stat("cuIpcOpenMemHandle_v2");
+        // Longer than it takes until it is looked whether the prefiller is there.
+        std::thread::sleep(Duration::from_millis(2_500));
+        assert_eq!(fake.stat("cuIpcCloseMemHandle"), 0);
+        prefiller.process.tell("offer");
+        assert_eq!(prefiller.process.says("offered"), "again");
+        assert_eq!(read(&engine, &prefiller.metadata, &to).tokens, TOKENS as u64);
+        assert_eq!(fake.stat("cuIpcOpenMemHandle_v2"), opened, "it was mapped once");
+        prefiller.process.end();
+        eventually("its memory is let go of", || fake.stat("cuIpcCloseMemHandle") == opened);
     });
 }
 

@@ -146,7 +146,9 @@ class Matcher:
         assert ticket is not None
         prompt = tracked.request.all_token_ids[: tracked.request.num_prompt_tokens]
         most = len(prompt) - self.facts.ends_at_chunks  # the last one needs the state before
-        ids = ChunkIds(ticket.shape, self.namespaces(tracked, ticket.shape), size, tracked.ids.media)
+        ids = tracked.ids
+        if ticket.shape != ids.shape:
+            ids = ChunkIds(ticket.shape, self.namespaces(tracked, ticket.shape), size, ids.media)
         ids.grow(prompt)
         whole = min(ticket.tokens, most) // size
         has_tail = ticket.tokens <= most and not self.facts.has_rings
