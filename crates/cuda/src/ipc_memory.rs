@@ -421,7 +421,7 @@ impl Ipc for IpcMemory {
         let posted = unsafe { one_way.queue(&pieces, op.bytes) };
         let on_passed = Box::new(move |passed: Result<(), CudaError>| {
             drop(mapped);
-            on_copied(posted.and_then(|_list| passed).map_err(text));
+            on_copied(posted.and(passed).map_err(text));
         });
         if let Err((error, on_passed)) = track.when_passed(on_passed) {
             come_to_an_end(track);

@@ -41,8 +41,9 @@ limited = LimitedLog(logger)
 # Address, blocks, bytes from block to block, bytes of a block, group of layers.
 Place: TypeAlias = tuple[int, int, int, int, int]
 
-# An engine that only waits for loads and stores sleeps this long, longer each time.
-IDLE_S = (0.0002, 0.0005, 0.001, 0.002)
+# An engine that only waits for loads and stores sleeps this long, longer each time. A request that
+# comes meanwhile waits for that.
+IDLE_S = (0.0002, 0.0005)
 # After this time a line in the log says that copies still use blocks. The wait goes on.
 DRAIN_WARNING_S = 30.0
 
