@@ -16,7 +16,7 @@ use thiserror::Error;
 /// NVLink: long enough to hide the next one's list.
 const LAUNCH_PIECES: usize = 2048;
 /// Lists that are written while others are read.
-const LISTS: usize = 4;
+const LISTS: usize = 8;
 
 /// An allocation that other processes may open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct PeerCopies {
 #[derive(Debug)]
 struct Lists {
     memory: HostMemory,
-    read: [Event; LISTS],
+    read: Vec<Event>,
     next: usize,
 }
 
@@ -97,7 +97,7 @@ impl PeerCopies {
     pub fn new(device: &Arc<Device>) -> Result<PeerCopies, CudaError> {
         let kernels = Kernels::load(device)?;
         let memory = HostMemory::new(device, LISTS * LAUNCH_PIECES * size_of::<Piece>())?;
-        let read = [Event::new(device)?, Event::new(device)?, Event::new(device)?, Event::new(device)?];
+        let read = (0..LISTS).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
         let lists = Mutex::new(Lists { memory, read, next: 0 });
         // A request waits for them, and few multiprocessors do them.
         Ok(PeerCopies { kernels, stream: Stream::urgent(device)?, lists })

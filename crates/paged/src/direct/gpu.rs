@@ -4,7 +4,7 @@
 
 use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, Memory};
-use super::plan::{self, Move, part_of_page};
+use super::plan::{self, Move, Stage, part_of_page};
 use crate::cache::{CacheShape, Layer};
 use crate::errors::NotCopied;
 use crate::gpu::Gpu;
@@ -101,34 +101,31 @@ impl GpuMemory {
         self.gpu.checksums().list(&extents).map_err(failed)
     }
 
-    /// Has a stream sum up layers of a list in stages, each behind an event. After an error nothing of it is
-    /// under way.
+    /// Has a stream sum up some layers of a list, behind `copied`.
     ///
     /// # Safety
     ///
-    /// Nobody writes the listed pages from those events on until the sums are there.
+    /// Nobody writes the listed pages from there on until the stream has come past their sums, and
+    /// the list lives until then.
     unsafe fn queue_sums(
         &self,
         list: &SumList,
-        stages: impl Iterator<Item = (Range<usize>, Option<Event>)>,
+        layers: Range<usize>,
+        copied: Option<&Event>,
         stream: &Stream,
-    ) -> Result<Arc<Event>, CudaError> {
-        let _current = self.gpu.device().enter()?;
-        let done = Arc::new(Event::to_sleep_for(self.gpu.device())?);
-        let queue = || {
-            for (layers, copied) in stages {
-                copied.map_or(Ok(()), |copied| stream.wait_for(&copied))?;
-                // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`; the rest is this
-                // function's contract. The list lives until the event has passed.
-                unsafe { list.queue_part(layers, stream, SUMS_WIDTH)? };
-            }
-            done.record(stream)
-        };
-        if let Err(error) = queue() {
-            // Where it cannot be waited for, the context is lost, and all that was in it.
-            let _ = stream.synchronize();
-            return Err(error);
-        }
+    ) -> Result<(), NotCopied> {
+        let _current = self.gpu.device().enter().map_err(failed)?;
+        copied.map_or(Ok(()), |copied| stream.wait_for(copied)).map_err(failed)?;
+        // SAFETY: pages are the GPU's by the contract of `CudaCopies::new`; the rest is this
+        // function's contract.
+        unsafe { list.queue_part(layers, stream, SUMS_WIDTH) }.map_err(failed)
+    }
+
+    /// Passed when what a stream has to sum up now is.
+    fn done(&self, stream: &Stream) -> Result<Arc<Event>, NotCopied> {
+        let _current = self.gpu.device().enter().map_err(failed)?;
+        let done = Arc::new(Event::to_sleep_for(self.gpu.device()).map_err(failed)?);
+        done.record(stream).map_err(failed)?;
         Ok(done)
     }
 
@@ -171,25 +168,31 @@ impl GpuMemory {
     ) -> Result<Summing, NotCopied> {
         let begun = begun.ok_or_else(|| failed("nobody says where it begins"))?;
         let (pieces, read) = self.pieces(offered, moves)?;
-        let queue = || {
-            let mut stages = Vec::new();
-            for stage in plan::stages(moves, self.gpu.cache().layers().len(), STAGE_BYTES) {
+        let mut list = None;
+        let mut queue = || {
+            for Stage { moves, layers } in plan::stages(moves, self.gpu.cache().layers().len(), STAGE_BYTES) {
                 // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those
                 // of the peer are mapped until `read` is dropped.
-                unsafe { self.copies.copy(&pieces[stage.moves], &begun) }.map_err(failed)?;
-                stages.push((stage.layers, Some(self.copies.mark().map_err(failed)?)));
+                unsafe { self.copies.copy(&pieces[moves], &begun) }.map_err(failed)?;
+                let copied = self.copies.mark().map_err(failed)?;
+                // That of 4 GiB takes a millisecond, during which the first stage is copied.
+                let list = match &mut list {
+                    Some(list) => list,
+                    none => none.insert(self.list(&arriving.pages, arriving.heads)?),
+                };
+                // SAFETY: the pages are this read's until it has ended. After an error the list
+                // lives until the stream is at rest.
+                unsafe { self.queue_sums(list, layers, Some(&copied), &self.sums_of_reads)? };
             }
-            // A list of 4 GiB takes a millisecond, during which the copy goes on.
-            let list = self.list(&arriving.pages, arriving.heads)?;
-            // SAFETY: the pages are this read's until it has ended, and each stage is behind its copy.
-            let done = unsafe { self.queue_sums(&list, stages.into_iter(), &self.sums_of_reads) };
-            Ok((list, done.map_err(failed)?))
+            self.done(&self.sums_of_reads)
         };
-        match queue() {
-            Ok((list, done)) => Ok(Summing { done, list, read }),
-            Err(why) => {
+        match (queue(), list) {
+            (Ok(done), Some(list)) => Ok(Summing { done, list, read }),
+            (queued, _list) => {
+                // Where they cannot be waited for, the context is lost, and all that was in it.
                 let _ = self.copies.stream().synchronize();
-                Err(why)
+                let _ = self.sums_of_reads.synchronize();
+                Err(queued.err().unwrap_or_else(|| failed("the cache has no layers")))
             }
         }
     }
@@ -235,10 +238,18 @@ impl DirectMemory for GpuMemory {
     fn sum(&self, pages: &[Vec<u64>], heads: Heads, on_summed: OnSummed) {
         let _relaxed = self.gpu.relaxed();
         let queued = self.list(pages, heads).and_then(|list| {
-            let all = std::iter::once((0..self.gpu.cache().layers().len(), None));
-            // SAFETY: whoever asks knows that nobody writes them.
-            let done = unsafe { self.queue_sums(&list, all, &self.sums) }.map_err(failed)?;
-            Ok(Summing { done, list, read: Vec::new() })
+            let all = 0..self.gpu.cache().layers().len();
+            // SAFETY: whoever asks knows that nobody writes them. After an error the list lives until
+            // the stream is at rest.
+            let queued = unsafe { self.queue_sums(&list, all, None, &self.sums) };
+            match queued.and_then(|()| self.done(&self.sums)) {
+                Ok(done) => Ok(Summing { done, list, read: Vec::new() }),
+                Err(why) => {
+                    // As in `queue`.
+                    let _ = self.sums.synchronize();
+                    Err(why)
+                }
+            }
         });
         match queued {
             Err(error) => on_summed(Err(error)),
