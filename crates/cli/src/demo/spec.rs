@@ -5,6 +5,7 @@ use super::vllm::Vllm;
 use forebay_emulator::truth::Oracle;
 use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::Error;
+use forebay_router::EngineModel;
 use forebay_steps::Profile;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -126,6 +127,12 @@ impl HostSpec {
             stream_interval: STREAM_INTERVAL,
             ..EngineConfig::new(profile, namespace.key())
         }
+    }
+
+    /// What the router takes an engine for.
+    pub fn engine_model(&self) -> EngineModel {
+        let engine = self.engine_config();
+        EngineModel::new(&engine.profile, engine.launch)
     }
 
     /// KV bytes that are really kept for a token.
