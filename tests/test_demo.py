@@ -12,6 +12,7 @@ from processes import binary, until
 ROW_FIGURES = {
     "ttft_p50_s",
     "ttft_p90_s",
+    "ttft_p99_s",
     "tpot_p90_s",
     "e2e_p50_s",
     "hit_rate",

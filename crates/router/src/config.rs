@@ -1,6 +1,7 @@
 //! What a router is told at its start, and the limits it keeps to.
 
 use crate::dispatcher::MAX_BACKENDS;
+use crate::engine_model::EngineModel;
 use crate::policy::Policy;
 use crate::request_log::RequestLogPlace;
 use http::HeaderValue;
@@ -27,6 +28,8 @@ pub struct RouterConfig {
     pub backends: Vec<Backend>,
     /// How to choose among them.
     pub policy: Policy,
+    /// What the engines are taken for, all alike.
+    pub engine_model: EngineModel,
     /// Threads that serve connections, at least 1.
     pub threads: usize,
     /// Send requests for models that no engine lists to any engine, instead of refusing them.
@@ -146,12 +149,18 @@ pub(crate) struct Target {
 impl RouterConfig {
     /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need
     /// the others.
-    pub fn new(listen: SocketAddr, backends: Vec<Backend>, policy: Policy) -> RouterConfig {
+    pub fn new(
+        listen: SocketAddr,
+        backends: Vec<Backend>,
+        policy: Policy,
+        engine_model: EngineModel,
+    ) -> RouterConfig {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         RouterConfig {
             listen,
             backends,
             policy,
+            engine_model,
             threads: (cpus / 2).clamp(1, 8),
             any_model: false,
             request_log: None,
@@ -170,6 +179,12 @@ impl RouterConfig {
         }
         if self.threads == 0 {
             return Err(ConfigError::Zero("threads"));
+        }
+        if self.engine_model.pool_tokens == 0 {
+            return Err(ConfigError::Zero("pool tokens"));
+        }
+        if self.engine_model.max_seqs == 0 {
+            return Err(ConfigError::Zero("max num seqs"));
         }
         self.limits.check()?;
         self.backends.iter().map(Backend::check).collect()
@@ -232,10 +247,13 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_steps::{Launch, Profile};
 
     fn config(backends: &[(&str, &str)]) -> RouterConfig {
         let backends = backends.iter().map(|&(name, url)| Backend { name: name.into(), url: url.into() });
-        RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), Policy::Lpwl)
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let engine_model = EngineModel::new(&profile, Launch::Graph);
+        RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), Policy::Lpwl, engine_model)
     }
 
     #[test]
@@ -271,6 +289,13 @@ mod tests {
         zero = config(&[("a", "http://h:1")]);
         zero.limits.max_body_bytes = 0;
         assert_eq!(zero.check().unwrap_err().to_string(), "maximum body: must be above 0");
+        for (tokens, seqs, message) in
+            [(0, 1, "pool tokens: must be above 0"), (1, 0, "max num seqs: must be above 0")]
+        {
+            let mut bad = config(&[("a", "http://h:1")]);
+            (bad.engine_model.pool_tokens, bad.engine_model.max_seqs) = (tokens, seqs);
+            assert_eq!(bad.check().unwrap_err().to_string(), message);
+        }
         for path in ["", "health", "http://h/health", "/a b"] {
             let mut bad = config(&[("a", "http://h:1")]);
             bad.limits.probe_path = path.into();

@@ -140,6 +140,7 @@ mod tests {
             eligible: true,
             in_flight: 1,
             pending_prefill_tokens: 2,
+            pending_prefill_us: 7,
             context_tokens: 3,
             hit_tokens: 4,
         }];

@@ -4,13 +4,14 @@
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
 use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
+use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Health, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
 use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
 use crate::request::Endpoint;
 use crate::stats::{BackendStats, RouterStats};
-use crate::tokens::{BytesPerToken, Length};
+use crate::tokens::{AnswerTokens, BytesPerToken, Length};
 use crate::usage::Usage;
 
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
@@ -58,6 +59,7 @@ pub struct Assignment {
     first_byte_us: Option<u64>,
     input_tokens: u64,
     new_tokens: u64,
+    prefill_us: u64,
     visit: Visit,
     /// The engine that the session had before.
     former_home: Option<usize>,
@@ -83,10 +85,12 @@ pub enum End {
 #[derive(Debug)]
 pub struct Dispatcher {
     policy: Policy,
+    engine_model: EngineModel,
     names: Vec<String>,
     backends: Vec<Backend>,
     index: PrefixIndex,
     bytes_per_token: BytesPerToken,
+    answer_tokens: AnswerTokens,
     homes: Generations<usize>,
     decisions: Decisions,
     turn: u64,
@@ -97,6 +101,7 @@ struct Backend {
     health: Health,
     in_flight: u32,
     pending_prefill_tokens: u64,
+    pending_prefill_us: u64,
     context_tokens: u64,
     /// Calls whose answers have reported what was cached, one bit each.
     reports_cached: u8,
@@ -107,11 +112,17 @@ struct Backend {
 
 impl Dispatcher {
     /// Backends with the given names, all up and idle. At most [`MAX_BACKENDS`] are used.
-    pub fn new(policy: Policy, names: Vec<String>, thresholds: Thresholds) -> Dispatcher {
+    pub fn new(
+        policy: Policy,
+        engine_model: EngineModel,
+        names: Vec<String>,
+        thresholds: Thresholds,
+    ) -> Dispatcher {
         let backends = names.iter().take(MAX_BACKENDS).map(|name| Backend {
             health: Health::new(thresholds),
             in_flight: 0,
             pending_prefill_tokens: 0,
+            pending_prefill_us: 0,
             context_tokens: 0,
             reports_cached: 0,
             silent_hits: 0,
@@ -120,10 +131,12 @@ impl Dispatcher {
         let backends: Vec<Backend> = backends.collect();
         Dispatcher {
             policy,
+            engine_model,
             index: PrefixIndex::new(backends.len(), CHUNKS_PER_BACKEND),
             names,
             backends,
             bytes_per_token: BytesPerToken::default(),
+            answer_tokens: AnswerTokens::default(),
             homes: Generations::new(SESSIONS),
             decisions: Decisions::default(),
             turn: 0,
@@ -135,13 +148,15 @@ impl Dispatcher {
     pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: BackendSet) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(routing, input_tokens, tried);
-        let view = View { candidates: &candidates, turn: self.turn };
+        let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
         let home = self.homes.get(routing.session);
-        let request = Request { input_tokens, home };
+        let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
-        let new_tokens = input_tokens.saturating_sub(candidates[chosen].hit_tokens).max(1);
+        let hit_tokens = candidates[chosen].hit_tokens;
+        let new_tokens = input_tokens.saturating_sub(hit_tokens).max(1);
+        let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round() as u64;
         self.turn += 1;
         if routing.endpoint.is_some() {
             self.homes.insert(routing.session, chosen);
@@ -149,6 +164,7 @@ impl Dispatcher {
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
         backend.pending_prefill_tokens += new_tokens;
+        backend.pending_prefill_us += prefill_us;
         backend.context_tokens += input_tokens;
         let attempt = tried.count_ones() + 1;
         let session = routing.session;
@@ -161,6 +177,7 @@ impl Dispatcher {
             first_byte_us: None,
             input_tokens,
             new_tokens,
+            prefill_us,
             visit: self.index.visit(chosen, &routing.chain),
             former_home: home,
             computed: false,
@@ -179,6 +196,7 @@ impl Dispatcher {
                 eligible: usable && may_have(index),
                 in_flight: backend.in_flight,
                 pending_prefill_tokens: backend.pending_prefill_tokens,
+                pending_prefill_us: backend.pending_prefill_us,
                 context_tokens: backend.context_tokens,
                 hit_tokens: ((hit_bytes as f64 / bytes_per_token) as u64).min(input_tokens),
             }
@@ -196,7 +214,7 @@ impl Dispatcher {
         assignment.first_byte_us = Some(waited_us);
         assignment.computed = status < 400;
         let backend = &mut self.backends[assignment.backend];
-        backend.pending_prefill_tokens -= assignment.new_tokens;
+        backend.release_prefill(assignment);
         if assignment.computed {
             backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
         }
@@ -209,7 +227,7 @@ impl Dispatcher {
         backend.in_flight -= 1;
         backend.context_tokens -= assignment.input_tokens;
         if assignment.first_byte_us.is_none() {
-            backend.pending_prefill_tokens -= assignment.new_tokens;
+            backend.release_prefill(&assignment);
         }
         let mut outcome = Outcome { first_byte_us: assignment.first_byte_us, ..Outcome::default() };
         let mut change = None;
@@ -228,6 +246,7 @@ impl Dispatcher {
                     }
                 };
                 if let Some(usage) = usage.filter(|_| assignment.computed) {
+                    self.answer_tokens.learn(usage.completion_tokens);
                     cached_bytes =
                         learn(&mut self.bytes_per_token, backend, routing, &assignment, usage, &mut outcome);
                 }
@@ -317,6 +336,12 @@ impl Dispatcher {
 }
 
 impl Backend {
+    /// Its prompt is computed, or never will be.
+    fn release_prefill(&mut self, assignment: &Assignment) {
+        self.pending_prefill_tokens -= assignment.new_tokens;
+        self.pending_prefill_us -= assignment.prefill_us;
+    }
+
     /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere
     /// unless it is asked to report it: what is left out means zero only where other answers to the
     /// same call have it.

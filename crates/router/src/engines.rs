@@ -157,15 +157,19 @@ impl Drop for Attempt {
 mod tests {
     use super::*;
     use crate::config::{Backend, RouterConfig};
+    use crate::engine_model::EngineModel;
     use crate::health::{Cause, Thresholds};
     use crate::policy::Policy;
+    use forebay_steps::{Launch, Profile};
 
     #[test]
     fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
         let engine = Backend { name: "a".into(), url: "http://127.0.0.1:1".into() };
-        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl);
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let model = EngineModel::new(&profile, Launch::Graph);
+        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl, model);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
-        let dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], thresholds);
+        let dispatcher = Dispatcher::new(Policy::Lpwl, model, vec!["a".into()], thresholds);
         let engines = Engines::new(config.check().unwrap(), dispatcher);
         let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
         let lines = testkit::logged(|| {

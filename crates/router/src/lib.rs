@@ -5,7 +5,7 @@
 //! answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request), `prefix` (who is believed to hold what), `tokens`,
+//! * Pure: `policy` (who gets a request; of a `view`, by `added_latency` and an `engine_model`), `prefix` (who is believed to hold what), `tokens`,
 //!   `health`,
 //!   `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
 //!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
@@ -18,11 +18,13 @@
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
+mod added_latency;
 mod attempts;
 mod config;
 mod decisions;
 mod dispatcher;
 mod encoding;
+mod engine_model;
 mod engines;
 mod generations;
 mod health;
@@ -51,9 +53,11 @@ mod stats;
 mod tokens;
 mod upstream;
 mod usage;
+mod view;
 
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
+pub use engine_model::EngineModel;
 pub use health::Failure;
 pub use policy::Policy;
 pub use request_log::RequestLogPlace;

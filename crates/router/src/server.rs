@@ -77,12 +77,15 @@ impl Router {
     /// Starts a router on threads of its own. Needs no runtime.
     ///
     /// ```
-    /// use forebay_router::{Backend, Policy, Router, RouterConfig};
+    /// use forebay_router::{Backend, EngineModel, Policy, Router, RouterConfig};
+    /// use forebay_steps::{Launch, Profile};
     ///
+    /// let engine_model = EngineModel::new(&Profile::shipped(Profile::DEFAULT)?, Launch::Graph);
     /// let engine = Backend { name: "engine-0".into(), url: "http://127.0.0.1:8000".into() };
-    /// let router = Router::spawn(RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl))?;
+    /// let listen = ([127, 0, 0, 1], 0).into();
+    /// let router = Router::spawn(RouterConfig::new(listen, vec![engine], Policy::Lpwl, engine_model))?;
     /// assert_ne!(router.addr().port(), 0);
-    /// # Ok::<(), forebay_router::StartError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn spawn(config: RouterConfig) -> Result<RouterHandle, StartError> {
         let targets = config.check()?;

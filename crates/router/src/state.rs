@@ -35,15 +35,16 @@ pub struct RouterState {
 impl RouterState {
     /// The state of a router that has just started.
     pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<RouterState> {
-        let RouterConfig { policy, limits, any_model, .. } = config;
+        let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let names = targets.iter().map(|target| target.name.clone()).collect();
+        let dispatcher = Dispatcher::new(policy, engine_model, names, thresholds);
         Arc::new(RouterState {
             models: Models::new(targets.len()),
             any_model,
             log: log.map(Arc::new),
             counters: Counters::new(targets.len()),
-            engines: Arc::new(Engines::new(targets, Dispatcher::new(policy, names, thresholds))),
+            engines: Arc::new(Engines::new(targets, dispatcher)),
             limits,
             hash_seed: RandomState::new().hash_one(0),
             in_flight: AtomicUsize::new(0),

@@ -1,5 +1,5 @@
-//! How many tokens a prompt has, guessed from its bytes and from the totals of bytes and tokens of
-//! answered requests. A tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
+//! How many tokens a prompt has, and how many its answer will have. Prompts are guessed from its bytes and from the totals of bytes and tokens of
+//! answered requests: a tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
 
 use crate::request::PromptKind;
 
@@ -16,6 +16,9 @@ const MEDIA_TOKENS: f64 = 1_000.0;
 /// The weight of that guess, and the most that is remembered, in images.
 const PRIOR_MEDIA: f64 = 2.0;
 const WINDOW_MEDIA: f64 = 10_000.0;
+
+/// So many answers the average is made of.
+const ANSWERS: f64 = 64.0;
 
 /// Bytes that stand for an image, a sound or a film in the length of a prompt and in its chunks,
 /// whatever it is sent as: about [`MEDIA_TOKENS`] tokens of text.
@@ -111,6 +114,30 @@ impl Totals {
     }
 }
 
+/// How long answers are, in tokens: an average that follows the traffic.
+#[derive(Debug)]
+pub struct AnswerTokens(f64);
+
+impl Default for AnswerTokens {
+    /// Starts where the answers of coding agents are.
+    fn default() -> AnswerTokens {
+        AnswerTokens(150.0)
+    }
+}
+
+impl AnswerTokens {
+    pub fn estimate(&self) -> u64 {
+        self.0.round() as u64
+    }
+
+    /// Learns from an answer. One without tokens teaches nothing.
+    pub fn learn(&mut self, tokens: u64) {
+        if tokens > 0 {
+            self.0 += (tokens as f64 - self.0) / ANSWERS;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +197,14 @@ mod tests {
         assert_eq!(ratio.estimate(&text), 10_000);
         let estimate = ratio.estimate(&image(2));
         assert!(estimate.abs_diff(625) < 20, "{estimate}");
+    }
+
+    #[test]
+    fn the_length_of_answers_follows_the_traffic() {
+        let mut answers = AnswerTokens::default();
+        answers.learn(0);
+        assert_eq!(answers.estimate(), 150);
+        (0..500).for_each(|_| answers.learn(1_000));
+        assert!(answers.estimate() > 990, "{}", answers.estimate());
     }
 }

@@ -24,7 +24,7 @@ async fn chat(client: &mut Client, headers: &[(&str, &str)], body: &str) -> Got 
 
 #[tokio::test]
 async fn turns_of_a_session_go_where_its_prefix_is_without_any_session_header() {
-    for policy in [Policy::Linear, Policy::Lmetric, Policy::Lpwl] {
+    for policy in [Policy::Linear, Policy::Lmetric, Policy::Lpwl, Policy::AddedLatency] {
         let engines = [Engine::start(well).await, Engine::start(well).await, Engine::start(well).await];
         let router = router(policy, &engines.each_ref().map(Engine::url), |_| {});
         let mut client = Client::connect(&router).await;

@@ -5,6 +5,7 @@
 #[macro_use]
 extern crate forebay_results;
 
+mod burst;
 mod checksum;
 mod copy;
 mod disk;
@@ -27,6 +28,8 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Bench {
+    /// What routing policies make of many requests with one prompt
+    Burst(burst::Args),
     /// CRC-32C of GPU memory by the GPU, and of loads while they are copied
     Checksum(checksum::Args),
     /// Scattered copies in host memory through the mover, against plain memcpy
@@ -57,6 +60,7 @@ enum Bench {
 /// Runs the command.
 pub fn run(args: Args) -> CommandResult {
     match args.bench {
+        Bench::Burst(args) => burst::run(args),
         Bench::Checksum(args) => checksum::run(args),
         Bench::Copy(args) => copy::run(args),
         Bench::CopyLoad(args) => copy::run_load(args),

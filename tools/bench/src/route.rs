@@ -9,6 +9,7 @@
 //! same disturbances. CPU: a closed loop, user and system time of the router's processes over
 //! requests; this does not depend on how busy the rest of the machine is.
 
+mod choose;
 mod engine;
 mod load;
 mod process;
@@ -96,7 +97,8 @@ pub fn run(args: Args) -> CommandResult {
     if router_cpu == load_cpu {
         eprintln!("forebay bench route: one CPU only: added times include waiting for engines and load");
     }
-    let results = Results::new("route");
+    let mut results = Results::new("route");
+    results.rows.extend(choose::rows(args.policy, args.runs)?);
     process::pin_this_thread(load_cpu)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(measure(args, results, router_cpu))

@@ -1,4 +1,4 @@
-//! Model time: what the latency model says, stretched or squeezed onto real time by one ratio. This
+//! Model time: what the step model says, stretched or squeezed onto real time by one ratio. This
 //! file knows real clocks.
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! An engine as a whole: configuration in, a running thread and an HTTP server out.
 
+use crate::arrivals::Arrivals;
 use crate::clock::ModelClock;
 use crate::compute::Compute;
 use crate::device::DeviceMemory;
@@ -7,17 +8,16 @@ use crate::events::{EventsConfig, EventsError, Publisher};
 use crate::external::{External, StoreConnection};
 use crate::http::{self, App};
 use crate::job::{Intake, Message};
-use crate::latency::{LatencyModel, Launch};
 use crate::load_policy::LoadPolicy;
-use crate::profile::{Profile, ProfileError};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::stats::Stats;
 use crate::truth::{KvShape, KvTruth, ShapeError};
 use crate::worker::{Jobs, Worker};
 use axum::serve::ListenerExt;
-use forebay_kv::NamespaceKey;
+use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, NamespaceKey, Rank};
+use forebay_steps::{Launch, Profile, ProfileError, StepModel};
 use forebay_transfer::lock::Mutex;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -45,8 +45,8 @@ pub struct EngineConfig {
     pub model: String,
     /// What makes this engine's KV unusable in others.
     pub namespace: NamespaceKey,
-    /// KV bytes that are really kept for a token in a layer: a multiple of 4. The latency model
-    /// uses the real model's.
+    /// KV bytes that are really kept for a token in a layer: a multiple of 4. The step model uses
+    /// the real model's.
     pub kv_bytes_per_token_layer: usize,
     /// Tokens of a chunk in the store, a multiple of the profile's `block_tokens`.
     pub chunk_tokens: usize,
@@ -64,6 +64,22 @@ pub struct EngineConfig {
     pub listen: SocketAddr,
     /// Where KV events are published, if they are.
     pub kv_events: Option<EventsConfig>,
+}
+
+/// What makes KV of a profile's model, on one emulated GPU, unusable elsewhere. There are no
+/// weights to digest, so the model's name stands for them; the step model's constants change no KV.
+pub fn namespace(profile: &Profile) -> Namespace {
+    Namespace {
+        weights: Digest::of(profile.model.name.as_bytes()),
+        dtype: KvDtype::Bfloat16,
+        order: AxisOrder::Lbhnc,
+        block_tokens: profile.memory.block_tokens as u32,
+        tensor_parallel: Rank::ONLY,
+        pipeline_parallel: Rank::ONLY,
+        attention: BTreeMap::new(),
+        lora: None,
+        tenant_salt: Vec::new(),
+    }
 }
 
 impl EngineConfig {
@@ -189,12 +205,12 @@ impl Engine {
 
         let (inbox, messages) = mpsc::channel();
         let device = DeviceMemory::new(truth.shape(), pool_blocks);
-        let latency = LatencyModel::new(&config.profile, config.launch);
+        let step_model = StepModel::new(&config.profile, config.launch);
         let clock = ModelClock::new(config.clock_ratio);
         let external = match store {
             Some(connection) => {
                 let (device, shape) = (device.clone(), truth.shape());
-                let policy = LoadPolicy::new(&config.profile, &latency, &clock, config.chunk_tokens)?;
+                let policy = LoadPolicy::new(&config.profile, &step_model, &clock, config.chunk_tokens)?;
                 let inbox = inbox.clone();
                 Some(External::connect(connection, device, shape, config.chunk_tokens, inbox, policy)?)
             }
@@ -217,9 +233,10 @@ impl Engine {
         let worker = Worker {
             inbox: messages,
             deferred: VecDeque::new(),
+            arrivals: Arrivals::default(),
             scheduler,
             compute: Compute::new(truth, device, config.profile.model.vocab),
-            latency,
+            step_model,
             clock,
             external,
             events: publisher.as_ref().map(|publisher| publisher.sender.clone()),

@@ -9,7 +9,6 @@
 use crate::clock::ModelClock;
 use crate::device::DeviceMemory;
 use crate::job::{LoadId, Loaded, Message, Stored};
-use crate::latency::LatencyModel;
 use crate::load_policy::{LoadPolicy, Measured};
 use crate::scheduler::{BlockId, ChunkStore, Load, RequestId, Residence};
 use crate::stats::StoreStats;
@@ -144,16 +143,16 @@ impl External {
     /// Starts a load of what is worth loading while so many other requests compute. Its end comes
     /// out of
     /// [`External::take_due`].
-    pub fn load(&mut self, load: Load, latency: &LatencyModel, clock: &ModelClock, others: usize) {
+    pub fn load(&mut self, load: Load, clock: &ModelClock, others: usize) {
         let lease = self.connection.store.lease(&load.ids, LEASE_US);
         let wanted = load.first_chunk..load.ids.len();
         let held = lease.residence().of(wanted.clone());
         let leased = held.chunks();
         let now = Instant::now();
-        let (chunk_tokens, link_free) = (self.chunk_tokens(), self.link_free.unwrap_or(now).max(now));
+        let (chunk_us, link_free) = (self.policy.chunk_link_us(), self.link_free.unwrap_or(now).max(now));
         let due_with = |chunks: usize| match chunks {
             0 => now,
-            _ => link_free + clock.real(latency.load_us(chunks * chunk_tokens)),
+            _ => link_free + clock.real(chunk_us * chunks as f64),
         };
         let wait = due_with(held.memory).duration_since(now);
         let taken = self.policy.chunks_to_load(load.tokens, load.first_chunk, held, wait, others).min(leased);

@@ -1,8 +1,9 @@
 //! An emulated inference engine: it speaks OpenAI's API, schedules like vLLM's V1 engine, takes the
-//! time that a latency model says a GPU would take, and keeps KV bytes that can be checked.
+//! time that the step model says a GPU would take, and keeps KV bytes that can be checked.
 //!
 //! It knows what an engine does with tokens, blocks and time.
 
+mod arrivals;
 mod clock;
 mod compute;
 mod device;
@@ -11,14 +12,12 @@ pub mod events;
 mod external;
 mod http;
 mod job;
-pub mod latency;
 mod load_policy;
-pub mod profile;
 pub mod scheduler;
 pub mod stats;
 pub mod text;
 pub mod truth;
 mod worker;
 
-pub use engine::{Engine, EngineConfig, EngineHandle, SpawnError};
+pub use engine::{Engine, EngineConfig, EngineHandle, SpawnError, namespace};
 pub use external::StoreConnection;

@@ -1,5 +1,5 @@
 //! How much of a stored prefix the emulated engine loads, and how much it computes. It asks the
-//! same [`CostModel`] as the vLLM connector: steps cost what the latency model says, and how fast
+//! same [`CostModel`] as the vLLM connector: steps cost what the step model says, and how fast
 //! disk and peers are is measured from the engine's own loads.
 //!
 //! Loads move the emulated bytes in real time, so computing counts in real time too: the faster the
@@ -7,10 +7,9 @@
 //! in the real model.
 
 use crate::clock::ModelClock;
-use crate::latency::{LatencyModel, StepShare};
-use crate::profile::Profile;
 use crate::scheduler::Residence;
 use forebay_paged::cost_model::{BadProfile, CostModel, Question, Tier};
+use forebay_steps::{Profile, StepModel, StepShare};
 use std::time::{Duration, Instant};
 
 /// Steps of which the cost model is told; all others follow from them.
@@ -23,6 +22,7 @@ pub struct LoadPolicy {
     model: CostModel,
     chunk_tokens: u32,
     chunk_bytes: u64,
+    chunk_link_us: f64,
     /// Chunks that are being loaded.
     loading: Residence,
     /// When the last load from disk and from peers ended.
@@ -43,7 +43,7 @@ impl LoadPolicy {
     /// A policy that knows what steps cost, and nothing of disk and peers.
     pub fn new(
         profile: &Profile,
-        latency: &LatencyModel,
+        step_model: &StepModel,
         clock: &ModelClock,
         chunk_tokens: usize,
     ) -> Result<LoadPolicy, BadProfile> {
@@ -52,16 +52,24 @@ impl LoadPolicy {
         for (new_tokens, context_tokens) in
             NEW_TOKENS.into_iter().flat_map(|new| PREFIX_TOKENS.map(|prefix| (new, prefix)))
         {
-            let step_us = latency.step_us([StepShare { context_tokens, new_tokens }]);
+            let step_us = step_model.step_us([StepShare { context_tokens, new_tokens }]);
             model.note_step(new_tokens as u64, context_tokens as u64, clock.real_us(step_us) / 1e6);
         }
+        let chunk_bytes = profile.model.kv_bytes_per_token * chunk_tokens as u64;
         Ok(LoadPolicy {
             model,
             chunk_tokens: u32::try_from(chunk_tokens).unwrap_or(u32::MAX),
-            chunk_bytes: profile.model.kv_bytes_per_token * chunk_tokens as u64,
+            chunk_bytes,
+            // Bytes / (10^9 bytes per second) in microseconds.
+            chunk_link_us: chunk_bytes as f64 / profile.host_link.gb_per_s / 1e3,
             loading: Residence::default(),
             last_end: [None; 2],
         })
+    }
+
+    /// Microseconds that a chunk, in its real size, is on the GPU's host link.
+    pub fn chunk_link_us(&self) -> f64 {
+        self.chunk_link_us
     }
 
     /// How many chunks to load, all of them behind the `first_chunk` that the engine has: those in

@@ -1,15 +1,16 @@
 //! The engine's thread, "the GPU": it takes jobs in, runs step after step, and hands output over.
-//! This file is glue: the scheduler decides what is computed, the latency model how long it takes,
+//! This file is glue: the scheduler decides what is computed, the step model how long it takes,
 //! `external` what comes from the store.
 
+use crate::arrivals::Arrivals;
 use crate::clock::ModelClock;
 use crate::compute::Compute;
 use crate::events::EventSender;
 use crate::external::{External, Fetched};
 use crate::job::{Delivery, End, Job, JobId, Message, Update};
-use crate::latency::{LatencyModel, StepShare};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
 use crate::stats::Stats;
+use forebay_steps::{StepModel, StepShare};
 use forebay_transfer::lock::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,9 +29,11 @@ pub struct Worker {
     pub inbox: Receiver<Message>,
     /// Messages that came during a step.
     pub deferred: VecDeque<Message>,
+    /// Jobs that are still in the API.
+    pub arrivals: Arrivals,
     pub scheduler: Scheduler,
     pub compute: Compute,
-    pub latency: LatencyModel,
+    pub step_model: StepModel,
     pub clock: ModelClock,
     /// `None` without a store.
     pub external: Option<External>,
@@ -82,6 +85,9 @@ impl Worker {
             while let Some(message) = self.deferred.pop_front().or_else(|| self.inbox.try_recv().ok()) {
                 self.take(message);
             }
+            for job in self.arrivals.take_due(Instant::now()) {
+                self.submit(job);
+            }
             self.take_fetched();
             if self.may_stop() {
                 break;
@@ -108,7 +114,7 @@ impl Worker {
     fn wait(&mut self) {
         self.clock.idle();
         let due = self.external.as_ref().and_then(External::next_due);
-        let until = due.into_iter().chain(self.stop_by).min();
+        let until = due.into_iter().chain(self.arrivals.next_due()).chain(self.stop_by).min();
         let timeout = until.map_or(IDLE, |until| until.saturating_duration_since(Instant::now()));
         match self.inbox.recv_timeout(timeout) {
             Ok(message) => self.take(message),
@@ -120,7 +126,7 @@ impl Worker {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Submit(job) => self.submit(job),
+            Message::Submit(job) => self.arrive(job),
             Message::Abort(id) => self.abort(id),
             Message::Loaded(loaded) => {
                 if let Some(external) = &mut self.external {
@@ -137,10 +143,16 @@ impl Worker {
         }
     }
 
-    fn submit(&mut self, mut job: Job) {
+    /// The API has a job, and the scheduler gets it when the API is done with its prompt.
+    fn arrive(&mut self, job: Job) {
         if self.stop_by.is_some() {
             return end(&job, End::Failed("the engine is shutting down".into()));
         }
+        let due = job.arrived + self.clock.real(self.step_model.api_us(job.prompt.len()));
+        self.arrivals.push(due, job);
+    }
+
+    fn submit(&mut self, mut job: Job) {
         match self.scheduler.submit(std::mem::take(&mut job.prompt), job.max_tokens) {
             Ok(request) => {
                 if let (Some(external), Some(request)) = (&self.external, self.scheduler.request(request)) {
@@ -156,7 +168,9 @@ impl Worker {
     }
 
     fn abort(&mut self, id: JobId) {
-        if let Some(&request) = self.jobs.by_id.get(&id) {
+        if self.arrivals.remove(id).is_some() {
+            self.stats.aborted += 1;
+        } else if let Some(&request) = self.jobs.by_id.get(&id) {
             self.stats.aborted += 1;
             self.forget(request);
         }
@@ -171,6 +185,10 @@ impl Worker {
 
     fn stop(&mut self) {
         self.stop_by.get_or_insert(Instant::now() + STOP_TIMEOUT);
+        for job in self.arrivals.take_all() {
+            self.stats.aborted += 1;
+            end(&job, End::Failed("the engine is shutting down".into()));
+        }
         let requests: Vec<RequestId> = self.jobs.by_request.keys().copied().collect();
         for request in requests {
             if let Some(active) = self.forget(request) {
@@ -201,7 +219,7 @@ impl Worker {
         }
         for load in std::mem::take(&mut step.loads) {
             if let Some(external) = &mut self.external {
-                external.load(load, &self.latency, &self.clock, self.scheduler.running());
+                external.load(load, &self.clock, self.scheduler.running());
             }
         }
         step
@@ -212,7 +230,7 @@ impl Worker {
         let sampled = self.compute.run(&self.scheduler, step);
         let shares = step.shares.iter();
         let share = |share: &Share| StepShare { context_tokens: share.start, new_tokens: share.tokens };
-        let step_us = self.latency.step_us(shares.map(share));
+        let step_us = self.step_model.step_us(shares.map(share));
         let until = self.clock.end_of_step(started, step_us);
         self.sit_out(until);
         self.stats.steps += 1;

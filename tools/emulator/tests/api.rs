@@ -300,7 +300,7 @@ async fn a_full_engine_and_a_draining_one_answer_503() {
 }
 
 #[tokio::test]
-async fn model_time_is_what_the_latency_model_says() {
+async fn model_time_is_what_the_step_model_says() {
     let mut config = config();
     config.clock_ratio = 50.0;
     let (engine, client) = spawn(&config).await;
@@ -312,8 +312,32 @@ async fn model_time_is_what_the_latency_model_says() {
     let stats = engine.stats();
     let times = (stats.times.ttft.count(), stats.times.tpot.count());
     assert_eq!((stats.steps, times), (21, (1, 1)));
-    assert!((stats.busy_s - 21.0 * 0.05).abs() < 1e-9, "{}", stats.busy_s);
+    // The floor of each step, and what 21 shares behind 2,190 tokens of context cost beside it.
+    let beside_s = 21.0 * 50e-6 + 2_190.0 * 24.576e-9 + (5_000.0 + 2_190.0 + 10.0) * 5.904e-9;
+    assert!((stats.busy_s - 21.0 * 0.05 - beside_s).abs() < 1e-9, "{}", stats.busy_s);
     engine.shutdown(SECONDS).await;
+}
+
+#[tokio::test]
+async fn the_api_delays_a_prompt_and_keeps_no_step_waiting() {
+    let mut config = config();
+    config.clock_ratio = 50.0;
+    config.profile.api.us_per_request = 5e6;
+    let (engine, client) = spawn(&config).await;
+    let start = Instant::now();
+    client.complete(&tokens(100, 1), 1).await;
+    // 5 s at 50 times real time before the only step, of which the GPU knows nothing.
+    assert!(start.elapsed() >= Duration::from_millis(100), "{:?}", start.elapsed());
+    let stats = engine.stats();
+    assert!(stats.steps == 1 && stats.busy_s < 0.1, "{} steps, {} s", stats.steps, stats.busy_s);
+    // Whoever is stopped in the API is told so.
+    let body = json!({"model": config.model, "prompt": tokens(100, 2), "max_tokens": 1});
+    let (answer, ()) = futures_util::future::join(client.post("/v1/completions", body), async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        engine.shutdown(Duration::ZERO).await;
+    })
+    .await;
+    assert!(answer.1.to_string().contains("shutting down"), "{answer:?}");
 }
 
 #[tokio::test]

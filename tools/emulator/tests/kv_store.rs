@@ -5,10 +5,10 @@
 mod common;
 
 use common::{Client, config, oracle, tokens};
-use forebay_emulator::latency::Launch;
 use forebay_emulator::scheduler::Residence;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
 use forebay_kv::ChunkId;
+use forebay_steps::Launch;
 use forebay_store::chunk_store::{ChunkLease, ChunkStore, Miss, NotTaken, OnLoaded, OnStored, TenantStore};
 use forebay_store::{Store, TenantId, TierConfig};
 use forebay_transfer::HostLink;

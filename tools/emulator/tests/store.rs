@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Client, FAST, config, oracle, tokens};
-use forebay_emulator::latency::Launch;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_steps::Launch;
 use forebay_store::admission::Policy;
 use forebay_store::chunk_store::TenantStore;
 use forebay_store::disk::{Action, Completed, DiskFile, DiskLink, DiskOptions, Kernel, Request, Threads};

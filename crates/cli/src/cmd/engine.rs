@@ -6,10 +6,9 @@ use super::signals::Signals;
 use super::values::size;
 use forebay_client::{Client, ClientOptions};
 use forebay_emulator::events::EventsConfig;
-use forebay_emulator::latency::Launch;
-use forebay_emulator::profile::Profile;
-use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection};
+use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection, namespace};
 use forebay_results::output::{CommandResult, Error};
+use forebay_steps::{Launch, Profile};
 use forebay_store::admission::Policy;
 use forebay_store::chunk_store::{ChunkStore, TenantStore};
 use forebay_store::disk::DiskOptions;
@@ -156,7 +155,7 @@ impl Args {
         let limits = &mut profile.scheduler;
         limits.max_batched_tokens = self.max_num_batched_tokens.unwrap_or(limits.max_batched_tokens);
         limits.max_seqs = self.max_num_seqs.unwrap_or(limits.max_seqs);
-        let namespace = profile.namespace().key();
+        let namespace = namespace(&profile).key();
         let kv_events = self.kv_events.map(|publish| EventsConfig {
             publish,
             replay: self.kv_events_replay,

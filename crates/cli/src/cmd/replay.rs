@@ -4,11 +4,11 @@
 
 use super::reading::{ReadArgs, show_notes};
 use super::values::seconds;
-use forebay_emulator::EngineConfig;
-use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
+use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
+use forebay_steps::Profile;
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
 use forebay_trace::replay::{
@@ -282,7 +282,7 @@ impl ReplayArgs {
     fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
         let Some(name) = &self.check else { return Ok(None) };
         let profile = Profile::shipped(name)?;
-        let (vocab, namespace) = (profile.model.vocab, profile.namespace().key());
+        let (vocab, namespace) = (profile.model.vocab, namespace(&profile).key());
         let engines = EngineConfig {
             kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,
             ..EngineConfig::new(profile, namespace)

@@ -4,7 +4,8 @@
 use super::signals::Signals;
 use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
-use forebay_router::{Backend, Limits, Policy, RequestLogPlace, Router, RouterConfig};
+use forebay_router::{Backend, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig};
+use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -17,9 +18,19 @@ pub struct Args {
     /// An engine with an OpenAI API; repeat for each
     #[arg(long, value_name = "NAME=URL", required = true, value_parser = backend)]
     backend: Vec<Backend>,
-    /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric or lpwl
+    /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric, lpwl or
+    /// added-latency
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
+    /// For added-latency: GPU and model that the engines are taken for
+    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    profile: String,
+    /// For added-latency: tokens whose KV fits an engine's GPU [default: the profile's]
+    #[arg(long, value_name = "TOKENS")]
+    pool_tokens: Option<u64>,
+    /// For added-latency: most requests that an engine computes at once [default: the profile's]
+    #[arg(long, value_name = "REQUESTS")]
+    max_num_seqs: Option<u32>,
     /// Threads that serve connections [default: half the CPUs, 1 to 8]
     #[arg(long, value_name = "COUNT")]
     threads: Option<usize>,
@@ -87,7 +98,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> CommandResult {
-    let mut config = RouterConfig::new(args.listen, args.backend, args.policy);
+    // As vLLM launches its steps if it is told nothing.
+    let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
+    engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
+    engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
+    let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;
     config.request_log = args.request_log;

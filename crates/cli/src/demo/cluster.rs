@@ -56,7 +56,8 @@ impl ClusterSpec {
         let backends =
             backends.map(|(number, engine)| Backend { name: engine_name(number), url: engine.url() });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
+        let router =
+            Router::spawn(RouterConfig::new(listen, backends.collect(), policy, self.host.engine_model()))?;
         let (kill_one, node_count) = (self.kill_one, nodes.len());
         let nodes = Mutex::new(nodes);
         let vllm = self.vllm.is_some();

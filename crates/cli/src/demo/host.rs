@@ -76,7 +76,8 @@ impl HostSpec {
             url: format!("http://{}", engine.address()),
         });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let router = Router::spawn(RouterConfig::new(listen, backends.collect(), policy))?;
+        let router =
+            Router::spawn(RouterConfig::new(listen, backends.collect(), policy, self.engine_model()))?;
         let found_chunks = store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);
         Ok(Host { router, engines, store, mover, flipped_bits, found_chunks, _mover_thread: mover_thread })
     }

@@ -21,9 +21,9 @@ mod workload;
 
 use crate::cmd::signals::Signals;
 use arm::Arm;
-use forebay_emulator::profile::Profile;
 use forebay_results::output::{CommandResult, Error};
 use forebay_router::Policy;
+use forebay_steps::Profile;
 use forebay_trace::generate::Marginals;
 use forebay_trace::record::{RecordLog, RecordWriter};
 use forebay_trace::report;

@@ -2,10 +2,11 @@
 //! can inject.
 
 use super::vllm::Vllm;
-use forebay_emulator::EngineConfig;
-use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
+use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::Error;
+use forebay_router::EngineModel;
+use forebay_steps::Profile;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -118,7 +119,7 @@ impl HostSpec {
     pub fn engine_config(&self) -> EngineConfig {
         let mut profile = self.profile.clone();
         profile.memory.pool_tokens = self.pool_tokens;
-        let namespace = profile.namespace();
+        let namespace = namespace(&profile);
         EngineConfig {
             kv_bytes_per_token_layer: KV_BYTES_PER_TOKEN_LAYER,
             chunk_tokens: CHUNK_TOKENS,
@@ -126,6 +127,12 @@ impl HostSpec {
             stream_interval: STREAM_INTERVAL,
             ..EngineConfig::new(profile, namespace.key())
         }
+    }
+
+    /// What the router takes an engine for.
+    pub fn engine_model(&self) -> EngineModel {
+        let engine = self.engine_config();
+        EngineModel::new(&engine.profile, engine.launch)
     }
 
     /// KV bytes that are really kept for a token.

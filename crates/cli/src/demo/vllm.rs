@@ -4,7 +4,7 @@
 use super::metrics_page::MetricsPage;
 use super::processes::Launch;
 use super::rows::{self, Count};
-use forebay_emulator::profile::ModelFacts;
+use forebay_steps::ModelFacts;
 use forebay_trace::report::{OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Deserialize;

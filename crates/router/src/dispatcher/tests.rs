@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::request::PromptKind;
+use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
 
 fn routing(session: u64, bytes: usize) -> RoutingFacts {
@@ -15,8 +16,14 @@ fn routing(session: u64, bytes: usize) -> RoutingFacts {
 
 const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
 
+fn dispatcher(policy: Policy, names: &[&str], thresholds: Thresholds) -> Dispatcher {
+    let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+    let names = names.iter().map(|&name| name.into()).collect();
+    Dispatcher::new(policy, EngineModel::new(&profile, Launch::Graph), names, thresholds)
+}
+
 fn two(policy: Policy) -> Dispatcher {
-    Dispatcher::new(policy, vec!["a".into(), "b".into()], THREE)
+    dispatcher(policy, &["a", "b"], THREE)
 }
 
 fn answered(prompt_tokens: u64, cached_tokens: u64) -> End {
@@ -37,7 +44,8 @@ fn serve(dispatcher: &mut Dispatcher, routing: &RoutingFacts, end: End) -> usize
 
 #[test]
 fn a_session_returns_to_the_backend_that_holds_its_prefix() {
-    for policy in [Policy::SessionSticky, Policy::Linear, Policy::Lmetric, Policy::Lpwl] {
+    for policy in [Policy::SessionSticky, Policy::Linear, Policy::Lmetric, Policy::Lpwl, Policy::AddedLatency]
+    {
         let mut dispatcher = two(policy);
         let mut homes = Vec::new();
         for turn in 0..4 {
@@ -87,7 +95,7 @@ fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
 
 #[test]
 fn the_prediction_error_is_counted_and_falls_after_correction() {
-    let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
+    let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
     let mut over = Vec::new();
     for turn in 0..12_usize {
         let before = dispatcher.stats().backends[0].over_predicted_tokens;
@@ -107,7 +115,7 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
 
 #[test]
 fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
-    let mut dispatcher = Dispatcher::new(Policy::Lpwl, vec!["a".into()], THREE);
+    let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
     let mut answer = |cached_tokens| {
         let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
         serve(&mut dispatcher, &routing(1, 40_000), End::Answered { status: 200, usage: Some(usage) });
@@ -123,8 +131,7 @@ fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses
 
 #[test]
 fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
-    let mut dispatcher =
-        Dispatcher::new(Policy::SessionSticky, vec!["a".into(), "b".into(), "c".into()], THREE);
+    let mut dispatcher = dispatcher(Policy::SessionSticky, &["a", "b", "c"], THREE);
     let by_load = |serving| RoutingFacts { endpoint: None, serving, ..routing(1, 0) };
     let held: Vec<(RoutingFacts, Assignment)> = [0b111, 0b111, 0b111, 0b011, 0b010, 0b001]
         .map(by_load)
@@ -243,9 +250,8 @@ proptest! {
         steps in prop::collection::vec((0..4_u8, 0..9_000_usize, 0..5_u8), 0..120),
         policy in prop::sample::select(Policy::ALL.to_vec()),
     ) {
-        let names = (0..3).map(|index| index.to_string()).collect();
         let thresholds = Thresholds { eject_after: 2, readmit_after: 1 };
-        let mut dispatcher = Dispatcher::new(policy, names, thresholds);
+        let mut dispatcher = dispatcher(policy, &["a", "b", "c"], thresholds);
         let mut under_way: Vec<(RoutingFacts, Assignment)> = Vec::new();
         for (action, bytes, detail) in steps {
             match action {

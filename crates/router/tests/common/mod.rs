@@ -3,7 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use bytes::Bytes;
-use forebay_router::{Backend, Failure, Limits, Policy, Router, RouterConfig, RouterHandle};
+use forebay_router::{Backend, EngineModel, Failure, Limits, Policy, Router, RouterConfig, RouterHandle};
+use forebay_steps::{Launch, Profile};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
@@ -266,7 +267,9 @@ pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits))
 pub fn configured(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut RouterConfig)) -> RouterHandle {
     let backends = urls.iter().enumerate();
     let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
-    let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy);
+    let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+    let model = EngineModel::new(&profile, Launch::Graph);
+    let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy, model);
     config.threads = 2;
     config.limits.drain = Duration::from_millis(500);
     config.limits.answer = Duration::from_secs(120);

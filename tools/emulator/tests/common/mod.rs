@@ -2,10 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use bytes::Bytes;
-use forebay_emulator::profile::Profile;
 use forebay_emulator::truth::Oracle;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle};
 use forebay_kv::NamespaceKey;
+use forebay_steps::Profile;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;

@@ -214,6 +214,7 @@ impl ArmSummary {
         let measured = [
             ("ttft_p50_s", "s", self.ttft_s.p50),
             ("ttft_p90_s", "s", self.ttft_s.p90),
+            ("ttft_p99_s", "s", self.ttft_s.p99),
             ("tpot_p90_s", "s", self.tpot_s.p90),
             ("e2e_p50_s", "s", self.e2e_s.p50),
             ("hit_rate", "share", self.sources.hit_rate()),

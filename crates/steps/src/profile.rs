@@ -1,9 +1,7 @@
 //! Profiles: the constants of one model on one GPU. This file knows where they are written and
 //! which values make sense.
 
-use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, Rank};
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// The constants of one (GPU, model) pair. Each shipped profile states its sources beside the
@@ -16,6 +14,8 @@ pub struct Profile {
     /// What is known about the model.
     pub model: ModelFacts,
     pub step: StepCosts,
+    /// What a request costs outside of steps.
+    pub api: ApiCosts,
     /// What the GPU has room for.
     pub memory: MemoryFacts,
     /// How the engine fills its steps.
@@ -24,7 +24,7 @@ pub struct Profile {
     pub host_link: HostLinkFacts,
 }
 
-/// The model as it really is; the emulated KV is scaled down, the latency model is not.
+/// The model as it really is.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelFacts {
@@ -39,8 +39,7 @@ pub struct ModelFacts {
     pub kv_bytes_per_token: u64,
 }
 
-/// Constants of the step time; the formula is that of
-/// [`LatencyModel`](crate::latency::LatencyModel).
+/// Constants of the step time; the formula is that of [`StepModel`](crate::StepModel).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCosts {
@@ -48,12 +47,24 @@ pub struct StepCosts {
     pub linear_us_per_token: f64,
     /// Attention, per pair of a query and a key.
     pub attention_ns_per_pair: f64,
-    /// Reading the KV of a decode's context.
-    pub decode_ns_per_context_token: f64,
+    /// Reading the KV of a request's context, once a step.
+    pub kv_read_ns_per_context_token: f64,
+    /// What a request costs the host in each step.
+    pub us_per_request: f64,
     /// Shortest step without CUDA graphs.
     pub floor_eager_us: f64,
     /// Shortest step with CUDA graphs.
     pub floor_graph_us: f64,
+}
+
+/// What a request costs in the API before its prompt reaches a step. The GPU does not wait for it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApiCosts {
+    /// Whatever its length.
+    pub us_per_request: f64,
+    /// Per token of the prompt: hashing, tokenising.
+    pub us_per_token: f64,
 }
 
 /// The KV pool.
@@ -98,12 +109,20 @@ pub enum ProfileError {
 }
 
 /// The profiles in the binary: name and text.
-const SHIPPED: [(&str, &str); 1] =
-    [("h20-qwen3-coder-30b-a3b", include_str!("../profiles/h20-qwen3-coder-30b-a3b.toml"))];
+const SHIPPED: [(&str, &str); 3] = [
+    ("h20-qwen3-coder-30b-a3b", include_str!("../profiles/h20-qwen3-coder-30b-a3b.toml")),
+    ("h100-llama-3.1-8b", include_str!("../profiles/h100-llama-3.1-8b.toml")),
+    ("h200-llama-3.1-8b", include_str!("../profiles/h200-llama-3.1-8b.toml")),
+];
 
 impl Profile {
     /// Used when none is named.
     pub const DEFAULT: &str = SHIPPED[0].0;
+
+    /// The names of all shipped profiles.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        SHIPPED.into_iter().map(|(name, _)| name)
+    }
 
     /// The shipped profile called `name`.
     pub fn shipped(name: &str) -> Result<Profile, ProfileError> {
@@ -121,22 +140,6 @@ impl Profile {
         let profile: Profile = toml::from_str(text)?;
         profile.check()?;
         Ok(profile)
-    }
-
-    /// What makes KV of this model, on one emulated GPU, unusable elsewhere. There are no weights
-    /// to digest, so the model's name stands for them; the latency model's constants change no KV.
-    pub fn namespace(&self) -> Namespace {
-        Namespace {
-            weights: Digest::of(self.model.name.as_bytes()),
-            dtype: KvDtype::Bfloat16,
-            order: AxisOrder::Lbhnc,
-            block_tokens: self.memory.block_tokens as u32,
-            tensor_parallel: Rank::ONLY,
-            pipeline_parallel: Rank::ONLY,
-            attention: BTreeMap::new(),
-            lora: None,
-            tenant_salt: Vec::new(),
-        }
     }
 
     /// Whether every value makes sense; a profile that was changed may not.
@@ -157,9 +160,12 @@ impl Profile {
         let rates = [
             ("step.linear_us_per_token", self.step.linear_us_per_token),
             ("step.attention_ns_per_pair", self.step.attention_ns_per_pair),
-            ("step.decode_ns_per_context_token", self.step.decode_ns_per_context_token),
+            ("step.kv_read_ns_per_context_token", self.step.kv_read_ns_per_context_token),
+            ("step.us_per_request", self.step.us_per_request),
             ("step.floor_eager_us", self.step.floor_eager_us),
             ("step.floor_graph_us", self.step.floor_graph_us),
+            ("api.us_per_request", self.api.us_per_request),
+            ("api.us_per_token", self.api.us_per_token),
             ("host_link.gb_per_s", self.host_link.gb_per_s),
         ];
         match rates.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
@@ -183,13 +189,20 @@ mod tests {
     }
 
     #[test]
-    fn kv_bytes_of_the_h20_profile_follow_from_the_model() {
-        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
-        assert_eq!(profile.model.kv_bytes_per_token, 2 * 48 * 4 * 128 * 2);
-        // 25.8 GiB of KV, as the report's engine printed.
-        let pool_gib = (profile.memory.pool_tokens as u64 * profile.model.kv_bytes_per_token) as f64
-            / (1u64 << 30) as f64;
-        assert!((pool_gib - 25.8).abs() < 0.05, "{pool_gib}");
+    fn kv_bytes_of_each_profile_follow_from_its_model() {
+        // K and V, layers, KV heads, their width, two bytes of bfloat16.
+        let by_hand = [2 * 48 * 4 * 128 * 2, 2 * 32 * 8 * 128 * 2, 2 * 32 * 8 * 128 * 2];
+        for (name, bytes) in Profile::names().zip(by_hand) {
+            assert_eq!(Profile::shipped(name).unwrap().model.kv_bytes_per_token, bytes, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_pool_of_the_h20_is_what_the_reports_engine_printed() {
+        let profile = Profile::shipped("h20-qwen3-coder-30b-a3b").unwrap();
+        let bytes = profile.memory.pool_tokens as u64 * profile.model.kv_bytes_per_token;
+        let gib = bytes as f64 / (1u64 << 30) as f64;
+        assert!((gib - 25.8).abs() < 0.05, "{gib}");
     }
 
     #[test]
@@ -199,9 +212,12 @@ mod tests {
         assert!(Profile::from_toml(&zero).unwrap_err().to_string().contains("model.layers is 0"));
         let endless = text.replace("gb_per_s = 55.0", "gb_per_s = inf");
         assert!(Profile::from_toml(&endless).unwrap_err().to_string().contains("host_link.gb_per_s"));
+        let negative = text.replace("us_per_token = 1.1", "us_per_token = -1.1");
+        let error = Profile::from_toml(&negative).unwrap_err().to_string();
+        assert_eq!(error, "profile: api.us_per_token is -1.1; it must be a finite number above 0");
         let misspelt = text.replace("max_seqs", "max_sequences");
         assert!(Profile::from_toml(&misspelt).unwrap_err().to_string().contains("max_sequences"));
         let unknown = Profile::shipped("b300").unwrap_err().to_string();
-        assert!(unknown.contains("h20-qwen3-coder-30b-a3b"), "{unknown}");
+        assert!(Profile::names().all(|name| unknown.contains(name)), "{unknown}");
     }
 }

@@ -1,14 +1,13 @@
-//! The latency model through the scheduler, in virtual time, against what is known of it from
+//! The step model through the scheduler, in virtual time, against what is known of it from
 //! elsewhere: the arithmetic of the model and of the GPU, and the TTFTs of a published report by
 //! the classes that it names.
 //!
 //! The report does not say how many tokens were computed for its TTFTs. Nothing here shows that the
 //! model predicts a TTFT of known tokens to any percentage; only a measurement on that GPU could.
 
-use forebay_emulator::latency::{LatencyModel, Launch, StepShare};
-use forebay_emulator::profile::Profile;
 use forebay_emulator::scheduler::{Scheduler, SchedulerConfig};
 use forebay_kv::NamespaceKey;
+use forebay_steps::{Launch, Profile, StepModel, StepShare};
 
 fn scheduler(profile: &Profile) -> Scheduler {
     Scheduler::new(SchedulerConfig {
@@ -26,7 +25,7 @@ fn scheduler(profile: &Profile) -> Scheduler {
 
 /// Runs one step in virtual time; every token is 0. Gives the step's microseconds and how many
 /// requests finished.
-fn step(scheduler: &mut Scheduler, model: &LatencyModel) -> (f64, usize) {
+fn step(scheduler: &mut Scheduler, model: &StepModel) -> (f64, usize) {
     let step = scheduler.schedule(&mut |_| 0);
     let shares = step.shares.iter();
     let us = model
@@ -44,7 +43,7 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 
 fn cold_ttft_s(tokens: usize) -> f64 {
     let profile = Profile::shipped(Profile::DEFAULT).expect("shipped");
-    let model = LatencyModel::new(&profile, Launch::Eager);
+    let model = StepModel::new(&profile, Launch::Eager);
     let mut scheduler = scheduler(&profile);
     scheduler.submit(prompt(tokens, 0), 1).expect("it fits");
     let mut total_us = 0.0;
@@ -131,14 +130,14 @@ fn the_steps_of_a_prefill_add_up_to_the_formula_of_the_whole() {
 #[test]
 fn a_decode_beside_a_long_prefill_is_slowed_by_its_chunks() {
     let profile = Profile::shipped(Profile::DEFAULT).expect("shipped");
-    let model = LatencyModel::new(&profile, Launch::Eager);
+    let model = StepModel::new(&profile, Launch::Eager);
     let mut scheduler = scheduler(&profile);
     scheduler.submit(prompt(1_000, 1), 100).expect("it fits");
     step(&mut scheduler, &model);
     let (alone_us, _) = step(&mut scheduler, &model);
     scheduler.submit(prompt(40_000, 2), 1).expect("it fits");
     let (beside_us, _) = step(&mut scheduler, &model);
-    assert_eq!(alone_us, 50_000.0, "a decode alone takes a step's floor");
+    assert!((50_000.0..50_200.0).contains(&alone_us), "a decode alone takes little more than the floor");
     // The budget of 8,192 tokens: one for the decode, the rest for the prefill.
     let chunk_us = 8_192.0 * 61.5 + 0.005904 * 8_191.0 * 8_191.0 / 2.0;
     assert!((beside_us / chunk_us - 1.0).abs() < 0.01, "{beside_us} against {chunk_us}");
@@ -147,7 +146,7 @@ fn a_decode_beside_a_long_prefill_is_slowed_by_its_chunks() {
 #[test]
 fn a_cached_prefix_makes_a_turn_cheap() {
     let profile = Profile::shipped(Profile::DEFAULT).expect("shipped");
-    let model = LatencyModel::new(&profile, Launch::Eager);
+    let model = StepModel::new(&profile, Launch::Eager);
     let mut scheduler = scheduler(&profile);
     let mut turn = prompt(30_000, 3);
     scheduler.submit(turn.clone(), 1).expect("it fits");
