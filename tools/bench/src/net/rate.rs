@@ -148,7 +148,7 @@ pub fn measure(way: &Way, case: Case, runs: u32, commands: &[String]) -> Result<
     if !figures.contiguous_gbps.is_empty() {
         let all = figures.raw_gbps.into_iter().chain([("contiguous", figures.contiguous_gbps)]);
         rows.extend(
-            all.map(|(by, gbps)| Row::of_runs(&name.replace(".ipc", &format!(".{by}")), "GB/s", &gbps)),
+            all.map(|(by, gbps)| Row::of_runs(name.replace(".ipc", &format!(".{by}")), "GB/s", &gbps)),
         );
     }
     Ok(rows)
