@@ -20,6 +20,7 @@ from forebay.vllm.connector.metadata import LoadResult, Report, StoreResult  # n
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
 from forebay.vllm.connector.offers import Offers  # noqa: E402
 from forebay.vllm.connector.policies import Local, Window  # noqa: E402
+from forebay.vllm.connector.requests import Requests  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest  # noqa: E402
@@ -396,9 +397,9 @@ def test_another_policy_than_the_engines_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_hand_over_may_be_another_connectors(ours: bool) -> None:
-    half = SimpleNamespace(settings=settings_of({"handovers": ours}), facts=facts())
+    half: Any = SimpleNamespace(settings=settings_of({"handovers": ours}))
     request = SimpleNamespace(kv_transfer_params={"do_remote_decode": True})
-    assert handover.is_prefill(SchedulerHalf.params(half, request)) is ours
+    assert handover.is_prefill(Requests.params(half, request)) is ours
 
 
 @pytest.mark.parametrize(
@@ -453,11 +454,8 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     used: list[tuple[list[bytes], int]] = []
     two = facts(shape=Shape(2, BLOCK))
     node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
-    half: Any = SimpleNamespace(facts=two, settings=settings_of({}), node=node, counts=Counts(), tracked={})
-    half.offers = Offers(two, 0, reads=False)
-    half.params = lambda request: SchedulerHalf.params(half, request)
-    half.track = lambda request, *more: SchedulerHalf.track(half, request, *more)
-    half.announce_use = lambda one: SchedulerHalf.announce_use(half, one)
+    offers = Offers(two, 0, reads=False)
+    requests = Requests(two, settings_of({}), node, offers, Counts(), lora_config=None, stores_kv=True)
     request = SimpleNamespace(
         request_id="one",
         prompt_token_ids=list(range(200)),
@@ -470,8 +468,9 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
         cache_salt=None,
         kv_transfer_params={"do_remote_prefill": True} if handed else None,
     )
-    SchedulerHalf.request_added(half, request)
-    ranks = half.tracked["one"].ids.ranks
+    requests.add(request)
+    requests.close()
+    ranks = requests.tracked["one"].ids.ranks
     assert used == ([] if handed else [(ranks[0], 1 << 20), (ranks[1], 1 << 20)])
     assert handed or [len(of_rank) for of_rank in ranks] == [3, 3]
 

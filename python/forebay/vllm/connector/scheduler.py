@@ -8,7 +8,6 @@ The workers move the bytes. Decisions that need no vLLM are elsewhere: whether t
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay._log import LimitedLog
-from forebay.errors import InvalidError
 from forebay.vllm.connector import compat, handover, loads, step_recovery
-from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.admission import LoadAdmission
 from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.corrections import Corrections, before_counts_are_read
@@ -28,10 +25,10 @@ from forebay.vllm.connector.groups import fail_as_one
 from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwise
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
-from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.offers import Offers
+from forebay.vllm.connector.requests import Requests
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
@@ -93,11 +90,10 @@ class SchedulerHalf:
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
-        self.adapters = Adapters(vllm_config.lora_config)
-        compat.when_adapters_load(self.adapters.look)
-        # Requests whose adapters are being read.
-        self.awaiting_adapter: dict[str, tuple[Media, Future[Adapter | None]]] = {}
-        self.tracked: dict[str, TrackedRequest] = {}
+        self.requests = Requests(
+            facts, settings, node, self.offers, self.counts, vllm_config.lora_config, self.stores_kv
+        )
+        self.tracked = self.requests.tracked
         self.running: set[str] = set()  # computed in the last step, or admitted to this one
         self.unstored: dict[str, TrackedRequest] = {}  # with computed chunks to store
         self.finishing: dict[str, TrackedRequest] = {}  # finished, and not stored
@@ -119,60 +115,8 @@ class SchedulerHalf:
     # What vLLM tells about requests.
 
     def request_added(self, request: Any) -> None:
-        """Tracks a request if its KV depends on tokens, salt, adapter and named contents alone.
-
-        Others are left alone: nothing of theirs is loaded or stored.
-        """
-        media = media_of(request, self.facts.media)
-        if (
-            request.prompt_token_ids is None
-            or request.prompt_embeds is not None
-            or media is None
-            or request.pooling_params is not None
-            or request.resumable
-        ):
-            self.counts.add("requests_left_alone")
-            return
-        if self.facts.has_states and self.stores_kv and handover.is_prefill(self.params(request)):
-            # The decoder computes the last token from the state before it, so that must be stored.
-            compat.cut_prompt(request)
-        if request.lora_request is not None:
-            self.awaiting_adapter[request.request_id] = media, self.adapters.find(request.lora_request)
-        else:
-            self.track(request, media, None)
-
-    def track(self, request: Any, media: Media, adapter: Adapter | None) -> None:
-        """Begins to track a request, all of whose dependencies are known."""
-        digest = adapter.digest if adapter is not None else None
-        namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
-        ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
-        tracked = TrackedRequest(request, ids, adapter, self.facts.resets)
-        try:
-            params, tokens = self.params(request), request.num_prompt_tokens
-            tracked.ticket = handover.ticket_of(params, tokens, self.facts, self.offers.reader())
-            tracked.keys = handover.keys_of(params, self.offers.engine)
-        except InvalidError as error:
-            self.counts.add("handovers_refused")
-            limited.warning(
-                "request %s: its hand-over is refused, its prompt is computed: %s", tracked.name, error
-            )
-        self.tracked[tracked.name] = tracked
-        if tracked.ticket is None:
-            self.announce_use(tracked)
-
-    def announce_use(self, tracked: TrackedRequest) -> None:
-        """Tells the node which chunks a prompt needs: its disk admits chunks by their use.
-
-        Once for a prompt. The prefiller does it for a prompt that is handed over.
-        """
-        tracked.ids.grow(tracked.request.prompt_token_ids)
-        for of_rank in tracked.ids.ranks:
-            if of_rank:
-                self.node.used(of_rank, self.facts.chunk_bytes // self.facts.chunks_of_rank)
-
-    def params(self, request: Any) -> Any:
-        """What a proxy says of a hand-over, unless another connector does hand-overs."""
-        return request.kv_transfer_params if self.settings.handovers else None
+        """vLLM has a new request, which may wait for long."""
+        self.requests.add(request)
 
     def match(self, request: Any, held: int) -> tuple[int | None, bool]:
         """How many tokens to load behind the `held` ones, and whether in the background.
@@ -208,7 +152,7 @@ class SchedulerHalf:
 
     def find_load(self, request: Any, held: int) -> tuple[int | None, bool]:
         """`match`, without regard to other requests that wait."""
-        if not self.is_named(request):
+        if not self.requests.is_named(request):
             return None, False
         tracked = self.tracked.get(request.request_id)
         if tracked is None:
@@ -245,27 +189,6 @@ class SchedulerHalf:
             # page may be loaded and written in any order: both writers hold the same token.
             usable = min(usable, request.num_tokens - 1)
         return max(0, usable - held), usable > held and not tracked.layerwise
-
-    def is_named(self, request: Any) -> bool:
-        """Whether a request's adapter has been read. If that is unknown, it is left alone."""
-        waiting = self.awaiting_adapter.get(request.request_id)
-        if waiting is None:
-            return True
-        media, finding = waiting
-        if not finding.done():
-            return False
-        del self.awaiting_adapter[request.request_id]
-        adapter = finding.result()
-        if adapter is None:
-            self.counts.add("requests_left_alone")
-            limited.warning(
-                "request %s is left alone: what adapter %r holds is not certain",
-                request.request_id,
-                request.lora_request.lora_name,
-            )
-        else:
-            self.track(request, media, adapter)
-        return True
 
     def blocks_allocated(self, request: Any, blocks: Any, external: int) -> None:
         """A request got `blocks`, its whole table. `external` tokens are to be loaded into them."""
@@ -378,11 +301,10 @@ class SchedulerHalf:
         """A request ended: whether stores read its blocks, and what a prefiller hands over."""
         name = request.request_id
         self.running.discard(name)
-        self.awaiting_adapter.pop(name, None)
         self.admission.left(name)
         self.corrections.left(name)
         self.note_departure(name, blocks)
-        tracked = self.tracked.pop(name, None)
+        tracked = self.requests.drop(name)
         if tracked is not None:
             self.decline(tracked)
         if tracked is None or tracked.loading is not None and not tracked.loading.layerwise:
@@ -393,7 +315,7 @@ class SchedulerHalf:
             self.set_store_goal(tracked, request.num_computed_tokens)
             if tracked.states_to_store:
                 self.stores.keep_certain_states(tracked)
-            if handover.is_prefill(self.params(request)):
+            if handover.is_prefill(self.requests.params(request)):
                 offered = self.offers.offer(tracked, blocks, tracked.keys)
                 if offered is not None:
                     self.counts.add("offers")
@@ -503,13 +425,13 @@ class SchedulerHalf:
 
     def set_store_goal(self, tracked: TrackedRequest, computed: int) -> None:
         """The chunks among the first `computed` tokens are to be stored."""
-        self.stores.set_goal(tracked, computed, handover.is_prefill(self.params(tracked.request)))
+        self.stores.set_goal(tracked, computed, handover.is_prefill(self.requests.params(tracked.request)))
         if not tracked.is_stored:
             self.unstored[tracked.name] = tracked
 
     def note_state(self, tracked: TrackedRequest, tokens: int, drafts: int) -> int:
         """Notes the state that a step may compute. Returns how many tokens are left to the next one."""
-        is_prefill = handover.is_prefill(self.params(tracked.request))
+        is_prefill = handover.is_prefill(self.requests.params(tracked.request))
         if self.stores.note_state(tracked, tokens, drafts, is_prefill):
             self.unstored[tracked.name] = tracked
         end = tracked.request.num_computed_tokens + tokens
@@ -641,6 +563,5 @@ class SchedulerHalf:
         for load in self.loading.values():
             for hold in load.holds:
                 hold.release()
-        compat.not_when_adapters_load(self.adapters.look)
-        self.adapters.close()
+        self.requests.close()
         self.node.close()
