@@ -22,8 +22,8 @@ use std::sync::{Arc, Weak};
 /// Peers that may check at a time whether they reach a GPU's memory: each writes to a part of its
 /// own.
 const CHECKS: u64 = 32;
-/// Lots of one direction that a kernel may have at a time; more go by copy engine.
-const LISTS: usize = 8;
+/// Lots of one direction that a kernel may have at a time, of all peers; more go by copy engine.
+const LISTS: usize = 16;
 /// Pieces below this on average go by kernel: a copy engine takes a microsecond for each.
 const KERNEL_PIECE_BYTES: u64 = 256 << 10;
 /// Allocations whose handles are remembered in a process, and GPUs whose check is.

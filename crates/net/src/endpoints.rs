@@ -22,6 +22,8 @@ const WINDOW_LOTS: u32 = 3;
 const WINDOW_BYTES: u64 = 64 << 20;
 /// Lots between GPUs at a time: one is copied while others are granted and given back.
 const IPC_WINDOW_LOTS: u32 = 8;
+/// Each lot costs two questions to the owner.
+const IPC_LOT_BYTES_MIN: u64 = 4 << 20;
 const IPC_WINDOW_BYTES: u64 = IPC_WINDOW_LOTS as u64 * MAX_LOT_BYTES;
 
 /// Told when another number of flows may be better.
@@ -165,7 +167,9 @@ impl Endpoint {
         let ipc_link = IpcLink::default();
         let name = format!("{device:?}.ipc.{:?}", self.place);
         let op_timeout_us = pool.op_timeout_us;
-        let spec = LinkSpec { op_timeout_us, ..LinkSpec::new(name, IPC_WINDOW_LOTS, IPC_WINDOW_BYTES) };
+        let lot_bytes_min = IPC_LOT_BYTES_MIN;
+        let spec = LinkSpec::new(name, IPC_WINDOW_LOTS, IPC_WINDOW_BYTES);
+        let spec = LinkSpec { op_timeout_us, lot_bytes_min, ..spec };
         let link = pool.mover.add_link(spec, Box::new(ipc_link.clone()))?;
         pool.mover.add_path(PathSpec::direct(device, place, link))??;
         pool.mover.add_path(PathSpec::direct(place, device, link))??;

@@ -14,6 +14,9 @@ use crate::stats::{BackendStats, RouterStats};
 use crate::tokens::{AnswerTokens, BytesPerToken, Length};
 use crate::usage::Usage;
 
+/// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
+/// for all requests overflow.
+const PREFILL_US_MAX: f64 = 1e12;
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
@@ -156,7 +159,8 @@ impl Dispatcher {
         let chosen = decision.chosen;
         let hit_tokens = candidates[chosen].hit_tokens;
         let new_tokens = input_tokens.saturating_sub(hit_tokens).max(1);
-        let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round() as u64;
+        let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round();
+        let prefill_us = prefill_us.min(PREFILL_US_MAX) as u64;
         self.turn += 1;
         if routing.endpoint.is_some() {
             self.homes.insert(routing.session, chosen);

@@ -5,9 +5,8 @@
 //! answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request; of a `view`, by `added_latency` and an `engine_model`), `prefix` (who is believed to hold what), `tokens`,
-//!   `health`,
-//!   `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
+//! * Pure: `policy` (who gets a request, by a `view`, an `engine_model` and `added_latency`),
+//!   `prefix` (who is believed to hold what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
 //!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
 //!   bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,

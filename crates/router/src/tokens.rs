@@ -1,5 +1,6 @@
-//! How many tokens a prompt has, and how many its answer will have. Prompts are guessed from its bytes and from the totals of bytes and tokens of
-//! answered requests: a tokenizer takes 31 ms for 100 KB of prompt; this takes a division.
+//! How many tokens a prompt has, and how many its answer will have. Prompts are guessed from their
+//! bytes and from the totals of bytes and tokens of answered requests: a tokenizer takes 31 ms for
+//! 100 KB of prompt; this takes a division.
 
 use crate::request::PromptKind;
 
@@ -17,8 +18,11 @@ const MEDIA_TOKENS: f64 = 1_000.0;
 const PRIOR_MEDIA: f64 = 2.0;
 const WINDOW_MEDIA: f64 = 10_000.0;
 
-/// So many answers the average is made of.
+/// An answer moves the average by this part of the difference.
 const ANSWERS: f64 = 64.0;
+
+/// No model answers longer; an engine that says so is wrong.
+const ANSWER_TOKENS_MAX: u64 = 1 << 20;
 
 /// Bytes that stand for an image, a sound or a film in the length of a prompt and in its chunks,
 /// whatever it is sent as: about [`MEDIA_TOKENS`] tokens of text.
@@ -133,7 +137,7 @@ impl AnswerTokens {
     /// Learns from an answer. One without tokens teaches nothing.
     pub fn learn(&mut self, tokens: u64) {
         if tokens > 0 {
-            self.0 += (tokens as f64 - self.0) / ANSWERS;
+            self.0 += (tokens.min(ANSWER_TOKENS_MAX) as f64 - self.0) / ANSWERS;
         }
     }
 }

@@ -50,7 +50,9 @@ fn cold_prompts_take_what_was_measured_on_h200_and_h100() {
         ("h100-llama-3.1-8b", "vllm-h100-links-third.json", 0.03, 0.3),
     ];
     for (profile, file, long, short) in table {
-        for (size, measured_s) in rows(file, "vllm.ttft.recompute.") {
+        let rows = rows(file, "vllm.ttft.recompute.");
+        assert!(!rows.is_empty(), "{file}");
+        for (size, measured_s) in rows {
             let error = ttft_s(profile, tokens(&size), 0) / measured_s - 1.0;
             let allowed = if tokens(&size) >= 8_192 { long } else { short };
             assert!(error.abs() <= allowed, "{file}: {size} is wrong by {:.1} %", error * 100.0);

@@ -1,7 +1,7 @@
 //! Links: a physical resource with a bounded window and a measured rate.
 
 use crate::backoff::Backoff;
-use crate::lot::MAX_LOT_BYTES;
+use crate::lot::{MAX_LOT_BYTES, MIN_LOT_BYTES};
 use std::time::Duration;
 
 /// Names a link of a mover.
@@ -25,6 +25,8 @@ pub struct LinkSpec {
     pub window_lots: u32,
     /// Bytes in flight at most; no lot on the link is larger.
     pub window_bytes: u64,
+    /// Smallest lot, unless less is left. Larger where lots take time to start and to end.
+    pub lot_bytes_min: u64,
     /// Largest lot. Smaller than the window where lots take time to be put on the link.
     pub lot_bytes_max: u64,
     /// Rate to assume until one has been measured; 0 when nothing is known.
@@ -44,6 +46,7 @@ impl LinkSpec {
             name: name.into(),
             window_lots,
             window_bytes,
+            lot_bytes_min: MIN_LOT_BYTES,
             lot_bytes_max: MAX_LOT_BYTES,
             rate_hint_bytes_per_s: 0,
             op_timeout_us: DEFAULT_OP_TIMEOUT_US,

@@ -7,9 +7,6 @@ use std::collections::VecDeque;
 
 /// No lot is cut smaller, unless less is left.
 pub const MIN_LOT_BYTES: u64 = 512 << 10;
-/// Nor for a path that has no other to finish together with: each lot costs what it takes to start
-/// and to end it.
-const SOLE_LOT_BYTES: u64 = 4 << 20;
 /// No lot is cut larger.
 pub const MAX_LOT_BYTES: u64 = 16 << 20;
 /// Pairs are cut at multiples of this, counted from their starts: pairs of whole pages stay so, as
@@ -22,11 +19,10 @@ const MAX_LOT_PAIRS: usize = 16_384;
 const ROUNDS: f64 = 4.0;
 
 /// The size of the next lot for a path that has `share` of its place pair's rate, when
-/// `remaining_bytes` are uncut.
-pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, limit_bytes: u64) -> u64 {
+/// `remaining_bytes` are uncut: from the least to the most that its links take.
+pub(crate) fn lot_bytes(remaining_bytes: u64, share: f64, (least, most): (u64, u64)) -> u64 {
     let guided = (remaining_bytes as f64 * share / ROUNDS) as u64;
-    let least = if share < 1.0 { MIN_LOT_BYTES } else { SOLE_LOT_BYTES };
-    guided.clamp(least, MAX_LOT_BYTES).min(limit_bytes).min(remaining_bytes)
+    guided.max(least).min(most).min(remaining_bytes)
 }
 
 /// What is left to cut of a transfer between two places.
@@ -301,12 +297,14 @@ mod tests {
 
     #[test]
     fn lots_grow_with_what_remains_and_shrink_with_the_share() {
-        assert_eq!(lot_bytes(1 << 30, 1.0, u64::MAX), MAX_LOT_BYTES);
-        assert_eq!(lot_bytes(16 << 20, 0.5, u64::MAX), 2 << 20);
-        assert_eq!(lot_bytes(16 << 20, 0.01, u64::MAX), MIN_LOT_BYTES);
-        assert_eq!(lot_bytes(4 << 20, 0.9, u64::MAX), (4 << 20) as u64 * 9 / 40);
-        assert_eq!(lot_bytes(6 << 20, 1.0, u64::MAX), SOLE_LOT_BYTES);
-        assert_eq!(lot_bytes(1000, 1.0, u64::MAX), 1000);
-        assert_eq!(lot_bytes(1 << 30, 1.0, 4 << 20), 4 << 20);
+        let usual = (MIN_LOT_BYTES, MAX_LOT_BYTES);
+        assert_eq!(lot_bytes(1 << 30, 1.0, usual), MAX_LOT_BYTES);
+        assert_eq!(lot_bytes(16 << 20, 0.5, usual), 2 << 20);
+        assert_eq!(lot_bytes(16 << 20, 0.01, usual), MIN_LOT_BYTES);
+        assert_eq!(lot_bytes(1000, 1.0, usual), 1000);
+        assert_eq!(lot_bytes(1 << 30, 1.0, (MIN_LOT_BYTES, 4 << 20)), 4 << 20);
+        assert_eq!(lot_bytes(6 << 20, 1.0, (4 << 20, MAX_LOT_BYTES)), 4 << 20);
+        // Slots may be smaller than the smallest lot.
+        assert_eq!(lot_bytes(6 << 20, 1.0, (4 << 20, 1 << 20)), 1 << 20);
     }
 }

@@ -136,3 +136,17 @@ impl Measured {
         *last_end = at.max(*last_end);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_steps::Launch;
+
+    #[test]
+    fn a_chunk_is_on_the_link_as_long_as_its_real_bytes_take() {
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let model = StepModel::new(&profile, Launch::Graph);
+        let policy = LoadPolicy::new(&profile, &model, &ModelClock::new(1.0), 64).unwrap();
+        assert!((policy.chunk_link_us() - 64.0 * 98_304.0 / 55e9 * 1e6).abs() < 1e-6);
+    }
+}

@@ -24,7 +24,7 @@ pub struct Table {
 }
 
 impl Tables {
-    /// So many lists.
+    /// Makes this many lists, all of them free.
     pub fn new(device: &Arc<Device>, lists: usize) -> Result<Arc<Tables>, CudaError> {
         let memory = HostMemory::new(device, lists * PIECES_MAX * size_of::<Piece>())?;
         Ok(Arc::new(Tables { memory, free: Mutex::new((0..lists).collect()) }))

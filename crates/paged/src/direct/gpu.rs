@@ -146,6 +146,7 @@ impl GpuMemory {
         moves: &[Move],
     ) -> Result<(Vec<Piece>, Vec<Arc<ForeignMemory>>), NotCopied> {
         let allocations = &offered.opened.memory.allocations;
+        self.forget_former(&offered.peer, allocations);
         let theirs =
             allocations.iter().map(|one| self.map(&offered.peer, one)).collect::<Result<Vec<_>, _>>()?;
         let layers = self.gpu.cache().layers();
@@ -175,7 +176,7 @@ impl GpuMemory {
                 // of the peer are mapped until `read` is dropped.
                 unsafe { self.copies.copy(&pieces[moves], &begun) }.map_err(failed)?;
                 let copied = self.copies.mark().map_err(failed)?;
-                // That of 4 GiB takes a millisecond, during which the first stage is copied.
+                // The list of 4 GiB takes a millisecond, during which the first stage is copied.
                 let list = match &mut list {
                     Some(list) => list,
                     none => none.insert(self.list(&arriving.pages, arriving.heads)?),
@@ -195,6 +196,16 @@ impl GpuMemory {
                 Err(queued.err().unwrap_or_else(|| failed("the cache has no layers")))
             }
         }
+    }
+
+    /// Lets go of what a peer of this name had that does not have it now: another process has come
+    /// in its place.
+    fn forget_former(&self, peer: &str, allocations: &[Allocation]) {
+        let has = |name: &[u8; 64]| {
+            let is_it = |one: &Allocation| matches!(one, Allocation::Gpu { handle, .. } if handle.as_flattened() == name.as_slice());
+            allocations.iter().any(is_it)
+        };
+        self.mapped.lock().retain(|name, there| there.peer != peer || has(name));
     }
 
     /// A peer's allocation, mapped here.

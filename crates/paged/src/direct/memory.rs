@@ -20,7 +20,7 @@ pub type Begun = Option<Arc<Event>>;
 /// A peer's pages that are read.
 #[derive(Debug)]
 pub struct Offered {
-    /// The peer's name, and which process that is.
+    /// The peer's name. A process that comes after it may have the same.
     pub peer: String,
     pub opened: Opened,
 }

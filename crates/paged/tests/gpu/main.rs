@@ -482,19 +482,20 @@ fn a_load_whose_relay_is_lost_meanwhile_is_never_said_to_be_right_with_other_byt
         engine.begin_load(3, &others, 1, false);
         std::thread::sleep(Duration::from_millis(50));
         fake.control("abandon 1 700; release h2d.1");
-        // Where that relay was slow before, it has no part in the load, and the next one meets it.
+        // A relay that was slow has no part in some loads. One that stays slow has a part in none.
         let is_told = |job| {
             let end = engine.end_of(job);
             let is_told = end.why.as_ref().is_some_and(|why| why.contains("relay"));
             assert!(is_told || engine.has(&others, &from, 5, TOKENS), "{end:?}");
             is_told
         };
-        if !is_told(3) {
-            engine.begin_load(4, &others, 1, false);
-            is_told(4);
-        }
-        engine.begin_load(5, &to, 1, false);
-        assert_eq!(engine.end_of(5).why, None, "the other relay and the GPU's own link are there");
+        let meets_it = |job| {
+            engine.begin_load(job, &others, 1, false);
+            is_told(job)
+        };
+        let _ = is_told(3) || (4..12).any(meets_it);
+        engine.begin_load(12, &to, 1, false);
+        assert_eq!(engine.end_of(12).why, None, "the other relay and the GPU's own link are there");
         assert!(engine.has(&to, &from, 5, TOKENS));
     });
 }

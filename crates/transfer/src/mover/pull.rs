@@ -4,7 +4,7 @@
 
 use super::{Mover, Op, OpId, Start};
 use crate::link::LinkState;
-use crate::lot::{Lot, MIN_LOT_BYTES, lot_bytes};
+use crate::lot::{Lot, MAX_LOT_BYTES, MIN_LOT_BYTES, lot_bytes};
 use crate::path::{PathId, PathState};
 use crate::queue::{Rank, Waiting};
 use crate::transfer::Class;
@@ -125,8 +125,8 @@ impl Mover {
         let class = waiting_classes.min_by_key(|class| fairness.precedence(*class))?;
         let waiting = place_pair.first(class)?;
         let leg = &self.transfers.get(&waiting.rank.transfer)?.legs[waiting.leg].1;
-        let bytes =
-            lot_bytes(leg.remaining_bytes(), self.share(now_us, path), self.lot_limit_bytes(now_us, path));
+        let sizes = self.lot_sizes(now_us, state);
+        let bytes = lot_bytes(leg.remaining_bytes(), self.share(now_us, path), sizes);
         let eligible = link.admits(now_us, bytes, guest) && !self.others_finish_sooner(now_us, path, bytes);
         eligible.then_some(Candidate {
             precedence: fairness.precedence(class),
@@ -138,18 +138,18 @@ impl Mover {
         })
     }
 
-    /// Largest lot for a path: one that fits through every staging and every window, and a small
-    /// one while a link has not been measured, since it may turn out to be slower than the others.
-    fn lot_limit_bytes(&self, now_us: u64, path: usize) -> u64 {
-        let spec = &self.paths[path].spec;
-        let is_sole = self.others(path).next().is_none();
-        let slots = spec.staging.iter().map(|staging| staging.slot_bytes);
-        let links = spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
-        let windows = links.map(|link| match is_sole || link.is_measured(now_us) {
+    /// The smallest and the largest lot for a path. The largest one fits through every staging and
+    /// every window, and is a small one while a link has not been measured, since it may turn out
+    /// to be slow.
+    fn lot_sizes(&self, now_us: u64, path: &PathState) -> (u64, u64) {
+        let slots = path.spec.staging.iter().map(|staging| staging.slot_bytes);
+        let links = || path.spec.hops.iter().map(|hop| &self.links[hop.link.0 as usize]);
+        let windows = links().map(|link| match link.is_measured(now_us) {
             true => link.spec.window_bytes.min(link.spec.lot_bytes_max),
-            false => link.spec.window_bytes.min(MIN_LOT_BYTES),
+            false => link.spec.window_bytes.min(link.spec.lot_bytes_min),
         });
-        slots.chain(windows).min().unwrap_or(u64::MAX).max(1)
+        let most = slots.chain(windows).min().unwrap_or(u64::MAX).clamp(1, MAX_LOT_BYTES);
+        (links().map(|link| link.spec.lot_bytes_min).max().unwrap_or(MIN_LOT_BYTES), most)
     }
 
     /// Rate of a path: that of its slowest hop, or `None` while one is unknown.
