@@ -268,7 +268,8 @@ def test_a_load_of_both_ends_with_the_later_one_and_is_nothing_without_its_state
 
 def test_steps_are_looked_at_until_the_next_state() -> None:
     planner = stores.Stores(facts(groups=BOTH), workers=1)
-    half: Any = SimpleNamespace(facts=planner.facts, unstored={}, params=lambda _: {}, stores=planner)
+    requests = SimpleNamespace(params=lambda _: {})
+    half: Any = SimpleNamespace(facts=planner.facts, unstored={}, requests=requests, stores=planner)
     one = a_request_with_states(2 * CHUNK, CHUNK, 50)
     assert SchedulerHalf.note_state(half, one, 36, 0) == 28 and half.unstored == {}
     assert SchedulerHalf.note_state(half, one, CHUNK, 0) == CHUNK and half.unstored == {one.name: one}
