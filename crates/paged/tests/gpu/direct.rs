@@ -144,6 +144,27 @@ fn a_prefillers_memory_stays_mapped_until_it_is_gone() {
 }
 
 #[test]
+fn memory_of_a_prefiller_in_whose_place_another_process_has_come_is_let_go_of() {
+    let test = "direct::memory_of_a_prefiller_in_whose_place_another_process_has_come_is_let_go_of";
+    alone(test, &TWO, |fake| {
+        if Other::is_this() {
+            return be_prefiller(fake);
+        }
+        let site = Site::new();
+        let (former, engine) = (Prefiller::start(test), site.direct(fake, "decoder"));
+        let to = blocks(9);
+        assert_eq!(read(&engine, &former.metadata, &to).tokens, TOKENS as u64);
+        let opened = fake.stat("cuIpcOpenMemHandle_v2");
+        drop(former);
+        // It has the same name, and is there when it is looked next whether the former one is.
+        let prefiller = Prefiller::start(test);
+        eventually("the new one is read", || read(&engine, &prefiller.metadata, &to).tokens > 0);
+        eventually("the former one's memory is let go of", || fake.stat("cuIpcCloseMemHandle") == opened);
+        prefiller.process.end();
+    });
+}
+
+#[test]
 fn a_prefiller_that_dies_or_freezes_before_it_is_asked_costs_a_read() {
     let test = "direct::a_prefiller_that_dies_or_freezes_before_it_is_asked_costs_a_read";
     alone(test, &TWO, |fake| {
