@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import vllm_engine
 from vllm_engine import BF16_BYTES, BLOCK_TOKENS, CHUNK_TOKENS, GIB, Site, row
@@ -35,6 +35,7 @@ SIZES = (1024, 2048, 4096, 8192, 16384, 32768)
 TINY_SIZES = (256, 1024)
 BESIDE = (1, 64, 192)
 WAYS = ("memory", "multipath", "relay")
+Verifier = Literal["gpu", "host", "both"]
 LIMIT_S = 60.0
 LINK_BYTES = 256 << 20
 LINK_RUNS = 9
@@ -54,7 +55,9 @@ NAMESPACE: dict[str, Any] = {
 class Pages:
     """Layers of KV in pages, and the cache that moves them."""
 
-    def __init__(self, site: Site, device: "torch.device", tokens: int) -> None:
+    def __init__(
+        self, site: Site, device: "torch.device", tokens: int, verify: Verifier | None = None
+    ) -> None:
         """Room for one prefix, in blocks that lie anywhere."""
         import torch
 
@@ -72,6 +75,7 @@ class Pages:
             chunk_tokens=site.chunk_tokens,
             heads=[self.heads],
             device=device.index if device.type == "cuda" else None,
+            verify=verify,
         )
         self.stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         self.job = 0
@@ -95,10 +99,13 @@ class Pages:
         """The pages of a prefix."""
         return self.order[: tokens // BLOCK_TOKENS].numpy()
 
-    def store(self, ids: list[bytes], tokens: int) -> None:
-        """Draws a prefix and has the node keep it."""
+    def draw(self) -> None:
+        """Fills all pages anew."""
         self.kv.normal_()
         self.wait()
+
+    def store(self, ids: list[bytes], tokens: int) -> None:
+        """Has the node keep a prefix."""
         chunk_tokens = tokens // len(ids)
         for at in range(0, len(ids), 64):  # A cache refuses what is beyond its share of bytes under way.
             self.job += 1
@@ -210,6 +217,7 @@ def of_prefix(
     """The rows of one length."""
     key = forebay.namespace_key(NAMESPACE | {"salt": str(tokens).encode()})
     ids = forebay.chunk_ids(key, list(range(tokens)), site.chunk_tokens)
+    pages.draw()
     pages.store(ids, tokens)
     kept = pages.kv[:, pages.order[: tokens // BLOCK_TOKENS].long()].clone()
     link_s = tokens * site.bytes_per_token / known.link
