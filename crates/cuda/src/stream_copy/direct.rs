@@ -28,7 +28,7 @@ const BATCH_COPIES_MIN: usize = 32;
 /// They wait for room on the GPU while layers before compute: the first token of prompts of 1k, 4k,
 /// 8k and 16k tokens (4 to 64 MiB a layer) came after 13, 22, 42 and 82 ms on an H200 by kernels,
 /// and after 14, 16, 27 and 50 by batches.
-const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
+pub const AWAITED_BATCH_BYTES_MIN: u64 = 8 << 20;
 
 /// What copies in a stream copy's own stream need.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ use crate::rates::Rates;
 pub(crate) use copy_stream::AWAITED_HANDOVER_BYTES_MIN;
 pub use copy_stream::{BATCH_PIECES_MAX, Batch, CopyStream, Links, Sent};
 pub use decline::{Counters, DeclineReason};
+pub use direct::AWAITED_BATCH_BYTES_MIN;
 use division::Division;
 pub use division::PathRate;
 use forebay_transfer::lock::Mutex;

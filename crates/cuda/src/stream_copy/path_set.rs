@@ -27,6 +27,9 @@ const OWN_SLOT_BYTES: u64 = 2 << 20;
 /// hops overlap.
 const SEGMENTS: u64 = 4;
 const SEGMENT_BYTES_MIN: u64 = 512 << 10;
+/// The same where the target's kernel needs no slot, so that nothing overlaps: a call costs more
+/// then than a segment gains.
+const STRAIGHT_SEGMENT_BYTES_MIN: u64 = 8 << 20;
 /// Pages as long as this on average go through a relay in slot streams. Shorter ones were not tried
 /// so.
 const SLOT_STREAM_PIECE_BYTES: u64 = 48 << 10;
@@ -232,7 +235,10 @@ pub fn how_to_relay(direction: Direction, pages: Pages, peers_reach: bool) -> Ho
 
 /// What a pipeline is to do with its share.
 fn work<'a>(pages: Pages<'a>, pipeline: &RelayPipeline, how: How) -> Work<'a> {
-    let segment_bytes = (pages.bytes() / SEGMENTS).max(SEGMENT_BYTES_MIN).min(pipeline.slot_bytes());
+    let segment_bytes = match how {
+        How::Straight => (pages.bytes() / SEGMENTS).max(STRAIGHT_SEGMENT_BYTES_MIN),
+        _ => (pages.bytes() / SEGMENTS).max(SEGMENT_BYTES_MIN).min(pipeline.slot_bytes()),
+    };
     let segments = pages.bytes().div_ceil(segment_bytes);
     let call_bytes = ENGINE_PIECE_BYTES;
     Work { how, slots: pipeline.slots_for(segments, how), pages, segment_bytes, call_bytes, part: None }

@@ -2,9 +2,10 @@
 //! began: on the host, where that holds up nobody else, unless the engine itself already waits for
 //! a layer; then on the GPU. This file knows one job's segments and events.
 
-use super::Gpu;
+use super::queue::QueueLimit;
 use super::segment::{BatchEnd, arena_ranges, cut};
 use super::stalls::Stalls;
+use super::{Gpu, limit_of};
 use crate::copies::{Batch, Direction, Job, NotCopied, OnCopied};
 use forebay_cuda::checksum::SumList;
 use forebay_cuda::device::Event;
@@ -164,6 +165,11 @@ impl Segment {
     /// it belongs to.
     pub fn awaited_bytes(&self) -> Option<u64> {
         self.job.is_awaited.then(|| self.batch_end.bytes())
+    }
+
+    /// How much may be on its way for it to go, where others have the usual limit.
+    pub fn limit(&self, usual: QueueLimit) -> QueueLimit {
+        limit_of(self.awaited_bytes(), usual)
     }
 
     /// What is summed up behind it.

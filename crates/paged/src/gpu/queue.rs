@@ -39,10 +39,10 @@ impl<T> Queue<T> {
     }
 
     /// The next segment, if nobody else is putting one on its way: one that is back, or one for
-    /// which there is room. It counts as on its way; whoever takes it says
+    /// which there is room by its limit. It counts as on its way; whoever takes it says
     /// [`posted`](Queue::posted), [`aside`](Queue::aside) or [`later`](Queue::later), and asks
     /// again.
-    pub fn next(&mut self, limit: QueueLimit) -> Option<(T, u64)> {
+    pub fn next(&mut self, limit: impl FnOnce(&T) -> QueueLimit) -> Option<(T, u64)> {
         if self.is_posting {
             return None;
         }
@@ -51,7 +51,8 @@ impl<T> Queue<T> {
             (self.is_posting, self.has_ended) = (true, false);
             return back;
         }
-        let bytes = self.waiting.front()?.1;
+        let (front, bytes) = self.waiting.front()?;
+        let (limit, bytes) = (limit(front), *bytes);
         let fits = self.segments < limit.segments && self.bytes.saturating_add(bytes) <= limit.bytes;
         if !(fits || self.segments == 0) {
             return None;
@@ -124,18 +125,18 @@ mod tests {
         for (segment, bytes) in [(1, 500), (2, 60), (3, 40), (4, 1)] {
             queue.push(segment, bytes);
         }
-        assert_eq!(queue.next(LIMIT), Some((1, 500)));
-        assert_eq!(queue.next(LIMIT), None, "it is being put on its way");
+        assert_eq!(queue.next(|_| LIMIT), Some((1, 500)));
+        assert_eq!(queue.next(|_| LIMIT), None, "it is being put on its way");
         queue.posted();
-        assert_eq!(queue.next(LIMIT), None);
+        assert_eq!(queue.next(|_| LIMIT), None);
         queue.ended(500);
         for expected in [(2, 60), (3, 40)] {
-            assert_eq!(queue.next(LIMIT), Some(expected));
+            assert_eq!(queue.next(|_| LIMIT), Some(expected));
             queue.posted();
         }
-        assert_eq!(queue.next(LIMIT), None);
+        assert_eq!(queue.next(|_| LIMIT), None);
         queue.ended(60);
-        assert_eq!(queue.next(LIMIT), Some((4, 1)));
+        assert_eq!(queue.next(|_| LIMIT), Some((4, 1)));
     }
 
     #[test]
@@ -143,15 +144,15 @@ mod tests {
         let mut queue = Queue::default();
         queue.push(1, 10);
         queue.push(2, 10);
-        let _ = queue.next(LIMIT);
+        let _ = queue.next(|_| LIMIT);
         queue.posted();
-        let (segment, bytes) = queue.next(LIMIT).unwrap();
+        let (segment, bytes) = queue.next(|_| LIMIT).unwrap();
         assert_eq!(queue.later(segment, bytes), Ok(false), "the other one's end will ask");
-        let (segment, bytes) = queue.next(LIMIT).unwrap();
+        let (segment, bytes) = queue.next(|_| LIMIT).unwrap();
         queue.ended(10);
-        assert_eq!(queue.next(LIMIT), None, "which was in vain");
+        assert_eq!(queue.next(|_| LIMIT), None, "which was in vain");
         assert_eq!(queue.later(segment, bytes), Ok(true));
-        let (segment, bytes) = queue.next(LIMIT).unwrap();
+        let (segment, bytes) = queue.next(|_| LIMIT).unwrap();
         assert_eq!(queue.later(segment, bytes), Err(2), "there is nothing to wait for");
         queue.posted();
         queue.ended(10);
@@ -159,29 +160,44 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_waits_for_room_by_its_own_limit() {
+        let mut queue = Queue::default();
+        (1..=3).for_each(|segment| queue.push(segment, 10));
+        let limit = |segment: &u8| QueueLimit { segments: if *segment == 2 { 1 } else { 9 }, bytes: 100 };
+        assert_eq!(queue.next(limit), Some((1, 10)));
+        queue.posted();
+        assert_eq!(queue.next(limit), None, "one at a time, of whomever");
+        queue.ended(10);
+        for expected in [2, 3] {
+            assert_eq!(queue.next(limit), Some((expected, 10)));
+            queue.posted();
+        }
+    }
+
+    #[test]
     fn what_goes_aside_counts_and_comes_back_first_and_in_order() {
         let mut queue = Queue::default();
         (1..=4).for_each(|segment| queue.push(segment, 40));
         let mut aside = || {
-            let (segment, bytes) = queue.next(LIMIT).unwrap();
+            let (segment, bytes) = queue.next(|_| LIMIT).unwrap();
             (segment, bytes, queue.aside())
         };
         let (first, second) = (aside(), aside());
-        assert_eq!(queue.next(LIMIT), None, "both are on their way");
+        assert_eq!(queue.next(|_| LIMIT), None, "both are on their way");
         queue.back(second.2, second.0, second.1);
-        assert_eq!(queue.next(LIMIT), None, "the first one is not back");
+        assert_eq!(queue.next(|_| LIMIT), None, "the first one is not back");
         queue.back(first.2, first.0, first.1);
         for expected in [1, 2] {
-            assert_eq!(queue.next(LIMIT), Some((expected, 40)));
-            assert_eq!(queue.next(LIMIT), None, "it is being put on its way");
+            assert_eq!(queue.next(|_| LIMIT), Some((expected, 40)));
+            assert_eq!(queue.next(|_| LIMIT), None, "it is being put on its way");
             queue.posted();
         }
-        assert_eq!(queue.next(LIMIT), None, "both are on their way still");
+        assert_eq!(queue.next(|_| LIMIT), None, "both are on their way still");
         queue.ended(40);
-        assert_eq!(queue.next(LIMIT), Some((3, 40)));
+        assert_eq!(queue.next(|_| LIMIT), Some((3, 40)));
         queue.posted();
         (0..2).for_each(|_| queue.ended(40));
-        assert_eq!(queue.next(LIMIT), Some((4, 40)));
+        assert_eq!(queue.next(|_| LIMIT), Some((4, 40)));
     }
 
     proptest! {
@@ -195,7 +211,7 @@ mod tests {
                         queue.push(pushed, bytes);
                         pushed += 1;
                     }
-                    1 => if let Some((segment, bytes)) = queue.next(LIMIT) {
+                    1 => if let Some((segment, bytes)) = queue.next(|_| LIMIT) {
                         prop_assert!(taken.is_none());
                         prop_assert_eq!(segment, gone);
                         let sum = moving.iter().sum::<u64>() + bytes;

@@ -17,6 +17,14 @@ use testkit::eventually;
 pub(super) const ONE: [(&str, &str); 2] = [("FAKE_CUDA_GPUS", "1"), ("XDG_CACHE_HOME", "/nonexistent")];
 
 #[test]
+fn only_short_layers_that_an_engine_waits_for_are_few_at_a_time() {
+    let of = |awaited_bytes| super::limit_of(awaited_bytes, super::LOAD_LIMIT);
+    assert_eq!(of(None), super::LOAD_LIMIT);
+    assert_eq!(of(Some((8 << 20) - 1)), super::SHORT_LAYERS_LIMIT);
+    assert_eq!(of(Some(8 << 20)), super::LOAD_LIMIT);
+}
+
+#[test]
 fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
     alone("gpu::tests::a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once", &ONE, |fake| {
         let site = Site::new();
