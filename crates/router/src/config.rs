@@ -17,6 +17,8 @@ pub struct Backend {
     pub name: String,
     /// Where it listens: `http://HOST:PORT`.
     pub url: String,
+    /// The store of KV that it shares with all engines that name the same one.
+    pub store: Option<String>,
 }
 
 /// All that a router is told.
@@ -112,7 +114,7 @@ impl Default for Limits {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// Too few or too many backends.
     #[error("backends: {0} given, 1 to {MAX_BACKENDS} are allowed")]
@@ -120,6 +122,9 @@ pub enum ConfigError {
     /// A name with other characters than are allowed.
     #[error("backend name '{0}': letters, digits, '-', '_' and '.' are allowed")]
     BackendName(String),
+    /// The same for a store.
+    #[error("store name '{0}': letters, digits, '-', '_' and '.' are allowed")]
+    StoreName(String),
     /// Two backends of one name.
     #[error("backend name '{0}' is given twice")]
     RepeatedName(String),
@@ -129,6 +134,9 @@ pub enum ConfigError {
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
+    /// A time that no load takes.
+    #[error("load us per token: {0} is no time; 0 and more are allowed")]
+    LoadTime(f64),
     /// What probes ask for is no path.
     #[error("probe path: '{0}' is not a path such as /health")]
     ProbePath(String),
@@ -142,6 +150,7 @@ pub(crate) struct Target {
     pub header: HeaderValue,
     /// Host and port, to connect to.
     pub authority: String,
+    pub store: Option<String>,
     /// Host and port, for the `Host` header.
     pub host: HeaderValue,
 }
@@ -183,6 +192,10 @@ impl RouterConfig {
         if self.engine_model.pool_tokens == 0 {
             return Err(ConfigError::Zero("pool tokens"));
         }
+        let load_us = self.engine_model.load_us_per_token;
+        if !load_us.is_finite() || load_us < 0.0 {
+            return Err(ConfigError::LoadTime(load_us));
+        }
         if self.engine_model.max_seqs == 0 {
             return Err(ConfigError::Zero("max num seqs"));
         }
@@ -192,11 +205,18 @@ impl RouterConfig {
 }
 
 impl Backend {
+    /// An engine that shares no store.
+    pub fn new(name: impl Into<String>, url: impl Into<String>) -> Backend {
+        Backend { name: name.into(), url: url.into(), store: None }
+    }
+
     fn check(&self) -> Result<Target, ConfigError> {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         let bad_name = || ConfigError::BackendName(self.name.clone());
-        if self.name.is_empty() || !self.name.bytes().all(allowed) {
+        if !is_name(&self.name) {
             return Err(bad_name());
+        }
+        if let Some(store) = self.store.as_ref().filter(|store| !is_name(store)) {
+            return Err(ConfigError::StoreName(store.clone()));
         }
         let header = HeaderValue::from_str(&self.name).map_err(|_| bad_name())?;
         let bad_url = || ConfigError::BackendUrl { name: self.name.clone(), url: self.url.clone() };
@@ -205,8 +225,14 @@ impl Backend {
         let authority = uri.authority().filter(|authority| plain && is_host_and_port(authority));
         let authority = authority.ok_or_else(bad_url)?.as_str().to_owned();
         let host = HeaderValue::from_str(&authority).map_err(|_| bad_url())?;
-        Ok(Target { name: self.name.clone(), header, authority, host })
+        let (name, store) = (self.name.clone(), self.store.clone());
+        Ok(Target { name, header, authority, store, host })
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !text.is_empty() && text.bytes().all(allowed)
 }
 
 fn is_host_and_port(authority: &Authority) -> bool {
@@ -250,7 +276,7 @@ mod tests {
     use forebay_steps::{Launch, Profile};
 
     fn config(backends: &[(&str, &str)]) -> RouterConfig {
-        let backends = backends.iter().map(|&(name, url)| Backend { name: name.into(), url: url.into() });
+        let backends = backends.iter().map(|&(name, url)| Backend::new(name, url));
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let engine_model = EngineModel::new(&profile, Launch::Graph);
         RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), Policy::Lpwl, engine_model)
@@ -283,6 +309,10 @@ mod tests {
         for (backends, message) in table {
             assert_eq!(config(&backends).check().unwrap_err().to_string(), message);
         }
+        let mut store = config(&[("a", "http://h:1")]);
+        store.backends[0].store = Some("s/1".into());
+        let message = "store name 's/1': letters, digits, '-', '_' and '.' are allowed";
+        assert_eq!(store.check().unwrap_err().to_string(), message);
         let mut zero = config(&[("a", "http://h:1")]);
         zero.limits.progress = Duration::ZERO;
         assert_eq!(zero.check().unwrap_err().to_string(), "progress timeout: must be above 0");
@@ -294,6 +324,12 @@ mod tests {
         {
             let mut bad = config(&[("a", "http://h:1")]);
             (bad.engine_model.pool_tokens, bad.engine_model.max_seqs) = (tokens, seqs);
+            assert_eq!(bad.check().unwrap_err().to_string(), message);
+        }
+        for load_us in [-1.0, f64::NAN, f64::INFINITY] {
+            let mut bad = config(&[("a", "http://h:1")]);
+            bad.engine_model.load_us_per_token = load_us;
+            let message = format!("load us per token: {load_us} is no time; 0 and more are allowed");
             assert_eq!(bad.check().unwrap_err().to_string(), message);
         }
         for path in ["", "health", "http://h/health", "/a b"] {

@@ -143,6 +143,8 @@ mod tests {
             pending_prefill_us: 7,
             context_tokens: 3,
             hit_tokens: 4,
+            stored_tokens: 5,
+            load_us_per_token: 1.5,
         }];
         Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, candidates, outcome: None }
     }

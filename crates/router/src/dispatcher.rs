@@ -3,14 +3,18 @@
 //!
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
+use crate::chain::{CHUNK_BYTES, Chain};
 use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Health, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
-use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
+use crate::prefill::Prefill;
+use crate::prefix::{PrefixIndex, Visit};
 use crate::request::Endpoint;
-use crate::stats::{BackendStats, RouterStats};
+use crate::shadow_cache::is_more;
+use crate::stats::{BackendStats, RouterStats, StoreStats};
+use crate::store_index::{Found, Sought, StoreIndex};
 use crate::tokens::{AnswerTokens, BytesPerToken, Length};
 use crate::usage::Usage;
 
@@ -20,6 +24,9 @@ const PREFILL_US_MAX: f64 = 1e12;
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
+/// Chunks remembered per store: it is larger than an engine's memory, and several engines write to
+/// it.
+const CHUNKS_PER_STORE: usize = 1024 * 1024;
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
@@ -64,6 +71,8 @@ pub struct Assignment {
     new_tokens: u64,
     prefill_us: u64,
     visit: Visit,
+    /// What the engine's store was believed to hold of it, if there is one.
+    sought: Option<Sought>,
     /// The engine that the session had before.
     former_home: Option<usize>,
     /// An answer with a status below 400 has begun: its prompt is computed.
@@ -92,6 +101,8 @@ pub struct Dispatcher {
     names: Vec<String>,
     backends: Vec<Backend>,
     index: PrefixIndex,
+    stores: StoreIndex,
+    thresholds: Thresholds,
     bytes_per_token: BytesPerToken,
     answer_tokens: AnswerTokens,
     homes: Generations<usize>,
@@ -114,15 +125,35 @@ struct Backend {
 }
 
 impl Dispatcher {
-    /// Backends with the given names, all up and idle. At most [`MAX_BACKENDS`] are used.
-    pub fn new(
-        policy: Policy,
-        engine_model: EngineModel,
-        names: Vec<String>,
-        thresholds: Thresholds,
-    ) -> Dispatcher {
-        let backends = names.iter().take(MAX_BACKENDS).map(|name| Backend {
-            health: Health::new(thresholds),
+    /// A dispatcher without backends.
+    pub fn new(policy: Policy, engine_model: EngineModel, thresholds: Thresholds) -> Dispatcher {
+        Dispatcher {
+            policy,
+            engine_model,
+            index: PrefixIndex::new(CHUNKS_PER_BACKEND),
+            stores: StoreIndex::new(CHUNKS_PER_STORE),
+            thresholds,
+            names: Vec::new(),
+            backends: Vec::new(),
+            bytes_per_token: BytesPerToken::default(),
+            answer_tokens: AnswerTokens::default(),
+            homes: Generations::new(SESSIONS),
+            decisions: Decisions::default(),
+            turn: 0,
+        }
+    }
+
+    /// Adds a backend, up and idle, with the name of the store that it shares. At most
+    /// [`MAX_BACKENDS`] are used.
+    pub fn add_backend(&mut self, name: &str, store: Option<&str>) {
+        if self.backends.len() == MAX_BACKENDS {
+            return;
+        }
+        self.names.push(name.to_owned());
+        self.index.add_engine();
+        self.stores.add_engine(store);
+        self.backends.push(Backend {
+            health: Health::new(self.thresholds),
             in_flight: 0,
             pending_prefill_tokens: 0,
             pending_prefill_us: 0,
@@ -131,19 +162,6 @@ impl Dispatcher {
             silent_hits: 0,
             totals: BackendStats::new(name),
         });
-        let backends: Vec<Backend> = backends.collect();
-        Dispatcher {
-            policy,
-            engine_model,
-            index: PrefixIndex::new(backends.len(), CHUNKS_PER_BACKEND),
-            names,
-            backends,
-            bytes_per_token: BytesPerToken::default(),
-            answer_tokens: AnswerTokens::default(),
-            homes: Generations::new(SESSIONS),
-            decisions: Decisions::default(),
-            turn: 0,
-        }
     }
 
     /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
@@ -157,17 +175,15 @@ impl Dispatcher {
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
-        let hit_tokens = candidates[chosen].hit_tokens;
-        let new_tokens = input_tokens.saturating_sub(hit_tokens).max(1);
-        let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round();
-        let prefill_us = prefill_us.min(PREFILL_US_MAX) as u64;
+        let prefill = Prefill::new(&self.engine_model, &candidates[chosen], input_tokens);
+        let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
         self.turn += 1;
         if routing.endpoint.is_some() {
             self.homes.insert(routing.session, chosen);
         }
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
-        backend.pending_prefill_tokens += new_tokens;
+        backend.pending_prefill_tokens += prefill.tokens;
         backend.pending_prefill_us += prefill_us;
         backend.context_tokens += input_tokens;
         let attempt = tried.count_ones() + 1;
@@ -180,8 +196,9 @@ impl Dispatcher {
             assigned_us: now_us,
             first_byte_us: None,
             input_tokens,
-            new_tokens,
+            new_tokens: prefill.tokens,
             prefill_us,
+            sought: self.stores.seek(chosen, &routing.chain),
             visit: self.index.visit(chosen, &routing.chain),
             former_home: home,
             computed: false,
@@ -190,11 +207,15 @@ impl Dispatcher {
 
     fn candidates(&self, routing: &RoutingFacts, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
+        let stored = self.stores.hits(&routing.chain);
+        let tokens = |chunks: usize| {
+            let bytes = routing.hit_bytes(chunks);
+            ((bytes as f64 / bytes_per_token) as u64).min(input_tokens)
+        };
         let may_have = |index: usize| routing.serving & !tried & (1 << index) != 0;
         let mut backends = self.backends.iter().enumerate();
         let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
-            let hit_bytes = routing.hit_bytes(self.index.hit_chunks(index, &routing.chain));
             let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
             Candidate {
                 eligible: usable && may_have(index),
@@ -202,7 +223,9 @@ impl Dispatcher {
                 pending_prefill_tokens: backend.pending_prefill_tokens,
                 pending_prefill_us: backend.pending_prefill_us,
                 context_tokens: backend.context_tokens,
-                hit_tokens: ((hit_bytes as f64 / bytes_per_token) as u64).min(input_tokens),
+                hit_tokens: tokens(self.index.hit_chunks(index, &routing.chain)),
+                stored_tokens: tokens(stored.chunks(index)),
+                load_us_per_token: self.engine_model.load_us_per_token,
             }
         };
         self.backends.iter().enumerate().map(candidate).collect()
@@ -210,7 +233,13 @@ impl Dispatcher {
 
     /// The first byte of the answer's body has come, after this status. If it is below 400 the
     /// prompt is computed; other answers teach nothing.
-    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment, status: u16) {
+    pub fn first_byte(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        assignment: &mut Assignment,
+        status: u16,
+    ) {
         if assignment.first_byte_us.is_some() {
             return;
         }
@@ -221,6 +250,9 @@ impl Dispatcher {
         backend.release_prefill(assignment);
         if assignment.computed {
             backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+            if let Some(sought) = &assignment.sought {
+                self.stores.computed(sought, &routing.chain);
+            }
         }
     }
 
@@ -235,7 +267,7 @@ impl Dispatcher {
         }
         let mut outcome = Outcome { first_byte_us: assignment.first_byte_us, ..Outcome::default() };
         let mut change = None;
-        let mut cached_bytes = None;
+        let mut cached = None;
         match end {
             End::Answered { status, usage } => {
                 backend.totals.answered += 1;
@@ -251,7 +283,7 @@ impl Dispatcher {
                 };
                 if let Some(usage) = usage.filter(|_| assignment.computed) {
                     self.answer_tokens.learn(usage.completion_tokens);
-                    cached_bytes =
+                    cached =
                         learn(&mut self.bytes_per_token, backend, routing, &assignment, usage, &mut outcome);
                 }
             }
@@ -267,7 +299,11 @@ impl Dispatcher {
         }
         self.decisions.finish(assignment.decision, outcome);
         if assignment.computed {
-            self.index.settle(assignment.visit, cached_bytes);
+            let of_engine = cached.map(|cached| cached.in_engine_bytes);
+            self.index.settle(assignment.visit, of_engine);
+            if let Some((sought, cached)) = assignment.sought.zip(cached) {
+                self.stores.settle(&sought, cached.found);
+            }
         } else {
             self.forget_home(routing.session, index, assignment.former_home);
             self.index.abandon(assignment.visit, &routing.chain);
@@ -330,7 +366,13 @@ impl Dispatcher {
             index_chunks: self.index.len(index),
             ..backend.totals.clone()
         });
-        RouterStats { policy: self.policy.name(), decisions: self.turn, backends: backends.collect() }
+        let stores = self.stores.lens().map(|(name, chunks)| StoreStats { name: name.to_owned(), chunks });
+        RouterStats {
+            policy: self.policy.name(),
+            decisions: self.turn,
+            backends: backends.collect(),
+            stores: stores.collect(),
+        }
     }
 
     /// The last decisions, oldest first.
@@ -373,8 +415,16 @@ impl RoutingFacts {
     }
 }
 
-/// Learns from the usage of an answered request, and returns how many bytes of the chain were
-/// cached.
+/// What an answer says was cached of its prompt.
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    /// Bytes of the chain that the engine itself held, as far as is said.
+    in_engine_bytes: usize,
+    /// What was found in all.
+    found: Found,
+}
+
+/// Learns from the usage of an answered request, and returns what was cached.
 fn learn(
     ratio: &mut BytesPerToken,
     backend: &mut Backend,
@@ -382,15 +432,17 @@ fn learn(
     assignment: &Assignment,
     usage: Usage,
     outcome: &mut Outcome,
-) -> Option<usize> {
+) -> Option<Cached> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
     let endpoint = routing.endpoint?;
     ratio.learn(&routing.length, usage.prompt_tokens);
-    let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
+    let in_engine = assignment.visit.predicted_chunks();
+    let predicted = assignment.sought.as_ref().map_or(0, Sought::predicted_chunks).max(in_engine);
+    let cached_tokens = backend.cached_tokens(endpoint, usage, predicted > 0)?;
     // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a
     // wrong hit.
     let bytes_per_token = routing.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
-    let predicted_bytes = routing.hit_bytes(assignment.visit.predicted_chunks());
+    let predicted_bytes = routing.hit_bytes(predicted);
     let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;
     outcome.predicted_tokens = Some(predicted_tokens);
     outcome.cached_tokens = Some(cached_tokens);
@@ -400,7 +452,18 @@ fn learn(
     totals.predicted_tokens += predicted_tokens;
     totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
     totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
-    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.preamble_bytes))
+    let bytes =
+        |tokens: u64| ((tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.preamble_bytes);
+    let found = bytes(cached_tokens);
+    // Without a store that the router knows of, what was loaded counts as the engine's own.
+    let loaded_tokens = usage.loaded_tokens.filter(|_| assignment.sought.is_some());
+    let in_engine_bytes = bytes(cached_tokens.saturating_sub(loaded_tokens.unwrap_or(0)));
+    let in_store = match loaded_tokens {
+        Some(tokens) => tokens > 0,
+        // What the engine was not believed to hold itself.
+        None => is_more(found / CHUNK_BYTES, in_engine),
+    };
+    Some(Cached { in_engine_bytes, found: Found { bytes: found, in_store } })
 }
 
 #[cfg(test)]

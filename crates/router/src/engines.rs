@@ -129,7 +129,12 @@ impl Attempt {
     /// The first byte of the answer has come, after this status.
     pub fn first_byte(&mut self, status: u16) {
         if let Some(assignment) = &mut self.open {
-            self.engines.dispatcher.lock().first_byte(self.engines.now_us(), assignment, status);
+            self.engines.dispatcher.lock().first_byte(
+                self.engines.now_us(),
+                &self.routing,
+                assignment,
+                status,
+            );
         }
     }
 
@@ -164,12 +169,13 @@ mod tests {
 
     #[test]
     fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
-        let engine = Backend { name: "a".into(), url: "http://127.0.0.1:1".into() };
+        let engine = Backend::new("a", "http://127.0.0.1:1");
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let model = EngineModel::new(&profile, Launch::Graph);
         let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl, model);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
-        let dispatcher = Dispatcher::new(Policy::Lpwl, model, vec!["a".into()], thresholds);
+        let mut dispatcher = Dispatcher::new(Policy::Lpwl, model, thresholds);
+        dispatcher.add_backend("a", None);
         let engines = Engines::new(config.check().unwrap(), dispatcher);
         let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
         let lines = testkit::logged(|| {

@@ -5,10 +5,11 @@
 //! answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request, by a `view`, an `engine_model` and `added_latency`),
-//!   `prefix` (who is believed to hold what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
-//!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
-//!   bytes).
+//! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
+//!   `added_latency`), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold
+//!   what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an
+//!   argument), `routes` (what is done with which path), and `json`, `request`, `media`, `sse`,
+//!   `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
 //!   `listing` (of models), `request_log`.
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
@@ -19,6 +20,7 @@
 
 mod added_latency;
 mod attempts;
+mod chain;
 mod config;
 mod decisions;
 mod dispatcher;
@@ -35,6 +37,7 @@ mod media;
 mod metrics;
 mod models;
 pub mod policy;
+mod prefill;
 mod prefix;
 mod probe;
 mod proxy;
@@ -45,10 +48,12 @@ mod request_log;
 mod respond;
 mod routes;
 mod server;
+mod shadow_cache;
 mod sse;
 mod stall;
 mod state;
 mod stats;
+mod store_index;
 mod tokens;
 mod upstream;
 mod usage;
@@ -61,4 +66,4 @@ pub use health::Failure;
 pub use policy::Policy;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
-pub use stats::{BackendStats, RouterStats};
+pub use stats::{BackendStats, RouterStats, StoreStats};

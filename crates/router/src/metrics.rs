@@ -105,6 +105,7 @@ impl Collector for Page {
         self.state(&mut page)?;
         self.requests(&mut page)?;
         self.tokens(&mut page)?;
+        self.stores(&mut page)?;
         self.statuses(&mut page)?;
         self.first_byte(&mut page)?;
         let refused = [
@@ -161,6 +162,12 @@ impl Page {
         });
         let help = "Difference of predicted and reported cached tokens, summed over requests.";
         page.counter("hit_prediction_error_tokens", help, errors)
+    }
+
+    fn stores(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let stores = self.stats.stores.iter();
+        let samples = stores.map(|store| ([("store", &store.name[..])], store.chunks as u64));
+        page.gauge("store_chunks", "Prompt chunks in the shadow index of a store.", samples)
     }
 
     /// An empty backend is the router itself.
@@ -230,7 +237,7 @@ mod tests {
             backend.first_byte_seconds.observe(seconds);
         }
         backend.count_failure(Failure::Garbage);
-        let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend] };
+        let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend], stores: Vec::new() };
         let statuses = vec![vec![(200, 5), (500, 6)], vec![(404, 7)]];
         let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
         let text = render(stats, counts);

@@ -174,7 +174,7 @@ mod tests {
 
     fn target() -> Target {
         let host = HeaderValue::from_static("h:1");
-        Target { name: "a".into(), header: host.clone(), authority: "h:1".into(), host }
+        Target { name: "a".into(), header: host.clone(), authority: "h:1".into(), store: None, host }
     }
 
     #[test]

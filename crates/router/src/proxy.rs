@@ -2,12 +2,12 @@
 //! choosing an engine, trying another, bytes and sockets are others' business.
 
 use crate::attempts::{self, Begun, Outgoing, Worker};
+use crate::chain::Chain;
 use crate::dispatcher::{BackendSet, RoutingFacts};
 use crate::encoding::Coding;
 use crate::listing;
 use crate::local;
 use crate::media;
-use crate::prefix::Chain;
 use crate::refusal::Refusal;
 use crate::relay::{Parts, Reader, Relay, Reply};
 use crate::request::{self, Endpoint, PromptKind, RequestFacts};

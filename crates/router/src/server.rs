@@ -81,7 +81,7 @@ impl Router {
     /// use forebay_steps::{Launch, Profile};
     ///
     /// let engine_model = EngineModel::new(&Profile::shipped(Profile::DEFAULT)?, Launch::Graph);
-    /// let engine = Backend { name: "engine-0".into(), url: "http://127.0.0.1:8000".into() };
+    /// let engine = Backend::new("engine-0", "http://127.0.0.1:8000");
     /// let listen = ([127, 0, 0, 1], 0).into();
     /// let router = Router::spawn(RouterConfig::new(listen, vec![engine], Policy::Lpwl, engine_model))?;
     /// assert_ne!(router.addr().port(), 0);

@@ -37,8 +37,10 @@ impl RouterState {
     pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<RouterState> {
         let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
-        let names = targets.iter().map(|target| target.name.clone()).collect();
-        let dispatcher = Dispatcher::new(policy, engine_model, names, thresholds);
+        let mut dispatcher = Dispatcher::new(policy, engine_model, thresholds);
+        for target in &targets {
+            dispatcher.add_backend(&target.name, target.store.as_deref());
+        }
         Arc::new(RouterState {
             models: Models::new(targets.len()),
             any_model,

@@ -11,6 +11,16 @@ pub struct RouterStats {
     pub decisions: u64,
     /// One entry per backend, in the order they were given.
     pub backends: Vec<BackendStats>,
+    /// One entry per store, in the order in which engines name them.
+    pub stores: Vec<StoreStats>,
+}
+
+/// A store of KV that engines share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreStats {
+    pub name: String,
+    /// Prompt chunks that the router remembers of it.
+    pub chunks: usize,
 }
 
 /// One backend at one moment, and its totals since the start. Tokens in flight are estimates,

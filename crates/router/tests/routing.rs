@@ -90,7 +90,8 @@ async fn an_engine_that_keeps_less_than_believed_is_found_out_by_its_answers() {
 #[tokio::test]
 async fn decisions_metrics_models_and_health_say_what_happened() {
     let engines = [Engine::start(well).await, Engine::start(well).await];
-    let router = router(Policy::Lpwl, &engines.each_ref().map(Engine::url), |_| {});
+    let urls = engines.each_ref().map(Engine::url);
+    let router = configured(Policy::Lpwl, &urls, |config| config.backends[0].store = Some("s".into()));
     let mut client = Client::connect(&router).await;
     let answered = client.complete_as("s", PROMPT).await;
     let decisions = client.get("/debug/decisions").await.json();

@@ -18,13 +18,21 @@ pub struct Args {
     /// An engine with an OpenAI API; repeat for each
     #[arg(long, value_name = "NAME=URL", required = true, value_parser = backend)]
     backend: Vec<Backend>,
+    /// Engines that share a store of KV, by their names: each can load what another one computed;
+    /// repeat for each store
+    #[arg(long, value_name = "NAME=ENGINE,ENGINE", value_parser = store)]
+    store: Vec<Store>,
     /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric, lpwl or
     /// added-latency
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
-    /// For added-latency: GPU and model that the engines are taken for
+    /// For added-latency, and for loads from stores: GPU and model that the engines are taken for
     #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
     profile: String,
+    /// For engines with a store: microseconds that a token takes from there to the GPU [default: the
+    /// profile's, from host memory]
+    #[arg(long, value_name = "MICROSECONDS")]
+    load_us_per_token: Option<f64>,
     /// For added-latency: tokens whose KV fits an engine's GPU [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
@@ -97,9 +105,27 @@ pub struct Args {
     request_log: Option<RequestLogPlace>,
 }
 
-pub fn run(args: Args) -> CommandResult {
+/// A store, and the names of the engines that share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Store {
+    name: String,
+    engines: Vec<String>,
+}
+
+/// A store that is not described in a way that makes sense.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum StoreError {
+    #[error("store {store}: no engine is named '{engine}'")]
+    UnknownEngine { store: String, engine: String },
+    #[error("engine {engine} is in the stores {first} and {second}; one is allowed")]
+    TwoStores { engine: String, first: String, second: String },
+}
+
+pub fn run(mut args: Args) -> CommandResult {
+    share_stores(&mut args.backend, &args.store)?;
     // As vLLM launches its steps if it is told nothing.
     let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
+    engine_model.load_us_per_token = args.load_us_per_token.unwrap_or(engine_model.load_us_per_token);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);
@@ -140,7 +166,28 @@ pub fn run(args: Args) -> CommandResult {
 
 fn backend(text: &str) -> Result<Backend, String> {
     let (name, url) = text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=URL"))?;
-    Ok(Backend { name: name.to_owned(), url: url.to_owned() })
+    Ok(Backend::new(name, url))
+}
+
+fn store(text: &str) -> Result<Store, String> {
+    let (name, engines) =
+        text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=ENGINE,ENGINE"))?;
+    Ok(Store { name: name.to_owned(), engines: engines.split(',').map(str::to_owned).collect() })
+}
+
+/// Tells each engine which store it shares.
+fn share_stores(backends: &mut [Backend], stores: &[Store]) -> Result<(), StoreError> {
+    for (store, engine) in stores.iter().flat_map(|store| store.engines.iter().map(move |name| (store, name)))
+    {
+        let backend = backends.iter_mut().find(|backend| backend.name == *engine);
+        let backend = backend
+            .ok_or_else(|| StoreError::UnknownEngine { store: store.name.clone(), engine: engine.clone() })?;
+        if let Some(first) = backend.store.replace(store.name.clone()) {
+            let (engine, second) = (engine.clone(), store.name.clone());
+            return Err(StoreError::TwoStores { engine, first, second });
+        }
+    }
+    Ok(())
 }
 
 fn request_log(text: &str) -> Result<RequestLogPlace, String> {
@@ -149,9 +196,26 @@ fn request_log(text: &str) -> Result<RequestLogPlace, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_told_their_store_and_mistakes_are_named() {
+        let shared = |stores: &[&str]| {
+            let mut backends = ["a", "b", "c"].map(|name| Backend::new(name, "http://h:1"));
+            let stores: Vec<Store> = stores.iter().map(|text| store(text).unwrap()).collect();
+            share_stores(&mut backends, &stores).map_err(|error| error.to_string())?;
+            Ok(backends.map(|backend| backend.store.unwrap_or_default()))
+        };
+        assert_eq!(shared(&["x=a,c"]), Ok(["x", "", "x"].map(str::to_owned)));
+        assert_eq!(shared(&["x=a,d"]), Err("store x: no engine is named 'd'".to_owned()));
+        let twice = "engine a is in the stores x and y; one is allowed".to_owned();
+        assert_eq!(shared(&["x=a", "y=a"]), Err(twice));
+        assert!(store("x").unwrap_err().contains("NAME=ENGINE,ENGINE"));
+    }
+
     #[test]
     fn a_backend_is_a_name_and_a_url() {
-        assert!(super::backend("a").unwrap_err().contains("NAME=URL"));
-        assert_eq!(super::backend("a=http://h:1").map(|backend| backend.url), Ok("http://h:1".into()));
+        assert!(backend("a").unwrap_err().contains("NAME=URL"));
+        assert_eq!(backend("a=http://h:1").map(|backend| backend.url), Ok("http://h:1".into()));
     }
 }

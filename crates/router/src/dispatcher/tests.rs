@@ -18,8 +18,9 @@ const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
 
 fn dispatcher(policy: Policy, names: &[&str], thresholds: Thresholds) -> Dispatcher {
     let profile = Profile::shipped(Profile::DEFAULT).unwrap();
-    let names = names.iter().map(|&name| name.into()).collect();
-    Dispatcher::new(policy, EngineModel::new(&profile, Launch::Graph), names, thresholds)
+    let mut dispatcher = Dispatcher::new(policy, EngineModel::new(&profile, Launch::Graph), thresholds);
+    names.iter().for_each(|name| dispatcher.add_backend(name, None));
+    dispatcher
 }
 
 fn two(policy: Policy) -> Dispatcher {
@@ -27,9 +28,13 @@ fn two(policy: Policy) -> Dispatcher {
 }
 
 fn answered(prompt_tokens: u64, cached_tokens: u64) -> End {
-    let usage = Usage { prompt_tokens, completion_tokens: 1, cached_tokens: Some(cached_tokens) };
+    let cached_tokens = Some(cached_tokens);
+    let usage = Usage { prompt_tokens, completion_tokens: 1, cached_tokens, loaded_tokens: None };
     End::Answered { status: 200, usage: Some(usage) }
 }
+
+const SOME_USAGE: Usage =
+    Usage { prompt_tokens: 7, completion_tokens: 0, cached_tokens: Some(7), loaded_tokens: None };
 
 const NO_USAGE: End = End::Answered { status: 200, usage: None };
 
@@ -37,7 +42,7 @@ const NO_USAGE: End = End::Answered { status: 200, usage: None };
 fn serve(dispatcher: &mut Dispatcher, routing: &RoutingFacts, end: End) -> usize {
     let mut assignment = dispatcher.assign(0, routing, 0).unwrap();
     let backend = assignment.backend;
-    dispatcher.first_byte(1, &mut assignment, 200);
+    dispatcher.first_byte(1, routing, &mut assignment, 200);
     dispatcher.end(routing, assignment, end);
     backend
 }
@@ -57,6 +62,114 @@ fn a_session_returns_to_the_backend_that_holds_its_prefix() {
     }
 }
 
+/// Three engines, of which the first two share a store.
+fn with_a_store(policy: Policy) -> Dispatcher {
+    let mut dispatcher = dispatcher(policy, &[], THREE);
+    for (name, store) in [("a", Some("s")), ("b", Some("s")), ("c", None)] {
+        dispatcher.add_backend(name, store);
+    }
+    dispatcher
+}
+
+/// What is known of the engines when a prompt is to be sent: what each holds, and what its store
+/// does.
+fn known(dispatcher: &Dispatcher, routing: &RoutingFacts) -> Vec<(u64, u64)> {
+    let input_tokens = dispatcher.bytes_per_token.estimate(&routing.length);
+    let candidates = dispatcher.candidates(routing, input_tokens, 0);
+    candidates.iter().map(|candidate| (candidate.hit_tokens, candidate.stored_tokens)).collect()
+}
+
+#[test]
+fn what_was_computed_at_one_engine_can_be_loaded_at_all_that_share_its_store() {
+    let mut dispatcher = with_a_store(Policy::AddedLatency);
+    let routing = routing(1, 40_960);
+    let mut assignment = dispatcher.assign(0, &routing, 0b110).unwrap();
+    assert_eq!(known(&dispatcher, &routing), [(10_240, 0), (0, 0), (0, 0)], "sent, not computed");
+    dispatcher.first_byte(1, &routing, &mut assignment, 200);
+    assert_eq!(known(&dispatcher, &routing), [(10_240, 10_240), (0, 10_240), (0, 0)]);
+    dispatcher.end(&routing, assignment, NO_USAGE);
+    let elsewhere = dispatcher.assign(2, &routing, 0b001).unwrap();
+    assert_eq!(elsewhere.backend, 1, "it loads in 0.02 s what the third engine computes in 1 s");
+    assert!(elsewhere.prefill_us < 30_000, "{}", elsewhere.prefill_us);
+    dispatcher.end(&routing, elsewhere, End::Cancelled);
+    assert_eq!(dispatcher.stats().stores[0].chunks, 80);
+}
+
+#[test]
+fn a_prompt_that_was_never_computed_is_not_in_the_store() {
+    for status in [400, 500] {
+        let mut dispatcher = with_a_store(Policy::AddedLatency);
+        let routing = routing(1, 40_960);
+        let mut assignment = dispatcher.assign(0, &routing, 0b110).unwrap();
+        dispatcher.first_byte(1, &routing, &mut assignment, status);
+        dispatcher.end(&routing, assignment, End::Answered { status, usage: None });
+        assert_eq!(known(&dispatcher, &routing), [(0, 0); 3]);
+    }
+}
+
+#[test]
+fn a_store_that_has_lost_a_prompt_is_found_out_by_the_answer() {
+    let mut dispatcher = with_a_store(Policy::AddedLatency);
+    let prompts: Vec<RoutingFacts> = (1..9).map(|session| routing(session, 40_960)).collect();
+    for routing in &prompts {
+        let mut assignment = dispatcher.assign(0, routing, 0b110).unwrap();
+        dispatcher.first_byte(1, routing, &mut assignment, 200);
+        dispatcher.end(routing, assignment, answered(10_240, 0));
+    }
+    assert_eq!(known(&dispatcher, &prompts[1])[1], (0, 10_240));
+    let mut assignment = dispatcher.assign(0, &prompts[0], 0b101).unwrap();
+    dispatcher.first_byte(1, &prompts[0], &mut assignment, 200);
+    dispatcher.end(&prompts[0], assignment, answered(10_240, 0));
+    let record = dispatcher.decisions().pop().unwrap();
+    assert!(record.outcome.unwrap().predicted_tokens.unwrap() > 10_000, "{record:?}");
+    let newer = routing(9, 40_960);
+    let mut assignment = dispatcher.assign(0, &newer, 0b110).unwrap();
+    dispatcher.first_byte(1, &newer, &mut assignment, 200);
+    dispatcher.end(&newer, assignment, answered(10_240, 0));
+    assert_eq!(known(&dispatcher, &prompts[1])[1], (0, 0), "it has come to the age of what was lost");
+}
+
+#[test]
+fn what_was_loaded_is_told_from_what_the_engine_held() {
+    let mut dispatcher = with_a_store(Policy::AddedLatency);
+    let prompts: Vec<RoutingFacts> = (1..9).map(|session| routing(session, 40_960)).collect();
+    let serve = |dispatcher: &mut Dispatcher, routing: &RoutingFacts, cached, loaded| {
+        let mut assignment = dispatcher.assign(0, routing, 0b110).unwrap();
+        dispatcher.first_byte(1, routing, &mut assignment, 200);
+        let usage = Usage {
+            prompt_tokens: 10_240,
+            cached_tokens: Some(cached),
+            loaded_tokens: Some(loaded),
+            ..SOME_USAGE
+        };
+        dispatcher.end(routing, assignment, End::Answered { status: 200, usage: Some(usage) });
+    };
+    prompts.iter().for_each(|routing| serve(&mut dispatcher, routing, 0, 0));
+    assert_eq!(known(&dispatcher, &prompts[1])[0], (10_240, 10_240));
+    serve(&mut dispatcher, &prompts[0], 10_240, 10_240);
+    serve(&mut dispatcher, &routing(9, 40_960), 0, 0);
+    assert_eq!(known(&dispatcher, &prompts[1])[0], (0, 10_240), "the engine has lost it, the store not");
+}
+
+#[test]
+fn without_a_store_a_report_of_loaded_tokens_changes_nothing() {
+    for loaded_tokens in [None, Some(10_240)] {
+        let mut dispatcher = dispatcher(Policy::AddedLatency, &["a"], THREE);
+        for session in [1, 2, 3, 1] {
+            let usage = Usage {
+                prompt_tokens: 10_240,
+                cached_tokens: Some(if session == 1 { 10_240 } else { 0 }),
+                loaded_tokens,
+                ..SOME_USAGE
+            };
+            let end = End::Answered { status: 200, usage: Some(usage) };
+            serve(&mut dispatcher, &routing(session, 40_960), end);
+        }
+        assert_eq!(known(&dispatcher, &routing(2, 40_960)), [(10_240, 0)]);
+        assert!(dispatcher.stats().stores.is_empty());
+    }
+}
+
 #[test]
 fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     let mut dispatcher = two(Policy::Lpwl);
@@ -68,8 +181,8 @@ fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
         (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens)
     };
     assert_eq!(load(&dispatcher), (1, 1_000, 1_000));
-    dispatcher.first_byte(10, &mut assignment, 200);
-    dispatcher.first_byte(20, &mut assignment, 200);
+    dispatcher.first_byte(10, &routing, &mut assignment, 200);
+    dispatcher.first_byte(20, &routing, &mut assignment, 200);
     assert_eq!(load(&dispatcher), (1, 0, 1_000));
     dispatcher.end(&routing, assignment, End::Cancelled);
     assert_eq!(load(&dispatcher), (0, 0, 0));
@@ -117,7 +230,7 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
 fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses() {
     let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
     let mut answer = |cached_tokens| {
-        let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens };
+        let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens, loaded_tokens: None };
         serve(&mut dispatcher, &routing(1, 40_000), End::Answered { status: 200, usage: Some(usage) });
         let totals = dispatcher.stats().backends.remove(0);
         (totals.without_cached_tokens, totals.over_predicted_tokens > 0)
@@ -169,8 +282,8 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
             for (session, bytes) in [(1, 60_000), (2, 30_000)] {
                 let routing = routing(session, bytes);
                 let mut assignment = dispatcher.assign(2, &routing, 1 << home).unwrap();
-                dispatcher.first_byte(3, &mut assignment, status);
-                let usage = Usage { prompt_tokens: 7, completion_tokens: 0, cached_tokens: Some(7) };
+                dispatcher.first_byte(3, &routing, &mut assignment, status);
+                let usage = Usage { prompt_tokens: 7, ..SOME_USAGE };
                 dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
             }
             assert_eq!(state(&dispatcher), before, "{policy} {status}");
@@ -209,7 +322,7 @@ fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
     for _ in 0..3 {
         let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
         let cached = if assignment.visit.predicted_chunks() > 0 { 12_000 } else { 0 };
-        dispatcher.first_byte(1, &mut assignment, 200);
+        dispatcher.first_byte(1, &routing, &mut assignment, 200);
         dispatcher.end(&routing, assignment, answered(12_048, cached));
     }
     let record = dispatcher.decisions().pop().unwrap();
@@ -264,7 +377,8 @@ proptest! {
                 }
                 2 if !under_way.is_empty() => {
                     let place = bytes % under_way.len();
-                    dispatcher.first_byte(9, &mut under_way[place].1, 200);
+                    let (routing, assignment) = &mut under_way[place];
+                    dispatcher.first_byte(9, routing, assignment, 200);
                 }
                 _ if !under_way.is_empty() => {
                     let (routing, assignment) = under_way.swap_remove(bytes % under_way.len());

@@ -266,7 +266,7 @@ pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits))
 /// The same with more of its configuration.
 pub fn configured(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut RouterConfig)) -> RouterHandle {
     let backends = urls.iter().enumerate();
-    let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
+    let backends = backends.map(|(index, url)| Backend::new(format!("e{index}"), url));
     let profile = Profile::shipped(Profile::DEFAULT).unwrap();
     let model = EngineModel::new(&profile, Launch::Graph);
     let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy, model);
