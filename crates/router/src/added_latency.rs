@@ -24,13 +24,13 @@ pub fn added_latency_s(engine: &EngineModel, candidate: &Candidate, request: &Re
 /// it holds in the time of an answer, so who is a tenth too much waits a tenth of that.
 fn room_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
     let held_tokens = candidate.context_tokens;
-    let of_pool = (held_tokens as f64 + request.input_tokens as f64) / engine.pool_tokens as f64;
+    let of_pool = (held_tokens as f64 + request.input_tokens as f64) / candidate.pool_tokens as f64;
     let of_seqs = (f64::from(candidate.in_flight) + 1.0) / f64::from(engine.max_seqs);
     let over = of_pool.max(of_seqs) - 1.0;
     if over <= 0.0 || candidate.in_flight == 0 {
         return 0.0;
     }
     let running = u64::from(candidate.in_flight.min(engine.max_seqs));
-    let step_us = engine.steps.decode_step_us(running, held_tokens.min(engine.pool_tokens));
+    let step_us = engine.steps.decode_step_us(running, held_tokens.min(candidate.pool_tokens));
     over * request.output_tokens as f64 * step_us
 }

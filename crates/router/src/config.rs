@@ -61,6 +61,8 @@ pub struct Limits {
     pub probe_interval: Duration,
     /// Between the probes of a backend that failed or is ejected.
     pub reprobe_interval: Duration,
+    /// Between two readings of an engine's metrics.
+    pub metrics_interval: Duration,
     /// For the answer to a probe.
     pub probe_timeout: Duration,
     /// What probes ask for: a path.
@@ -99,6 +101,7 @@ impl Default for Limits {
             probe_interval: Duration::from_secs(1),
             reprobe_interval: Duration::from_millis(250),
             probe_timeout: Duration::from_secs(1),
+            metrics_interval: Duration::from_secs(1),
             probe_path: "/health".into(),
             eject_after: 3,
             readmit_after: 1,
@@ -254,6 +257,7 @@ impl Limits {
             ("probe interval", self.probe_interval),
             ("reprobe interval", self.reprobe_interval),
             ("probe timeout", self.probe_timeout),
+            ("metrics interval", self.metrics_interval),
             ("idle time of connections", self.keep_idle),
         ];
         let counts = [

@@ -142,6 +142,7 @@ mod tests {
             pending_prefill_tokens: 2,
             pending_prefill_us: 7,
             context_tokens: 3,
+            pool_tokens: 8,
             hit_tokens: 4,
             stored_tokens: 5,
             load_us_per_token: 1.5,

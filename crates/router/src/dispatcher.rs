@@ -5,17 +5,19 @@
 
 use crate::chain::{CHUNK_BYTES, Chain};
 use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
+use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Health, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
 use crate::prefill::Prefill;
 use crate::prefix::{PrefixIndex, Visit};
+use crate::reported_load::{self, Load, ReportedLoad, Unread};
 use crate::request::Endpoint;
 use crate::shadow_cache::is_more;
 use crate::stats::{BackendStats, RouterStats, StoreStats};
 use crate::store_index::{Found, Sought, StoreIndex};
-use crate::tokens::{AnswerTokens, BytesPerToken, Length};
+use crate::tokens::{AnswerTokens, AveragePrefill, BytesPerToken, Length};
 use crate::usage::Usage;
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
@@ -105,6 +107,7 @@ pub struct Dispatcher {
     thresholds: Thresholds,
     bytes_per_token: BytesPerToken,
     answer_tokens: AnswerTokens,
+    average_prefill: AveragePrefill,
     homes: Generations<usize>,
     decisions: Decisions,
     turn: u64,
@@ -114,6 +117,9 @@ pub struct Dispatcher {
 struct Backend {
     health: Health,
     in_flight: u32,
+    /// Of those, requests whose first byte has not come.
+    waiting: u32,
+    reported: ReportedLoad,
     pending_prefill_tokens: u64,
     pending_prefill_us: u64,
     context_tokens: u64,
@@ -137,6 +143,7 @@ impl Dispatcher {
             backends: Vec::new(),
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
+            average_prefill: AveragePrefill::default(),
             homes: Generations::new(SESSIONS),
             decisions: Decisions::default(),
             turn: 0,
@@ -155,6 +162,8 @@ impl Dispatcher {
         self.backends.push(Backend {
             health: Health::new(self.thresholds),
             in_flight: 0,
+            waiting: 0,
+            reported: ReportedLoad::default(),
             pending_prefill_tokens: 0,
             pending_prefill_us: 0,
             context_tokens: 0,
@@ -168,7 +177,7 @@ impl Dispatcher {
     /// load. `None`: there is none.
     pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: BackendSet) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
-        let candidates = self.candidates(routing, input_tokens, tried);
+        let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
         let home = self.homes.get(routing.session);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
@@ -181,8 +190,10 @@ impl Dispatcher {
         if routing.endpoint.is_some() {
             self.homes.insert(routing.session, chosen);
         }
+        self.average_prefill.learn(prefill.tokens, prefill_us);
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
+        backend.waiting += 1;
         backend.pending_prefill_tokens += prefill.tokens;
         backend.pending_prefill_us += prefill_us;
         backend.context_tokens += input_tokens;
@@ -205,7 +216,13 @@ impl Dispatcher {
         })
     }
 
-    fn candidates(&self, routing: &RoutingFacts, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        input_tokens: u64,
+        tried: BackendSet,
+    ) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
         let stored = self.stores.hits(&routing.chain);
         let tokens = |chunks: usize| {
@@ -217,12 +234,17 @@ impl Dispatcher {
         let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
             let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
+            let others = backend.reported.others(now_us);
+            let others_in_flight = u32::try_from(others.requests).unwrap_or(u32::MAX);
+            let (others_tokens, others_us) = self.average_prefill.of(others.waiting);
+            let pool_tokens = backend.reported.pool_tokens(now_us);
             Candidate {
                 eligible: usable && may_have(index),
-                in_flight: backend.in_flight,
-                pending_prefill_tokens: backend.pending_prefill_tokens,
-                pending_prefill_us: backend.pending_prefill_us,
-                context_tokens: backend.context_tokens,
+                in_flight: backend.in_flight.saturating_add(others_in_flight),
+                pending_prefill_tokens: backend.pending_prefill_tokens.saturating_add(others_tokens),
+                pending_prefill_us: backend.pending_prefill_us.saturating_add(others_us),
+                context_tokens: backend.context_tokens.saturating_add(others.context_tokens),
+                pool_tokens: pool_tokens.unwrap_or(self.engine_model.pool_tokens),
                 hit_tokens: tokens(self.index.hit_chunks(index, &routing.chain)),
                 stored_tokens: tokens(stored.chunks(index)),
                 load_us_per_token: self.engine_model.load_us_per_token,
@@ -334,6 +356,29 @@ impl Dispatcher {
         self.apply(backend, change)
     }
 
+    /// What the router itself has at a backend.
+    pub fn own_load(&self, backend: usize) -> Load {
+        let Backend { in_flight, waiting, context_tokens, .. } = self.backends[backend];
+        Load { requests: in_flight.into(), waiting: waiting.into(), context_tokens }
+    }
+
+    /// A backend's metrics were read, or could not be. `asked` is what the router had there when it
+    /// asked.
+    pub fn noted_metrics(
+        &mut self,
+        now_us: u64,
+        backend: usize,
+        read: Result<EngineMetrics, Unread>,
+        asked: Load,
+    ) -> Option<reported_load::Change> {
+        let own = asked.max(self.own_load(backend));
+        let backend = &mut self.backends[backend];
+        if let Err(unread) = read {
+            backend.totals.unread_metrics[unread as usize] += 1;
+        }
+        backend.reported.note(now_us, read, own)
+    }
+
     fn apply(&mut self, backend: usize, change: Option<Change>) -> Option<Change> {
         if let Some(Change::Ejected { .. }) = change {
             self.backends[backend].totals.ejections += 1;
@@ -357,10 +402,12 @@ impl Dispatcher {
         self.backends[backend].health.is_silent()
     }
 
-    pub fn stats(&self) -> RouterStats {
+    pub fn stats(&self, now_us: u64) -> RouterStats {
         let backends = self.backends.iter().enumerate().map(|(index, backend)| BackendStats {
             up: backend.health.is_up(),
             in_flight: backend.in_flight,
+            others_in_flight: backend.reported.others(now_us).requests,
+            pool_tokens: backend.reported.pool_tokens(now_us).unwrap_or(self.engine_model.pool_tokens),
             pending_prefill_tokens: backend.pending_prefill_tokens,
             context_tokens: backend.context_tokens,
             index_chunks: self.index.len(index),
@@ -384,6 +431,7 @@ impl Dispatcher {
 impl Backend {
     /// Its prompt is computed, or never will be.
     fn release_prefill(&mut self, assignment: &Assignment) {
+        self.waiting -= 1;
         self.pending_prefill_tokens -= assignment.new_tokens;
         self.pending_prefill_us -= assignment.prefill_us;
     }

@@ -9,7 +9,7 @@ pub struct EngineModel {
     pub steps: StepModel,
     /// Microseconds that a token takes from a store in host memory to the GPU.
     pub load_us_per_token: f64,
-    /// Tokens whose KV fits the GPU.
+    /// Tokens whose KV fits the GPU of an engine that does not say it.
     pub pool_tokens: u64,
     /// Most requests computed at once.
     pub max_seqs: u32,

@@ -4,8 +4,10 @@
 use crate::config::Target;
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Assignment, BackendSet, Dispatcher, End, RoutingFacts};
+use crate::engine_metrics::EngineMetrics;
 use crate::health::{Change, Failure};
 use crate::log_lines::{EngineLines, RouterLines};
+use crate::reported_load::{Load, Unread};
 use crate::stats::RouterStats;
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
@@ -53,6 +55,20 @@ impl Engines {
         self.announce(backend, change);
     }
 
+    /// What the router itself has at an engine, for [`Engines::noted_metrics`].
+    pub fn own_load(&self, backend: usize) -> Load {
+        self.dispatcher.lock().own_load(backend)
+    }
+
+    /// Takes in an engine's metrics, or that they could not be read. `asked` is what the router had
+    /// there when it asked.
+    pub fn noted_metrics(&self, backend: usize, read: Result<EngineMetrics, Unread>, asked: Load) {
+        let change = self.dispatcher.lock().noted_metrics(self.now_us(), backend, read, asked);
+        if let Some(change) = change {
+            self.engine_lines[backend].metrics(&self.targets[backend].name, change);
+        }
+    }
+
     /// May the engine get requests, if only as the last resort?
     pub fn is_usable(&self, backend: usize) -> bool {
         self.dispatcher.lock().is_usable(backend)
@@ -80,7 +96,7 @@ impl Engines {
     }
 
     pub fn stats(&self) -> RouterStats {
-        self.dispatcher.lock().stats()
+        self.dispatcher.lock().stats(self.now_us())
     }
 
     /// The last decisions, oldest first.

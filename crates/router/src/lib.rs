@@ -7,11 +7,12 @@
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
 //!   `added_latency`), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold
-//!   what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an
+//!   what), `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of themselves),
+//!   `models`, `dispatcher` (all of that as one state, with time as an
 //!   argument), `routes` (what is done with which path), and `json`, `request`, `media`, `sse`,
 //!   `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
-//!   `listing` (of models), `request_log`.
+//!   `scrape` (of metrics), `listing` (of models), `request_log`.
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
 //!   `local`
 //!   (the router's own pages), `engines`, `state`, `log_lines`, `server`.
@@ -25,6 +26,7 @@ mod config;
 mod decisions;
 mod dispatcher;
 mod encoding;
+mod engine_metrics;
 mod engine_model;
 mod engines;
 mod generations;
@@ -43,10 +45,12 @@ mod probe;
 mod proxy;
 mod refusal;
 mod relay;
+mod reported_load;
 mod request;
 mod request_log;
 mod respond;
 mod routes;
+mod scrape;
 mod server;
 mod shadow_cache;
 mod sse;

@@ -2,6 +2,7 @@
 //! itself is written by `prometheus-client`.
 
 use crate::health::Failure;
+use crate::reported_load::Unread;
 use crate::stats::{BackendStats, RouterStats};
 use http::StatusCode;
 use prometheus_client::collector::Collector;
@@ -128,6 +129,15 @@ impl Page {
     fn state(&self, page: &mut Families<'_, '_>) -> fmt::Result {
         page.gauge("backend_up", "1 if requests may be sent to it.", self.each(|of| of.up.into()))?;
         page.gauge("in_flight", "Requests in flight.", self.each(|of| of.in_flight.into()))?;
+        let help = "Requests there that the router has not sent, by the engine's own metrics.";
+        page.gauge("others_in_flight", help, self.each(|of| of.others_in_flight))?;
+        let help = "Tokens whose KV fits its GPU, by its own metrics or as the router was told.";
+        page.gauge("pool_tokens", help, self.each(|of| of.pool_tokens))?;
+        let unread = self.stats.backends.iter().flat_map(|of| {
+            let reasons = Unread::NAMES.iter().map(|(_, name)| *name).zip(of.unread_metrics);
+            reasons.map(|(reason, count)| ([("backend", &of.name[..]), ("reason", reason)], count))
+        });
+        page.counter("unread_engine_metrics", "Times that its metrics could not be read.", unread)?;
         let help = "Prompt tokens not yet computed, estimated.";
         page.gauge("pending_prefill_tokens", help, self.each(|of| of.pending_prefill_tokens))?;
         let help = "Prompt tokens of requests in flight, estimated.";

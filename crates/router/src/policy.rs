@@ -68,6 +68,7 @@ pub struct Decision {
 ///     pending_prefill_tokens: 0,
 ///     pending_prefill_us: 0,
 ///     context_tokens: 0,
+///     pool_tokens: 280_000,
 ///     hit_tokens: 0,
 ///     stored_tokens: 0,
 ///     load_us_per_token: 0.0,

@@ -9,6 +9,7 @@ use crate::listing;
 use crate::probe;
 use crate::proxy;
 use crate::request_log::{RequestLog, RequestLogPlace};
+use crate::scrape;
 use crate::stall::StallGuard;
 use crate::state::{Phase, RouterState};
 use crate::stats::RouterStats;
@@ -202,6 +203,7 @@ async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: boo
         for backend in 0..router.engines.targets.len() {
             tokio::spawn(probe::watch(router.clone(), backend));
             tokio::spawn(listing::watch(router.clone(), backend));
+            tokio::spawn(scrape::watch(router.clone(), backend));
         }
     }
     tokio::spawn(probe::sweep(pool, router.limits.clone()));

@@ -9,7 +9,7 @@ pub struct Candidate {
     /// May this engine be chosen at all: healthy and not yet tried for this request.
     #[serde(skip)]
     pub eligible: bool,
-    /// Requests sent to it that have not ended.
+    /// Requests sent to it that have not ended, and those that others have sent it.
     pub in_flight: u32,
     /// Prompt tokens that it has yet to compute for requests whose first byte has not arrived.
     pub pending_prefill_tokens: u64,
@@ -17,6 +17,8 @@ pub struct Candidate {
     pub pending_prefill_us: u64,
     /// Prompt tokens of all its requests in flight: the KV that decoding holds.
     pub context_tokens: u64,
+    /// Tokens whose KV fits its GPU.
+    pub pool_tokens: u64,
     /// How many tokens of this request's prompt it is believed to hold itself.
     pub hit_tokens: u64,
     /// How many, from the first on, its store is believed to hold; 0 without a store.

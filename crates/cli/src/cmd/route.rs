@@ -33,7 +33,8 @@ pub struct Args {
     /// profile's, from host memory]
     #[arg(long, value_name = "MICROSECONDS")]
     load_us_per_token: Option<f64>,
-    /// For added-latency: tokens whose KV fits an engine's GPU [default: the profile's]
+    /// For added-latency: tokens whose KV fits the GPU of an engine whose metrics do not say it [default: the
+    /// profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
     /// For added-latency: most requests that an engine computes at once [default: the profile's]
@@ -75,6 +76,9 @@ pub struct Args {
     /// Longest time for the answer to a probe
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     probe_timeout: Duration,
+    /// Time between two readings of an engine's own metrics
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    metrics_interval: Duration,
     /// Failures in a row, of probes or of requests, after which an engine gets no requests
     #[arg(long, value_name = "COUNT", default_value_t = Limits::default().eject_after)]
     eject_after: u32,
@@ -143,6 +147,7 @@ pub fn run(mut args: Args) -> CommandResult {
         probe_interval: args.probe_interval,
         reprobe_interval: args.reprobe_interval,
         probe_timeout: args.probe_timeout,
+        metrics_interval: args.metrics_interval,
         eject_after: args.eject_after,
         readmit_after: args.readmit_after,
         keep_idle: args.keep_idle,

@@ -75,7 +75,7 @@ fn with_a_store(policy: Policy) -> Dispatcher {
 /// does.
 fn known(dispatcher: &Dispatcher, routing: &RoutingFacts) -> Vec<(u64, u64)> {
     let input_tokens = dispatcher.bytes_per_token.estimate(&routing.length);
-    let candidates = dispatcher.candidates(routing, input_tokens, 0);
+    let candidates = dispatcher.candidates(0, routing, input_tokens, 0);
     candidates.iter().map(|candidate| (candidate.hit_tokens, candidate.stored_tokens)).collect()
 }
 
@@ -92,7 +92,7 @@ fn what_was_computed_at_one_engine_can_be_loaded_at_all_that_share_its_store() {
     assert_eq!(elsewhere.backend, 1, "it loads in 0.02 s what the third engine computes in 1 s");
     assert!(elsewhere.prefill_us < 30_000, "{}", elsewhere.prefill_us);
     dispatcher.end(&routing, elsewhere, End::Cancelled);
-    assert_eq!(dispatcher.stats().stores[0].chunks, 80);
+    assert_eq!(dispatcher.stats(0).stores[0].chunks, 80);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn without_a_store_a_report_of_loaded_tokens_changes_nothing() {
             serve(&mut dispatcher, &routing(session, 40_960), end);
         }
         assert_eq!(known(&dispatcher, &routing(2, 40_960)), [(10_240, 0)]);
-        assert!(dispatcher.stats().stores.is_empty());
+        assert!(dispatcher.stats(0).stores.is_empty());
     }
 }
 
@@ -177,7 +177,7 @@ fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     let mut assignment = dispatcher.assign(0, &routing, 0).unwrap();
     let index = assignment.backend;
     let load = |dispatcher: &Dispatcher| {
-        let backend = &dispatcher.stats().backends[index];
+        let backend = &dispatcher.stats(0).backends[index];
         (backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens)
     };
     assert_eq!(load(&dispatcher), (1, 1_000, 1_000));
@@ -186,6 +186,33 @@ fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     assert_eq!(load(&dispatcher), (1, 0, 1_000));
     dispatcher.end(&routing, assignment, End::Cancelled);
     assert_eq!(load(&dispatcher), (0, 0, 0));
+}
+
+#[test]
+fn what_others_send_to_an_engine_counts_as_its_load() {
+    let page = |running, waiting| {
+        Ok(EngineMetrics { running, waiting, pool_tokens: Some(50_000), held_tokens: Some(40_000) })
+    };
+    let mut dispatcher = two(Policy::AddedLatency);
+    // Ours is 10,000 tokens at the first engine; the second has 4 requests of which we know nothing.
+    let ours = dispatcher.assign(0, &routing(1, 40_000), 0b10).unwrap();
+    for second in 1..3 {
+        let own = dispatcher.own_load(0);
+        dispatcher.noted_metrics(second, 0, page(1, 0), own);
+        dispatcher.noted_metrics(second, 1, page(3, 1), Load::default());
+    }
+    let candidates = dispatcher.candidates(3, &routing(2, 400), 100, 0);
+    let of = |index: usize| (candidates[index].in_flight, candidates[index].pending_prefill_tokens);
+    assert_eq!((of(0), of(1)), ((1, 10_000), (4, 10_000)), "whoever waits there is taken for one of ours");
+    assert_eq!(candidates.iter().map(|candidate| candidate.context_tokens).collect::<Vec<_>>(), [40_000; 2]);
+    assert!(candidates.iter().all(|candidate| candidate.pool_tokens == 50_000));
+    assert_eq!(dispatcher.stats(3).backends[1].others_in_flight, 4);
+    // Without news for a while the router's own counts are all there is.
+    let later = dispatcher.candidates(3 + reported_load::FRESH_US, &routing(2, 400), 100, 0);
+    let of = |index: usize| (later[index].in_flight, later[index].context_tokens);
+    assert_eq!((of(0), of(1)), ((1, 10_000), (0, 0)));
+    assert_eq!(later[1].pool_tokens, dispatcher.engine_model.pool_tokens);
+    dispatcher.end(&routing(1, 40_000), ours, End::Cancelled);
 }
 
 #[test]
@@ -211,13 +238,13 @@ fn the_prediction_error_is_counted_and_falls_after_correction() {
     let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
     let mut over = Vec::new();
     for turn in 0..12_usize {
-        let before = dispatcher.stats().backends[0].over_predicted_tokens;
+        let before = dispatcher.stats(0).backends[0].over_predicted_tokens;
         for session in 1..4 {
             // An engine that never has anything cached.
             let end = answered(10_000 + 500 * turn as u64, 0);
             serve(&mut dispatcher, &routing(session, 40_000 + 2_000 * turn), end);
         }
-        over.push(dispatcher.stats().backends[0].over_predicted_tokens - before);
+        over.push(dispatcher.stats(0).backends[0].over_predicted_tokens - before);
     }
     assert!(over[1] > 10_000, "{over:?}");
     assert!(over[6..].iter().all(|&tokens| tokens < over[1] / 20), "{over:?}");
@@ -232,7 +259,7 @@ fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses
     let mut answer = |cached_tokens| {
         let usage = Usage { prompt_tokens: 10_000, completion_tokens: 1, cached_tokens, loaded_tokens: None };
         serve(&mut dispatcher, &routing(1, 40_000), End::Answered { status: 200, usage: Some(usage) });
-        let totals = dispatcher.stats().backends.remove(0);
+        let totals = dispatcher.stats(0).backends.remove(0);
         (totals.without_cached_tokens, totals.over_predicted_tokens > 0)
     };
     for asked in 1..20 {
@@ -254,7 +281,7 @@ fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
             (routing, assignment)
         })
         .into();
-    let in_flight = |dispatcher: &Dispatcher| dispatcher.stats().backends.into_iter().map(|b| b.in_flight);
+    let in_flight = |dispatcher: &Dispatcher| dispatcher.stats(0).backends.into_iter().map(|b| b.in_flight);
     assert_eq!(in_flight(&dispatcher).sum::<u32>(), 6);
     assert!(in_flight(&dispatcher).all(|requests| (1..=3).contains(&requests)));
     assert!(dispatcher.assign(0, &by_load(0b1000), 0).is_none());
@@ -262,7 +289,7 @@ fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
         dispatcher.end(&routing, assignment, answered(7, 3));
     }
     let taught =
-        dispatcher.stats().backends.iter().map(|b| b.prompt_tokens + b.without_cached_tokens).sum::<u64>();
+        dispatcher.stats(0).backends.iter().map(|b| b.prompt_tokens + b.without_cached_tokens).sum::<u64>();
     assert_eq!((taught, in_flight(&dispatcher).sum::<u32>()), (0, 0));
 }
 
@@ -273,7 +300,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
             let mut dispatcher = two(policy);
             let home = serve(&mut dispatcher, &routing(1, 40_000), answered(10_000, 0));
             let state = |dispatcher: &Dispatcher| {
-                let backends = dispatcher.stats().backends.into_iter();
+                let backends = dispatcher.stats(0).backends.into_iter();
                 let indexed: Vec<usize> = backends.map(|backend| backend.index_chunks).collect();
                 let homes = [1, 2].map(|session| dispatcher.homes.get(session));
                 (indexed, homes, dispatcher.bytes_per_token.ratio(PromptKind::Text))
@@ -287,7 +314,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
                 dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
             }
             assert_eq!(state(&dispatcher), before, "{policy} {status}");
-            assert_eq!(dispatcher.stats().backends[1 - home].first_byte_seconds.sum(), 0.0);
+            assert_eq!(dispatcher.stats(0).backends[1 - home].first_byte_seconds.sum(), 0.0);
         }
     }
 }
@@ -300,7 +327,7 @@ fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
         let assignment = dispatcher.assign(0, &bad, 0).unwrap();
         dispatcher.end(&bad, assignment, End::Answered { status: 500, usage: None });
     }
-    assert!(dispatcher.stats().backends.iter().all(|backend| !backend.up));
+    assert!(dispatcher.stats(0).backends.iter().all(|backend| !backend.up));
     let good = routing(2, 100);
     let assignment = dispatcher.assign(0, &good, 0).unwrap();
     dispatcher.end(&good, assignment, End::Cancelled);
@@ -335,12 +362,12 @@ fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
 fn a_restarted_backend_is_not_believed_to_hold_anything() {
     let mut dispatcher = two(Policy::Lpwl);
     let home = serve(&mut dispatcher, &routing(1, 40_000), NO_USAGE);
-    assert!(dispatcher.stats().backends[home].index_chunks > 0);
+    assert!(dispatcher.stats(0).backends[home].index_chunks > 0);
     assert_eq!(
         dispatcher.probed(home, Err(Failure::Refused)),
         Some(Change::Ejected { cause: Cause::Gone, last: Failure::Refused })
     );
-    assert_eq!(dispatcher.stats().backends[home].index_chunks, 0);
+    assert_eq!(dispatcher.stats(0).backends[home].index_chunks, 0);
 }
 
 #[test]
@@ -350,10 +377,10 @@ fn a_backend_that_was_out_already_when_its_process_ended_holds_nothing_either() 
     for _ in 0..3 {
         dispatcher.probed(home, Err(Failure::FirstByteTimeout));
     }
-    assert!(dispatcher.is_silent(home) && dispatcher.stats().backends[home].index_chunks > 0);
+    assert!(dispatcher.is_silent(home) && dispatcher.stats(0).backends[home].index_chunks > 0);
     let gone = Some(Change::StillDown { cause: Cause::Gone });
     assert_eq!(dispatcher.probed(home, Err(Failure::Refused)), gone);
-    let backend = &dispatcher.stats().backends[home];
+    let backend = &dispatcher.stats(0).backends[home];
     assert_eq!((backend.index_chunks, backend.ejections), (0, 1));
 }
 
@@ -394,13 +421,13 @@ proptest! {
                     dispatcher.probed(bytes % 3, Ok(()));
                 }
             }
-            let in_flight: u32 = dispatcher.stats().backends.iter().map(|backend| backend.in_flight).sum();
+            let in_flight: u32 = dispatcher.stats(0).backends.iter().map(|backend| backend.in_flight).sum();
             prop_assert_eq!(in_flight as usize, under_way.len());
         }
         for (routing, assignment) in under_way {
             dispatcher.end(&routing, assignment, End::Cancelled);
         }
-        for backend in dispatcher.stats().backends {
+        for backend in dispatcher.stats(0).backends {
             prop_assert_eq!((backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens), (0, 0, 0));
         }
     }

@@ -34,6 +34,7 @@ fn candidate(row: Row) -> Candidate {
         pending_prefill_tokens,
         pending_prefill_us: pending_prefill_tokens.saturating_mul(100),
         context_tokens,
+        pool_tokens: 100_000,
         hit_tokens,
         stored_tokens: 0,
         load_us_per_token: 1.0,

@@ -123,7 +123,7 @@ async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
     let mut counted = false;
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        if path != "/health" && path != "/v1/models" {
+        if !["/health", "/v1/models", "/metrics"].contains(&&path[..]) {
             let mut seen = seen.lock().unwrap();
             seen.bodies.push(body.clone());
             seen.heads.push(head.clone());

@@ -32,6 +32,7 @@ fn candidate(number: u32, engine_model: &EngineModel) -> Candidate {
         pending_prefill_tokens: varied(10_000),
         pending_prefill_us: varied(600_000),
         context_tokens: varied(400_000),
+        pool_tokens: engine_model.pool_tokens,
         hit_tokens: varied(20_000),
         stored_tokens: varied(30_000),
         load_us_per_token: engine_model.load_us_per_token,
