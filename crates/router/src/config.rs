@@ -1,9 +1,9 @@
 //! What a router is told at its start, and the limits it keeps to.
 
-use crate::dispatcher::MAX_BACKENDS;
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
 use crate::request_log::RequestLogPlace;
+use crate::slots::MAX_ENGINES;
 use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery, Uri};
 use std::collections::HashSet;
@@ -26,7 +26,7 @@ pub struct Backend {
 pub struct RouterConfig {
     /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The engines, at least one and at most 64.
+    /// The engines that are there at the start, at least one.
     pub backends: Vec<Backend>,
     /// How to choose among them.
     pub policy: Policy,
@@ -120,7 +120,7 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// Too few or too many backends.
-    #[error("backends: {0} given, 1 to {MAX_BACKENDS} are allowed")]
+    #[error("backends: {0} given, 1 to {MAX_ENGINES} are allowed")]
     BackendCount(usize),
     /// A name with other characters than are allowed.
     #[error("backend name '{0}': letters, digits, '-', '_' and '.' are allowed")]
@@ -158,6 +158,13 @@ pub(crate) struct Target {
     pub host: HeaderValue,
 }
 
+impl Target {
+    /// Is it the same engine at the same place?
+    pub fn is_same(&self, other: &Target) -> bool {
+        self.name == other.name && self.authority == other.authority && self.store == other.store
+    }
+}
+
 impl RouterConfig {
     /// A router with the default limits, and a thread for every two CPUs, at most 8: engines need
     /// the others.
@@ -182,7 +189,7 @@ impl RouterConfig {
 
     /// Checks everything.
     pub(crate) fn check(&self) -> Result<Vec<Target>, ConfigError> {
-        if !(1..=MAX_BACKENDS).contains(&self.backends.len()) {
+        if !(1..=MAX_ENGINES).contains(&self.backends.len()) {
             return Err(ConfigError::BackendCount(self.backends.len()));
         }
         let mut names = HashSet::new();
@@ -213,7 +220,7 @@ impl Backend {
         Backend { name: name.into(), url: url.into(), store: None }
     }
 
-    fn check(&self) -> Result<Target, ConfigError> {
+    pub(crate) fn check(&self) -> Result<Target, ConfigError> {
         let bad_name = || ConfigError::BackendName(self.name.clone());
         if !is_name(&self.name) {
             return Err(bad_name());
@@ -296,7 +303,7 @@ mod tests {
     #[test]
     fn what_is_not_allowed_is_refused_with_its_name_and_value() {
         let table = [
-            (vec![], "backends: 0 given, 1 to 64 are allowed"),
+            (vec![], "backends: 0 given, 1 to 4096 are allowed"),
             (vec![("", "http://h:1")], "backend name '': letters, digits, '-', '_' and '.' are allowed"),
             (
                 vec![("a\"", "http://h:1")],

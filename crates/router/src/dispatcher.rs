@@ -1,5 +1,5 @@
 //! The router's state: the load, health and presumed cache of every backend, and what was decided.
-//! It joins the policy, the prefix index and the learned token ratio. It takes time as an argument.
+//! It joins the policy, the indexes and the learned token ratio. It takes time as an argument.
 //!
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
@@ -8,17 +8,24 @@ use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
 use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
-use crate::health::{Cause, Change, Failure, Health, Thresholds};
+use crate::health::{Cause, Change, Failure, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
 use crate::prefill::Prefill;
-use crate::prefix::{PrefixIndex, Visit};
-use crate::reported_load::{self, Load, ReportedLoad, Unread};
+use crate::prefix::{Bounds, PrefixIndex, Visit};
+use crate::reported_load::{self, Load, Unread};
 use crate::request::Endpoint;
 use crate::shadow_cache::is_more;
+use crate::slots::{MAX_ENGINES, Serving};
 use crate::stats::{BackendStats, RouterStats, StoreStats};
 use crate::store_index::{Found, Sought, StoreIndex};
 use crate::tokens::{AnswerTokens, AveragePrefill, BytesPerToken, Length};
 use crate::usage::Usage;
+use backend::Backend;
+use std::sync::Arc;
+
+mod backend;
+
+pub use backend::Membership;
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
 /// for all requests overflow.
@@ -26,6 +33,9 @@ const PREFILL_US_MAX: f64 = 1e12;
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
+/// Of all together: as many as 64 may have.
+const INDEX_BOUNDS: Bounds =
+    Bounds { chunks_per_engine: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
 /// Chunks remembered per store: it is larger than an engine's memory, and several engines write to
 /// it.
 const CHUNKS_PER_STORE: usize = 1024 * 1024;
@@ -36,12 +46,6 @@ const SESSIONS: usize = 64 * 1024;
 /// So many answers without cached tokens, to prompts that should have been cached, are told in the
 /// log.
 const SILENT_HITS: u32 = 8;
-
-/// A set of backends, one bit each.
-pub type BackendSet = u64;
-
-/// More backends than a [`BackendSet`] has bits cannot be served.
-pub const MAX_BACKENDS: usize = BackendSet::BITS as usize;
 
 /// What routing needs to know of a request.
 #[derive(Debug)]
@@ -57,14 +61,14 @@ pub struct RoutingFacts {
     /// The call it belongs to; `None` where caches do not matter, and it goes by load alone.
     pub endpoint: Option<Endpoint>,
     /// The backends that may serve it.
-    pub serving: BackendSet,
+    pub serving: Serving,
 }
 
 /// A request on its way to a backend. To be given back with [`Dispatcher::end`].
 #[derive(Debug)]
 #[must_use = "an assignment that is not ended counts as load for ever"]
 pub struct Assignment {
-    /// Index of the backend.
+    /// Slot of the backend.
     pub backend: usize,
     decision: u64,
     assigned_us: u64,
@@ -76,7 +80,7 @@ pub struct Assignment {
     /// What the engine's store was believed to hold of it, if there is one.
     sought: Option<Sought>,
     /// The engine that the session had before.
-    former_home: Option<usize>,
+    former_home: Option<Home>,
     /// An answer with a status below 400 has begun: its prompt is computed.
     computed: bool,
 }
@@ -96,11 +100,29 @@ pub enum End {
     Cancelled,
 }
 
+/// What came of an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// The backend's health has changed.
+    pub change: Option<Change>,
+    /// It was the last request of a backend that was to leave.
+    pub is_gone: bool,
+}
+
+/// The engine that a session had last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Home {
+    slot: usize,
+    /// Another engine may have the slot by now.
+    tenant: u32,
+}
+
 #[derive(Debug)]
 pub struct Dispatcher {
     policy: Policy,
     engine_model: EngineModel,
-    names: Vec<String>,
+    /// By slot; empty where nobody is.
+    names: Arc<[String]>,
     backends: Vec<Backend>,
     index: PrefixIndex,
     stores: StoreIndex,
@@ -108,26 +130,9 @@ pub struct Dispatcher {
     bytes_per_token: BytesPerToken,
     answer_tokens: AnswerTokens,
     average_prefill: AveragePrefill,
-    homes: Generations<usize>,
+    homes: Generations<Home>,
     decisions: Decisions,
     turn: u64,
-}
-
-#[derive(Debug)]
-struct Backend {
-    health: Health,
-    in_flight: u32,
-    /// Of those, requests whose first byte has not come.
-    waiting: u32,
-    reported: ReportedLoad,
-    pending_prefill_tokens: u64,
-    pending_prefill_us: u64,
-    context_tokens: u64,
-    /// Calls whose answers have reported what was cached, one bit each.
-    reports_cached: u8,
-    /// Answers that should have reported it and did not.
-    silent_hits: u32,
-    totals: BackendStats,
 }
 
 impl Dispatcher {
@@ -136,10 +141,10 @@ impl Dispatcher {
         Dispatcher {
             policy,
             engine_model,
-            index: PrefixIndex::new(CHUNKS_PER_BACKEND),
+            index: PrefixIndex::new(INDEX_BOUNDS),
             stores: StoreIndex::new(CHUNKS_PER_STORE),
             thresholds,
-            names: Vec::new(),
+            names: Arc::default(),
             backends: Vec::new(),
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
@@ -150,36 +155,70 @@ impl Dispatcher {
         }
     }
 
-    /// Adds a backend, up and idle, with the name of the store that it shares. At most
-    /// [`MAX_BACKENDS`] are used.
-    pub fn add_backend(&mut self, name: &str, store: Option<&str>) {
-        if self.backends.len() == MAX_BACKENDS {
-            return;
+    /// Adds a backend, up and idle, with the name of the store that it shares. Gives its slot;
+    /// `None` if there are [`MAX_ENGINES`].
+    pub fn add_backend(&mut self, name: &str, store: Option<&str>) -> Option<usize> {
+        let is_free = |backend: &Backend| backend.membership == Membership::Gone;
+        let slot = self.backends.iter().position(is_free).unwrap_or(self.backends.len());
+        if slot == MAX_ENGINES {
+            return None;
         }
-        self.names.push(name.to_owned());
-        self.index.add_engine();
-        self.stores.add_engine(store);
-        self.backends.push(Backend {
-            health: Health::new(self.thresholds),
-            in_flight: 0,
-            waiting: 0,
-            reported: ReportedLoad::default(),
-            pending_prefill_tokens: 0,
-            pending_prefill_us: 0,
-            context_tokens: 0,
-            reports_cached: 0,
-            silent_hits: 0,
-            totals: BackendStats::new(name),
-        });
+        let tenant = self.backends.get(slot).map_or(0, |former| former.tenant.wrapping_add(1));
+        let backend = Backend::new(name, tenant, self.thresholds);
+        match self.backends.get_mut(slot) {
+            Some(free) => *free = backend,
+            None => {
+                self.backends.push(backend);
+                self.index.add_slot();
+            }
+        }
+        self.stores.set_engine(slot, store);
+        self.name_anew();
+        Some(slot)
+    }
+
+    /// Whether a backend takes part; it does not come back from [`Membership::Gone`].
+    pub fn membership(&self, backend: usize) -> Membership {
+        self.backends[backend].membership
+    }
+
+    /// A backend gets no new requests from now on, or gets some again. One that is to leave is gone
+    /// at once, or when its last request has ended; returns whether it is.
+    pub fn set_membership(&mut self, backend: usize, membership: Membership) -> bool {
+        self.backends[backend].membership = membership;
+        self.free_if_left(backend)
+    }
+
+    fn free_if_left(&mut self, slot: usize) -> bool {
+        let backend = &mut self.backends[slot];
+        if backend.membership != Membership::Leaving || backend.in_flight > 0 {
+            return false;
+        }
+        backend.membership = Membership::Gone;
+        self.index.forget(slot);
+        self.stores.set_engine(slot, None);
+        self.name_anew();
+        true
+    }
+
+    /// Decisions keep the names that there were.
+    fn name_anew(&mut self) {
+        let name = |backend: &Backend| match backend.membership {
+            Membership::Gone => String::new(),
+            _ => backend.totals.name.clone(),
+        };
+        self.names = self.backends.iter().map(name).collect();
     }
 
     /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
     /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: BackendSet) -> Option<Assignment> {
+    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
-        let home = self.homes.get(routing.session);
+        let former_home = self.homes.get(routing.session);
+        let home = former_home.filter(|home| self.backends[home.slot].tenant == home.tenant);
+        let home = home.map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
@@ -188,7 +227,8 @@ impl Dispatcher {
         let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
         self.turn += 1;
         if routing.endpoint.is_some() {
-            self.homes.insert(routing.session, chosen);
+            let tenant = self.backends[chosen].tenant;
+            self.homes.insert(routing.session, Home { slot: chosen, tenant });
         }
         self.average_prefill.learn(prefill.tokens, prefill_us);
         let backend = &mut self.backends[chosen];
@@ -197,10 +237,18 @@ impl Dispatcher {
         backend.pending_prefill_tokens += prefill.tokens;
         backend.pending_prefill_us += prefill_us;
         backend.context_tokens += input_tokens;
-        let attempt = tried.count_ones() + 1;
+        let attempt = tried.len() as u32 + 1;
         let session = routing.session;
-        let entry =
-            Entry { at_us: now_us, session, input_tokens, attempt, decision, candidates, outcome: None };
+        let entry = Entry {
+            at_us: now_us,
+            session,
+            input_tokens,
+            attempt,
+            decision,
+            names: self.names.clone(),
+            candidates,
+            outcome: None,
+        };
         Some(Assignment {
             backend: chosen,
             decision: self.decisions.push(entry),
@@ -211,7 +259,7 @@ impl Dispatcher {
             prefill_us,
             sought: self.stores.seek(chosen, &routing.chain),
             visit: self.index.visit(chosen, &routing.chain),
-            former_home: home,
+            former_home,
             computed: false,
         })
     }
@@ -221,7 +269,7 @@ impl Dispatcher {
         now_us: u64,
         routing: &RoutingFacts,
         input_tokens: u64,
-        tried: BackendSet,
+        tried: &[usize],
     ) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
         let stored = self.stores.hits(&routing.chain);
@@ -229,11 +277,12 @@ impl Dispatcher {
             let bytes = routing.hit_bytes(chunks);
             ((bytes as f64 / bytes_per_token) as u64).min(input_tokens)
         };
-        let may_have = |index: usize| routing.serving & !tried & (1 << index) != 0;
+        let serves = |index: usize| routing.serving.as_ref().is_none_or(|slots| slots.contains(index));
+        let may_have = |index: usize| serves(index) && !tried.contains(&index);
         let mut backends = self.backends.iter().enumerate();
-        let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
+        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
-            let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
+            let usable = backend.is_up() || (!one_is_up && backend.is_last_resort());
             let others = backend.reported.others(now_us);
             let others_in_flight = u32::try_from(others.requests).unwrap_or(u32::MAX);
             let (others_tokens, others_us) = self.average_prefill.of(others.waiting);
@@ -279,7 +328,7 @@ impl Dispatcher {
     }
 
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
-    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Option<Change> {
+    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Ended {
         let index = assignment.backend;
         let backend = &mut self.backends[index];
         backend.in_flight -= 1;
@@ -330,12 +379,13 @@ impl Dispatcher {
             self.forget_home(routing.session, index, assignment.former_home);
             self.index.abandon(assignment.visit, &routing.chain);
         }
-        self.apply(index, change)
+        let change = self.apply(index, change);
+        Ended { change, is_gone: self.free_if_left(index) }
     }
 
     /// A session that got no answer from a backend is where it was before.
-    fn forget_home(&mut self, session: u64, backend: usize, former: Option<usize>) {
-        if self.homes.get(session) != Some(backend) {
+    fn forget_home(&mut self, session: u64, backend: usize, former: Option<Home>) {
+        if self.homes.get(session).map(|home| home.slot) != Some(backend) {
             return;
         }
         match former {
@@ -393,8 +443,8 @@ impl Dispatcher {
 
     /// May a backend get requests, if only as the last resort?
     pub fn is_usable(&self, backend: usize) -> bool {
-        let health = &self.backends[backend].health;
-        health.is_up() || health.is_last_resort()
+        let backend = &self.backends[backend];
+        backend.is_up() || backend.is_last_resort()
     }
 
     /// May whoever waits for a backend wait for ever?
@@ -403,8 +453,11 @@ impl Dispatcher {
     }
 
     pub fn stats(&self, now_us: u64) -> RouterStats {
-        let backends = self.backends.iter().enumerate().map(|(index, backend)| BackendStats {
-            up: backend.health.is_up(),
+        let here = |(_, backend): &(usize, &Backend)| backend.membership != Membership::Gone;
+        let backends = self.backends.iter().enumerate().filter(here);
+        let backends = backends.map(|(index, backend)| BackendStats {
+            up: backend.is_up(),
+            membership: backend.membership.name(),
             in_flight: backend.in_flight,
             others_in_flight: backend.reported.others(now_us).requests,
             pool_tokens: backend.reported.pool_tokens(now_us).unwrap_or(self.engine_model.pool_tokens),
@@ -424,35 +477,7 @@ impl Dispatcher {
 
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.decisions.records(&self.names)
-    }
-}
-
-impl Backend {
-    /// Its prompt is computed, or never will be.
-    fn release_prefill(&mut self, assignment: &Assignment) {
-        self.waiting -= 1;
-        self.pending_prefill_tokens -= assignment.new_tokens;
-        self.pending_prefill_us -= assignment.prefill_us;
-    }
-
-    /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere
-    /// unless it is asked to report it: what is left out means zero only where other answers to the
-    /// same call have it.
-    fn cached_tokens(&mut self, endpoint: Endpoint, usage: Usage, expected: bool) -> Option<u64> {
-        let bit = 1 << endpoint as u8;
-        if usage.cached_tokens.is_some() {
-            self.reports_cached |= bit;
-        } else if self.reports_cached & bit == 0 {
-            self.totals.without_cached_tokens += 1;
-            self.silent_hits = self.silent_hits.saturating_add(u32::from(expected));
-            if expected && self.silent_hits == SILENT_HITS {
-                let engine = &self.totals.name;
-                tracing::warn!(engine, prompts = SILENT_HITS, "engine reports no cached tokens");
-            }
-            return None;
-        }
-        Some(usage.cached_tokens.unwrap_or(0))
+        self.decisions.records()
     }
 }
 

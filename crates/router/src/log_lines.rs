@@ -18,6 +18,25 @@ pub struct EngineLines {
 }
 
 impl EngineLines {
+    /// It may get requests from now on.
+    pub fn come(&self, engine: &str, address: &str) {
+        tracing::info!(engine, address, "engine added");
+    }
+
+    /// It gets no new ones.
+    pub fn drains(&self, engine: &str, in_flight: u64) {
+        tracing::info!(engine, in_flight, "engine drains");
+    }
+
+    /// It gets no new ones, and will be gone without those.
+    pub fn leaves(&self, engine: &str, in_flight: u64) {
+        tracing::info!(engine, in_flight, "engine is to leave");
+    }
+
+    pub fn gone(&self, engine: &str) {
+        tracing::info!(engine, "engine is gone");
+    }
+
     /// This engine failed a request, and another one gets it.
     pub fn sent_elsewhere(&self, engine: &str, to: &str, failure: Failure) {
         if let Some(repeated) = self.sent_elsewhere.pass() {

@@ -1,10 +1,10 @@
 //! The router's page for Prometheus: names, help and labels of what the router counts. The text
 //! itself is written by `prometheus-client`.
 
+use crate::engine::{Engine, Statuses};
 use crate::health::Failure;
 use crate::reported_load::Unread;
 use crate::stats::{BackendStats, RouterStats};
-use http::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::prometheus_text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -13,10 +13,11 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is counted beside the engines' figures.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counters {
     /// Requests refused because of what the client sent.
     pub bad_requests: AtomicU64,
@@ -24,40 +25,17 @@ pub struct Counters {
     pub overloaded: AtomicU64,
     /// Requests that no engine answered.
     pub unanswered: AtomicU64,
-    /// Answers by status, from 100: those of each backend, and last the router's own.
-    statuses: Vec<[AtomicU64; STATUSES]>,
+    /// The router's own answers.
+    pub own_statuses: Statuses,
 }
 
-const FIRST_STATUS: u16 = 100;
-const STATUSES: usize = 500;
-
 impl Counters {
-    pub fn new(backends: usize) -> Counters {
-        let statuses = || [const { AtomicU64::new(0) }; STATUSES];
-        Counters {
-            bad_requests: AtomicU64::new(0),
-            overloaded: AtomicU64::new(0),
-            unanswered: AtomicU64::new(0),
-            statuses: (0..=backends).map(|_| statuses()).collect(),
-        }
-    }
-
-    /// Counts an answer that goes to a client: a backend's, or the router's own.
-    pub fn count_status(&self, backend: Option<usize>, status: StatusCode) {
-        let statuses = &self.statuses[backend.unwrap_or(self.statuses.len() - 1)];
-        if let Some(count) = statuses.get(usize::from(status.as_u16().saturating_sub(FIRST_STATUS))) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// All of it now.
-    pub fn counts(&self, log_lines_dropped: u64) -> Counts {
-        let counts = |statuses: &[AtomicU64; STATUSES]| {
-            let counts = (FIRST_STATUS..).zip(statuses.iter().map(|count| count.load(Ordering::Relaxed)));
-            counts.filter(|&(_, count)| count > 0).collect()
-        };
+    /// All of it now, beside what engines answered.
+    pub fn counts(&self, engines: &[Arc<Engine>], log_lines_dropped: u64) -> Counts {
+        let of_engine = |engine: &Arc<Engine>| (engine.name().to_owned(), engine.statuses.counts());
+        let own = (String::new(), self.own_statuses.counts());
         Counts {
-            statuses: self.statuses.iter().map(counts).collect(),
+            statuses: engines.iter().map(of_engine).chain([own]).collect(),
             log_lines_dropped,
             bad_request: self.bad_requests.load(Ordering::Relaxed),
             overloaded: self.overloaded.load(Ordering::Relaxed),
@@ -69,8 +47,8 @@ impl Counters {
 /// [`Counters`] at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
-    /// Answers by status: those of each backend, and last the router's own.
-    pub statuses: Vec<Vec<(u16, u64)>>,
+    /// Answers by status: those of each backend, and last, without a name, the router's own.
+    pub statuses: Vec<(String, Vec<(u16, u64)>)>,
     /// Lines of the request log that were lost.
     pub log_lines_dropped: u64,
     /// What the client sent was wrong: status 400 to 413.
@@ -182,10 +160,13 @@ impl Page {
 
     /// An empty backend is the router itself.
     fn statuses(&self, page: &mut Families<'_, '_>) -> fmt::Result {
-        let names = self.stats.backends.iter().map(|backend| &backend.name[..]).chain([""]);
-        let statuses: Vec<(&str, String, u64)> = names
-            .zip(&self.counts.statuses)
-            .flat_map(|(name, of)| of.iter().map(move |&(status, count)| (name, status.to_string(), count)))
+        let statuses: Vec<(&str, String, u64)> = self
+            .counts
+            .statuses
+            .iter()
+            .flat_map(|(name, of)| {
+                of.iter().map(move |&(status, count)| (&name[..], status.to_string(), count))
+            })
             .collect();
         let statuses = statuses.iter();
         let samples = statuses.map(|(name, code, count)| ([("backend", *name), ("code", &code[..])], *count));
@@ -248,7 +229,7 @@ mod tests {
         }
         backend.count_failure(Failure::Garbage);
         let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend], stores: Vec::new() };
-        let statuses = vec![vec![(200, 5), (500, 6)], vec![(404, 7)]];
+        let statuses = vec![("a".into(), vec![(200, 5), (500, 6)]), (String::new(), vec![(404, 7)])];
         let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
         let text = render(stats, counts);
         for line in [

@@ -10,11 +10,19 @@ use std::ops::Range;
 /// Abandoned visits that are remembered per engine.
 const MAX_ABANDONED: usize = 64;
 
-/// What is believed of all engines. Memory is bounded by engines times `chunks_per_backend`.
+/// What is believed of all engines, each in its slot.
 #[derive(Debug)]
 pub struct PrefixIndex {
-    chunks_per_backend: usize,
+    /// Chunks remembered of one engine, and of all together.
+    bounds: Bounds,
     shadows: Vec<Shadow>,
+}
+
+/// Memory is bounded: the more engines there are, the fewer chunks are remembered of each.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub chunks_per_engine: usize,
+    pub chunks: usize,
 }
 
 /// What is believed of one engine.
@@ -61,20 +69,23 @@ pub struct Visit {
 }
 
 impl PrefixIndex {
-    /// An index without engines, which will remember at most `chunks_per_backend` chunks of each.
-    pub fn new(chunks_per_backend: usize) -> PrefixIndex {
-        PrefixIndex { chunks_per_backend, shadows: Vec::new() }
+    /// An index without engines.
+    pub fn new(bounds: Bounds) -> PrefixIndex {
+        PrefixIndex { bounds, shadows: Vec::new() }
     }
 
-    /// Adds an engine that holds nothing yet.
-    pub fn add_engine(&mut self) {
+    /// Adds a slot, for an engine that holds nothing yet.
+    pub fn add_slot(&mut self) {
         self.shadows.push(Shadow {
-            cache: ShadowCache::new(self.chunks_per_backend),
+            cache: ShadowCache::new(0),
             open: Vec::new(),
             visits: 0,
             under_way: 0,
             abandoned: VecDeque::new(),
         });
+        let Bounds { chunks_per_engine, chunks } = self.bounds;
+        let each = chunks_per_engine.min(chunks / self.shadows.len());
+        self.shadows.iter_mut().for_each(|shadow| shadow.cache.limit(each));
     }
 
     /// How many of the first chunks of `chain` the engine is believed to hold.
@@ -196,8 +207,9 @@ mod tests {
     }
 
     fn index_of(engines: usize, chunks_per_backend: usize) -> PrefixIndex {
-        let mut index = PrefixIndex::new(chunks_per_backend);
-        (0..engines).for_each(|_| index.add_engine());
+        let mut index =
+            PrefixIndex::new(Bounds { chunks_per_engine: chunks_per_backend, chunks: usize::MAX });
+        (0..engines).for_each(|_| index.add_slot());
         index
     }
 
@@ -407,6 +419,22 @@ mod tests {
         let visit = index.visit(0, &chain);
         index.settle(visit, Some(0));
         assert_eq!(index.hit_chunks(0, &chain), 40);
+    }
+
+    #[test]
+    fn the_more_engines_the_fewer_chunks_are_remembered_of_each() {
+        let mut index = PrefixIndex::new(Bounds { chunks_per_engine: 100, chunks: 300 });
+        for engines in 1..10 {
+            index.add_slot();
+            for engine in 0..engines {
+                for session in 0..20 {
+                    let visit = index.visit(engine, &prompt(session, 10));
+                    index.settle(visit, None);
+                }
+            }
+            let all: usize = (0..engines).map(|engine| index.len(engine)).sum();
+            assert!(all <= 300 && index.len(0) >= 100.min(300 / engines) / 2, "{engines}: {all}");
+        }
     }
 
     proptest! {

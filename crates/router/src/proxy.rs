@@ -3,7 +3,7 @@
 
 use crate::attempts::{self, Begun, Outgoing, Worker};
 use crate::chain::Chain;
-use crate::dispatcher::{BackendSet, RoutingFacts};
+use crate::dispatcher::RoutingFacts;
 use crate::encoding::Coding;
 use crate::listing;
 use crate::local;
@@ -14,6 +14,7 @@ use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::LogEntry;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{self, Group, Rule};
+use crate::slots::Serving;
 use crate::sse::UsageTap;
 use crate::state::{Permit, RouterState};
 use crate::tokens::Length;
@@ -74,7 +75,7 @@ pub async fn answer(
         if refusal.status.is_client_error() {
             router.counters.bad_requests.fetch_add(1, Ordering::Relaxed);
         }
-        router.counters.count_status(None, refusal.status);
+        router.counters.own_statuses.count(refusal.status);
         if let Some(entry) = &mut journey.entry {
             entry.refused(refusal.status, &refusal.message);
         }
@@ -139,7 +140,7 @@ async fn complete(
         None => request::model_of(&body),
     };
     let serving = match model.as_deref() {
-        None => BackendSet::MAX,
+        None => None,
         Some(model) => {
             if let Some(entry) = &mut journey.entry {
                 entry.model(model);
@@ -168,15 +169,13 @@ fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFac
 }
 
 /// The engines that may serve a model.
-async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
+async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<Serving, Refusal> {
     if router.any_model {
-        let serving = router.models.serving(model);
-        return Ok(if serving == 0 { BackendSet::MAX } else { serving });
+        let serving = router.engines.models.serving(model);
+        return Ok((!serving.is_empty()).then_some(serving));
     }
-    match listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await {
-        0 => Err(Refusal::of_model(model)),
-        serving => Ok(serving),
-    }
+    let serving = listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await;
+    if serving.is_empty() { Err(Refusal::of_model(model)) } else { Ok(Some(serving)) }
 }
 
 /// The whole body. A body that is too long is read on, up to as much again, so that the client gets
@@ -233,7 +232,7 @@ fn prepare(
     mut head: http::request::Parts,
     body: Bytes,
     facts: &RequestFacts,
-    serving: BackendSet,
+    serving: Serving,
 ) -> Outgoing {
     let root = prefix_hash_seed(router, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
@@ -266,7 +265,7 @@ fn prepare(
 }
 
 /// A request that goes by load alone, as it came.
-fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
+fn prepare_by_load(mut head: Head, body: Bytes, serving: Serving) -> Outgoing {
     let chain = Chain::new(0, &[]);
     let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
     let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving };
@@ -329,12 +328,12 @@ fn relay(
     let Begun { started, attempt, deadline } = answer;
     let router = &worker.router;
     let status = started.head.status();
-    router.counters.count_status(Some(attempt.backend), status);
+    attempt.engine.statuses.count(status);
     let mut entry = journey.entry.take();
     if let Some(entry) = &mut entry {
         entry.first_byte(status);
     }
-    let backend = router.engines.targets[attempt.backend].header.clone();
+    let backend = attempt.engine.target.header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
     let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
     let (decoder, readable) = match Coding::of(started.head.headers()) {

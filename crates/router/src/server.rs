@@ -3,8 +3,9 @@
 //! shutting down; what is done with a request is the proxy's business.
 
 use crate::attempts::Worker;
-use crate::config::{ConfigError, RouterConfig};
+use crate::config::{Backend, ConfigError, RouterConfig};
 use crate::decisions::DecisionRecord;
+use crate::engines::{AddError, Comers, MembershipError};
 use crate::listing;
 use crate::probe;
 use crate::proxy;
@@ -48,6 +49,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Engine(#[from] MembershipError),
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
@@ -97,18 +100,22 @@ impl Router {
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
         let thread_count = config.threads;
-        let router = RouterState::new(config, targets, log);
+        let (router, comers) = RouterState::new(config, log);
+        for target in &targets {
+            router.engines.add(target)?;
+        }
+        let mut comers = Some(comers);
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
-            let router = router.clone();
+            let (router, comers) = (router.clone(), comers.take());
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(StartError::Thread)?;
             let (done, ended) = oneshot::channel();
             let run = move || {
-                runtime.block_on(run_thread(listener, router, number == 0));
+                runtime.block_on(run_thread(listener, router, comers));
                 drop(done);
             };
             let name = format!("route-{number}");
@@ -133,6 +140,21 @@ impl RouterHandle {
     /// Why each of the last requests went where it went, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
         self.router.engines.decisions()
+    }
+
+    /// An engine comes, or serves again if it is draining or about to leave.
+    pub fn add(&self, backend: &Backend) -> Result<(), AddError> {
+        Ok(self.router.engines.add(&backend.check()?)?)
+    }
+
+    /// An engine gets no new requests until it is added again.
+    pub fn drain(&self, name: &str) -> Result<(), MembershipError> {
+        self.router.engines.drain(name)
+    }
+
+    /// An engine gets no new requests, and is gone when those that it has have ended.
+    pub fn remove(&self, name: &str) -> Result<(), MembershipError> {
+        self.router.engines.remove(name)
     }
 
     /// Ends in four steps: `/health` says 503 while requests are still taken, for
@@ -193,18 +215,14 @@ impl Drop for RouterHandle {
     }
 }
 
-async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: bool) {
+/// Serves clients. One thread of a router also watches the engines that come.
+async fn run_thread(listener: StdListener, router: Arc<RouterState>, comers: Option<Comers>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let limits = &router.limits;
-    let pool =
-        Arc::new(Pool::new(router.engines.targets.len(), limits.max_idle_connections, limits.keep_idle));
+    let pool = Arc::new(Pool::new(limits.max_idle_connections, limits.keep_idle));
     let worker = Arc::new(Worker { router: router.clone(), pool: pool.clone() });
-    if probes {
-        for backend in 0..router.engines.targets.len() {
-            tokio::spawn(probe::watch(router.clone(), backend));
-            tokio::spawn(listing::watch(router.clone(), backend));
-            tokio::spawn(scrape::watch(router.clone(), backend));
-        }
+    if let Some(comers) = comers {
+        tokio::spawn(watch_engines(router.clone(), comers));
     }
     tokio::spawn(probe::sweep(pool, router.limits.clone()));
     let mut connections = JoinSet::new();
@@ -229,6 +247,21 @@ async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: boo
         _ = phases.wait_for(|&phase| phase == Phase::Cut) => {}
     }
     let _ = tokio::time::timeout(LAST_BYTES, drained).await;
+}
+
+/// Watches each engine from when it comes until it is gone.
+async fn watch_engines(router: Arc<RouterState>, mut comers: Comers) {
+    while let Some(engine) = comers.recv().await {
+        let router = router.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = engine.left() => {}
+                () = probe::watch(router.clone(), engine.clone()) => {}
+                () = listing::watch(router.clone(), engine.clone()) => {}
+                () = scrape::watch(router.clone(), engine.clone()) => {}
+            }
+        });
+    }
 }
 
 /// Serves one client connection until either side has had enough.

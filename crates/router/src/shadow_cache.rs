@@ -99,6 +99,11 @@ impl ShadowCache {
         self.reach = i64::MAX;
     }
 
+    /// Remembers at most so many chunks from now on.
+    pub fn limit(&mut self, chunks: usize) {
+        self.used.limit(chunks);
+    }
+
     /// Chunks that are remembered of it.
     pub fn len(&self) -> usize {
         self.used.len()

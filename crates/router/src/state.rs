@@ -1,12 +1,11 @@
 //! What all threads of a router share: engines, models and limits, the phase of its end, and what is
 //! counted beside the engines' figures.
 
-use crate::config::{Limits, RouterConfig, Target};
+use crate::config::{Limits, RouterConfig};
 use crate::dispatcher::Dispatcher;
-use crate::engines::Engines;
+use crate::engines::{Comers, Engines};
 use crate::health::Thresholds;
 use crate::metrics::{self, Counters};
-use crate::models::Models;
 use crate::request_log::RequestLog;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,8 +15,6 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct RouterState {
     pub engines: Arc<Engines>,
-    /// Which engine serves which models.
-    pub models: Models,
     /// Requests for models that no engine lists go to any.
     pub any_model: bool,
     /// Where requests are logged, if they are.
@@ -34,25 +31,22 @@ pub struct RouterState {
 
 impl RouterState {
     /// The state of a router that has just started.
-    pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<RouterState> {
+    pub fn new(config: RouterConfig, log: Option<RequestLog>) -> (Arc<RouterState>, Comers) {
         let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
-        let mut dispatcher = Dispatcher::new(policy, engine_model, thresholds);
-        for target in &targets {
-            dispatcher.add_backend(&target.name, target.store.as_deref());
-        }
-        Arc::new(RouterState {
-            models: Models::new(targets.len()),
+        let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds));
+        let state = Arc::new(RouterState {
             any_model,
             log: log.map(Arc::new),
-            counters: Counters::new(targets.len()),
-            engines: Arc::new(Engines::new(targets, dispatcher)),
+            counters: Counters::default(),
+            engines: Arc::new(engines),
             limits,
             hash_seed: RandomState::new().hash_one(0),
             in_flight: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Serving as u8),
             phases: watch::Sender::new(Phase::Serving),
-        })
+        });
+        (state, comers)
     }
 
     /// Counts a request as under way, or refuses it because too many are.
@@ -97,7 +91,8 @@ impl RouterState {
     /// The figures as Prometheus text.
     pub fn metrics(&self) -> String {
         let log_lines_dropped = self.log.as_ref().map_or(0, |log| log.dropped());
-        metrics::render(self.engines.stats(), self.counters.counts(log_lines_dropped))
+        let engines = self.engines.all();
+        metrics::render(self.engines.stats(), self.counters.counts(&engines, log_lines_dropped))
     }
 }
 

@@ -29,7 +29,10 @@ pub struct StoreStats {
 #[derive(Debug, Clone)]
 pub struct BackendStats {
     pub name: String,
+    /// Requests may be sent to it.
     pub up: bool,
+    /// `serving`, `draining` or `leaving`.
+    pub membership: &'static str,
     /// Requests in flight.
     pub in_flight: u32,
     /// Requests there that the router has not sent, as far as the engine's metrics tell.
@@ -74,6 +77,7 @@ impl BackendStats {
         BackendStats {
             name: name.to_owned(),
             up: true,
+            membership: "serving",
             in_flight: 0,
             others_in_flight: 0,
             pool_tokens: 0,

@@ -10,7 +10,7 @@ use crate::shadow_cache::{ShadowCache, is_less, is_more};
 pub struct StoreIndex {
     chunks_per_store: usize,
     stores: Vec<Store>,
-    /// The store of each engine, by index.
+    /// The store of each engine, by slot.
     of_engine: Vec<Option<usize>>,
 }
 
@@ -45,17 +45,32 @@ impl StoreIndex {
         StoreIndex { chunks_per_store, stores: Vec::new(), of_engine: Vec::new() }
     }
 
-    /// Adds an engine, with the name of its store if it has one.
-    pub fn add_engine(&mut self, store: Option<&str>) {
-        let store = store.map(|name| {
-            let known = self.stores.iter().position(|store| store.name == name);
-            known.unwrap_or_else(|| {
-                let cache = ShadowCache::new(self.chunks_per_store);
-                self.stores.push(Store { name: name.to_owned(), cache });
+    /// The engine in a slot has the store of this name from now on, or none. A store without engines
+    /// is forgotten when another one needs its place.
+    pub fn set_engine(&mut self, slot: usize, store: Option<&str>) {
+        if self.of_engine.len() <= slot {
+            self.of_engine.resize(slot + 1, None);
+        }
+        self.of_engine[slot] = None;
+        self.of_engine[slot] = store.map(|name| self.place_of(name));
+    }
+
+    fn place_of(&mut self, name: &str) -> usize {
+        let used = |place: usize| self.of_engine.contains(&Some(place));
+        let store = || Store { name: name.to_owned(), cache: ShadowCache::new(self.chunks_per_store) };
+        if let Some(place) = self.stores.iter().position(|store| store.name == name) {
+            return place;
+        }
+        match (0..self.stores.len()).find(|&place| !used(place)) {
+            Some(place) => {
+                self.stores[place] = store();
+                place
+            }
+            None => {
+                self.stores.push(store());
                 self.stores.len() - 1
-            })
-        });
-        self.of_engine.push(store);
+            }
+        }
     }
 
     /// How many of the first chunks of `chain` each store is believed to hold.
@@ -133,7 +148,8 @@ mod tests {
     /// Engines 0 and 1 share a store, 2 has one of its own, 3 none.
     fn index() -> StoreIndex {
         let mut index = StoreIndex::new(1_000);
-        [Some("a"), Some("a"), Some("b"), None].into_iter().for_each(|store| index.add_engine(store));
+        let stores = [Some("a"), Some("a"), Some("b"), None];
+        stores.into_iter().enumerate().for_each(|(slot, store)| index.set_engine(slot, store));
         index
     }
 
@@ -159,6 +175,20 @@ mod tests {
         assert_eq!(hits(&index, &chain), [20, 20, 0, 0]);
         assert_eq!(hits(&index, &prompt(2, 20)), [0; 4], "another prompt");
         assert!(index.seek(3, &chain).is_none());
+    }
+
+    #[test]
+    fn a_store_without_engines_is_forgotten_when_its_place_is_needed() {
+        let mut index = index();
+        let chain = prompt(1, 20);
+        serve(&mut index, 2, &chain, 0, false);
+        index.set_engine(2, None);
+        assert_eq!(hits(&index, &chain), [0; 4]);
+        index.set_engine(3, Some("b"));
+        assert_eq!(hits(&index, &chain), [0, 0, 0, 20], "the store is still what it was");
+        index.set_engine(3, Some("c"));
+        assert_eq!(hits(&index, &chain), [0; 4]);
+        assert_eq!(index.lens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "c"]);
     }
 
     #[test]
