@@ -8,6 +8,7 @@ use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery, Uri};
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// An engine to route to.
@@ -26,8 +27,15 @@ pub struct Backend {
 pub struct RouterConfig {
     /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The engines that are there at the start, at least one.
+    /// The engines that are there at the start: at least one, if others cannot come later.
     pub backends: Vec<Backend>,
+    /// A file that lists more of them. It is read again and again.
+    pub backends_file: Option<PathBuf>,
+    /// Engines whose host is a name that stands for several addresses, each an engine. It is asked
+    /// for again and again.
+    pub dns_backends: Vec<Backend>,
+    /// Who shows it may add, drain and remove engines; nobody may without it.
+    pub admin_token: Option<Vec<u8>>,
     /// How to choose among them.
     pub policy: Policy,
     /// What the engines are taken for, all alike.
@@ -137,6 +145,9 @@ pub enum ConfigError {
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
+    /// An admin token that everybody knows.
+    #[error("admin token: it is empty")]
+    NoToken,
     /// A time that no load takes.
     #[error("load us per token: {0} is no time; 0 and more are allowed")]
     LoadTime(f64),
@@ -178,6 +189,9 @@ impl RouterConfig {
         RouterConfig {
             listen,
             backends,
+            backends_file: None,
+            dns_backends: Vec::new(),
+            admin_token: None,
             policy,
             engine_model,
             threads: (cpus / 2).clamp(1, 8),
@@ -189,13 +203,15 @@ impl RouterConfig {
 
     /// Checks everything.
     pub(crate) fn check(&self) -> Result<Vec<Target>, ConfigError> {
-        if !(1..=MAX_ENGINES).contains(&self.backends.len()) {
-            return Err(ConfigError::BackendCount(self.backends.len()));
+        let others_come =
+            self.backends_file.is_some() || !self.dns_backends.is_empty() || self.admin_token.is_some();
+        if self.backends.is_empty() && !others_come {
+            return Err(ConfigError::BackendCount(0));
         }
-        let mut names = HashSet::new();
-        if let Some(repeated) = self.backends.iter().find(|backend| !names.insert(&backend.name)) {
-            return Err(ConfigError::RepeatedName(repeated.name.clone()));
+        if self.admin_token.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ConfigError::NoToken);
         }
+        check_backends(&self.dns_backends)?;
         if self.threads == 0 {
             return Err(ConfigError::Zero("threads"));
         }
@@ -210,8 +226,20 @@ impl RouterConfig {
             return Err(ConfigError::Zero("max num seqs"));
         }
         self.limits.check()?;
-        self.backends.iter().map(Backend::check).collect()
+        check_backends(&self.backends)
     }
+}
+
+/// Checks each, and that no two have one name.
+pub(crate) fn check_backends(backends: &[Backend]) -> Result<Vec<Target>, ConfigError> {
+    if backends.len() > MAX_ENGINES {
+        return Err(ConfigError::BackendCount(backends.len()));
+    }
+    let mut names = HashSet::new();
+    if let Some(repeated) = backends.iter().find(|backend| !names.insert(&backend.name)) {
+        return Err(ConfigError::RepeatedName(repeated.name.clone()));
+    }
+    backends.iter().map(Backend::check).collect()
 }
 
 impl Backend {

@@ -43,10 +43,6 @@ const CHUNKS_PER_STORE: usize = 1024 * 1024;
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
 
-/// So many answers without cached tokens, to prompts that should have been cached, are told in the
-/// log.
-const SILENT_HITS: u32 = 8;
-
 /// What routing needs to know of a request.
 #[derive(Debug)]
 pub struct RoutingFacts {
@@ -318,7 +314,7 @@ impl Dispatcher {
         assignment.first_byte_us = Some(waited_us);
         assignment.computed = status < 400;
         let backend = &mut self.backends[assignment.backend];
-        backend.release_prefill(assignment);
+        backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         if assignment.computed {
             backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
             if let Some(sought) = &assignment.sought {
@@ -334,7 +330,7 @@ impl Dispatcher {
         backend.in_flight -= 1;
         backend.context_tokens -= assignment.input_tokens;
         if assignment.first_byte_us.is_none() {
-            backend.release_prefill(&assignment);
+            backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         }
         let mut outcome = Outcome { first_byte_us: assignment.first_byte_us, ..Outcome::default() };
         let mut change = None;

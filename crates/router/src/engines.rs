@@ -1,7 +1,7 @@
 //! The engines as all threads of a router see them: the dispatcher behind a lock and the engine in
 //! each of its slots. Engines come and go.
 
-use crate::config::{ConfigError, Target};
+use crate::config::{Backend, ConfigError, Target};
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
 use crate::engine::Engine;
@@ -108,6 +108,11 @@ impl Engines {
         // Nobody watches engines of a router that has ended.
         let _ = self.come.send(engine);
         Ok(())
+    }
+
+    /// The same for one that has not been checked.
+    pub fn add_backend(&self, backend: &Backend) -> Result<(), AddError> {
+        Ok(self.add(&backend.check()?)?)
     }
 
     /// An engine gets no new requests, until it is added again.
@@ -308,7 +313,7 @@ impl Drop for Attempt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backend, RouterConfig};
+    use crate::config::RouterConfig;
     use crate::engine_model::EngineModel;
     use crate::health::{Cause, Thresholds};
     use crate::policy::Policy;

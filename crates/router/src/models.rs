@@ -81,6 +81,11 @@ impl Models {
         lists.index();
     }
 
+    /// Is there no engine?
+    pub fn is_empty(&self) -> bool {
+        self.lists.read().of.is_empty()
+    }
+
     /// The engines that may serve a model: those that list it, and those without a list. None: it
     /// is unknown.
     pub fn serving(&self, model: &str) -> Arc<SlotSet> {

@@ -1,7 +1,9 @@
 //! The journey of one request: read it, have it answered, hand the answer on. It knows the steps;
 //! choosing an engine, trying another, bytes and sockets are others' business.
 
+use crate::admin;
 use crate::attempts::{self, Begun, Outgoing, Worker};
+use crate::body;
 use crate::chain::Chain;
 use crate::dispatcher::RoutingFacts;
 use crate::encoding::Coding;
@@ -23,12 +25,9 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts as Head;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
-use http_body::Body;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Headers that name a session, the first that is there counts. The second is sent by Claude Code.
@@ -62,6 +61,11 @@ pub async fn answer(
     let group = routes::find(path);
     if let Some(Rule::Own(own)) = group.map(|group| group.rule) {
         return local::answer(router, own, group, &request)
+            .await
+            .unwrap_or_else(|refusal| respond::refuse(&refusal));
+    }
+    if let Some(Rule::Admin(page)) = group.map(|group| group.rule) {
+        return admin::answer(router, page, group, request)
             .await
             .unwrap_or_else(|refusal| respond::refuse(&refusal));
     }
@@ -109,7 +113,7 @@ async fn forward(
         // A browser asks what it may send: the engine knows, and it is no completion.
         Rule::Cache(_) if request.method() == Method::OPTIONS => None,
         Rule::Cache(endpoint) => Some(endpoint),
-        Rule::Load | Rule::Own(_) => None,
+        Rule::Load | Rule::Own(_) | Rule::Admin(_) => None,
         Rule::Refuse(status, reason) => {
             return Err(Refusal::of_client(status, format!("{path} is not routed: {reason}")));
         }
@@ -133,7 +137,7 @@ async fn complete(
     };
     let permit = router.admit().ok_or_else(overloaded)?;
     let (head, body) = request.into_parts();
-    let body = read_body(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
+    let body = body::read(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
     let facts = endpoint.map(|endpoint| read_facts(endpoint, &head, &body)).transpose()?;
     let model = match &facts {
         Some(facts) => facts.model(&body),
@@ -175,54 +179,11 @@ async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<
         return Ok((!serving.is_empty()).then_some(serving));
     }
     let serving = listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await;
-    if serving.is_empty() { Err(Refusal::of_model(model)) } else { Ok(Some(serving)) }
-}
-
-/// The whole body. A body that is too long is read on, up to as much again, so that the client gets
-/// to see the refusal.
-async fn read_body(mut body: Incoming, max_bytes: usize, limit: Duration) -> Result<Bytes, Refusal> {
-    let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let mut first = Bytes::new();
-    let mut all = BytesMut::new();
-    let mut length = 0_usize;
-    let too_long = |length: usize| length > max_bytes || announced.is_some_and(|bytes| bytes > max_bytes);
-    let reading = async {
-        while let Some(frame) = body.frame().await {
-            let Ok(bytes) = frame?.into_data() else { continue };
-            length += bytes.len();
-            if too_long(length) {
-                first = Bytes::new();
-                all = BytesMut::new();
-                if length > max_bytes.saturating_mul(2) {
-                    break;
-                }
-            } else if first.is_empty() && all.is_empty() {
-                first = bytes;
-            } else {
-                if all.is_empty() {
-                    all.reserve(announced.unwrap_or(2 * first.len()));
-                    all.extend_from_slice(&first);
-                }
-                all.extend_from_slice(&bytes);
-            }
-        }
-        Ok::<(), hyper::Error>(())
-    };
-    let read = tokio::time::timeout(limit, reading).await;
-    match read {
-        Err(_) => {
-            let message = format!("the body did not come within {} s", limit.as_secs_f64());
-            Err(Refusal::of_client(StatusCode::REQUEST_TIMEOUT, message))
-        }
-        Ok(Err(error)) => {
-            Err(Refusal::of_client(StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))
-        }
-        Ok(Ok(())) if too_long(length) => {
-            let message = format!("the body is longer than the {max_bytes} bytes that are allowed");
-            Err(Refusal::of_client(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
-        Ok(Ok(())) if all.is_empty() => Ok(first),
-        Ok(Ok(())) => Ok(all.freeze()),
+    match serving.is_empty() {
+        false => Ok(Some(serving)),
+        // Nobody can say that there is no such model.
+        true if router.engines.models.is_empty() => Ok(None),
+        true => Err(Refusal::of_model(model)),
     }
 }
 

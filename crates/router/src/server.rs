@@ -11,6 +11,7 @@ use crate::probe;
 use crate::proxy;
 use crate::request_log::{RequestLog, RequestLogPlace};
 use crate::scrape;
+use crate::sources::{self, FileError};
 use crate::stall::StallGuard;
 use crate::state::{Phase, RouterState};
 use crate::stats::RouterStats;
@@ -24,6 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -51,6 +53,8 @@ pub enum StartError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Engine(#[from] MembershipError),
+    #[error(transparent)]
+    BackendsFile(#[from] FileError),
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
@@ -68,6 +72,14 @@ pub enum StartError {
 
 #[derive(Debug)]
 pub struct Router;
+
+/// What one thread of a router does beside serving clients: it watches engines, and where they come
+/// from.
+struct Arrivals {
+    comers: Comers,
+    file: Option<PathBuf>,
+    names: Vec<Backend>,
+}
 
 /// A running router. Dropping it stops it without waiting for requests under way.
 #[derive(Debug)]
@@ -100,22 +112,26 @@ impl Router {
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
         let thread_count = config.threads;
+        if let Some(path) = &config.backends_file {
+            sources::read_file(path)?;
+        }
+        let (file, names) = (config.backends_file.clone(), config.dns_backends.clone());
         let (router, comers) = RouterState::new(config, log);
         for target in &targets {
             router.engines.add(target)?;
         }
-        let mut comers = Some(comers);
+        let mut arrivals = Some(Arrivals { comers, file, names });
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
-            let (router, comers) = (router.clone(), comers.take());
+            let (router, arrivals) = (router.clone(), arrivals.take());
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(StartError::Thread)?;
             let (done, ended) = oneshot::channel();
             let run = move || {
-                runtime.block_on(run_thread(listener, router, comers));
+                runtime.block_on(run_thread(listener, router, arrivals));
                 drop(done);
             };
             let name = format!("route-{number}");
@@ -144,7 +160,7 @@ impl RouterHandle {
 
     /// An engine comes, or serves again if it is draining or about to leave.
     pub fn add(&self, backend: &Backend) -> Result<(), AddError> {
-        Ok(self.router.engines.add(&backend.check()?)?)
+        self.router.engines.add_backend(backend)
     }
 
     /// An engine gets no new requests until it is added again.
@@ -216,13 +232,19 @@ impl Drop for RouterHandle {
 }
 
 /// Serves clients. One thread of a router also watches the engines that come.
-async fn run_thread(listener: StdListener, router: Arc<RouterState>, comers: Option<Comers>) {
+async fn run_thread(listener: StdListener, router: Arc<RouterState>, arrivals: Option<Arrivals>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let limits = &router.limits;
     let pool = Arc::new(Pool::new(limits.max_idle_connections, limits.keep_idle));
     let worker = Arc::new(Worker { router: router.clone(), pool: pool.clone() });
-    if let Some(comers) = comers {
+    if let Some(Arrivals { comers, file, names }) = arrivals {
         tokio::spawn(watch_engines(router.clone(), comers));
+        if let Some(file) = file {
+            tokio::spawn(sources::watch_file(router.engines.clone(), file));
+        }
+        for named in names {
+            tokio::spawn(sources::watch_name(router.engines.clone(), named));
+        }
     }
     tokio::spawn(probe::sweep(pool, router.limits.clone()));
     let mut connections = JoinSet::new();

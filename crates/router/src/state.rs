@@ -19,6 +19,8 @@ pub struct RouterState {
     pub any_model: bool,
     /// Where requests are logged, if they are.
     pub log: Option<Arc<RequestLog>>,
+    /// Who shows it may add, drain and remove engines.
+    pub admin_token: Option<Vec<u8>>,
     pub limits: Limits,
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
@@ -32,11 +34,12 @@ pub struct RouterState {
 impl RouterState {
     /// The state of a router that has just started.
     pub fn new(config: RouterConfig, log: Option<RequestLog>) -> (Arc<RouterState>, Comers) {
-        let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
+        let RouterConfig { policy, engine_model, limits, any_model, admin_token, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds));
         let state = Arc::new(RouterState {
             any_model,
+            admin_token,
             log: log.map(Arc::new),
             counters: Counters::default(),
             engines: Arc::new(engines),

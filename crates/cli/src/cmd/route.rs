@@ -7,6 +7,7 @@ use forebay_results::output::CommandResult;
 use forebay_router::{Backend, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig};
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Arguments of `forebay route`.
@@ -16,8 +17,19 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     /// An engine with an OpenAI API; repeat for each
-    #[arg(long, value_name = "NAME=URL", required = true, value_parser = backend)]
+    #[arg(long, value_name = "NAME=URL", value_parser = backend)]
     backend: Vec<Backend>,
+    /// Engines behind a host name with several addresses, each of them an engine; the name is
+    /// resolved every 5 s; repeat for each
+    #[arg(long, value_name = "NAME=URL", value_parser = backend)]
+    backend_dns: Vec<Backend>,
+    /// A file that lists engines, read every second
+    #[arg(long, value_name = "FILE")]
+    backends_file: Option<PathBuf>,
+    /// A file with the token of those who may add, drain and remove engines over HTTP; without it
+    /// nobody may
+    #[arg(long, value_name = "FILE")]
+    admin_token_file: Option<PathBuf>,
     /// Engines that share a store of KV, by their names: each can load what another one computed;
     /// repeat for each store
     #[arg(long, value_name = "NAME=ENGINE,ENGINE", value_parser = store)]
@@ -126,13 +138,16 @@ enum StoreError {
 }
 
 pub fn run(mut args: Args) -> CommandResult {
-    share_stores(&mut args.backend, &args.store)?;
+    share_stores(args.backend.iter_mut().chain(&mut args.backend_dns).collect(), &args.store)?;
     // As vLLM launches its steps if it is told nothing.
     let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
     engine_model.load_us_per_token = args.load_us_per_token.unwrap_or(engine_model.load_us_per_token);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);
+    config.dns_backends = args.backend_dns;
+    config.backends_file = args.backends_file;
+    config.admin_token = args.admin_token_file.as_deref().map(read_token).transpose()?;
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;
     config.request_log = args.request_log;
@@ -180,8 +195,30 @@ fn store(text: &str) -> Result<Store, String> {
     Ok(Store { name: name.to_owned(), engines: engines.split(',').map(str::to_owned).collect() })
 }
 
+/// Why a file is no token.
+#[derive(Debug, thiserror::Error)]
+enum TokenError {
+    #[error("{path}: {error}")]
+    Io { path: PathBuf, error: std::io::Error },
+    #[error("{path}: the token has {bytes} bytes, 1 to {TOKEN_BYTES_MAX} are allowed")]
+    Length { path: PathBuf, bytes: usize },
+}
+
+const TOKEN_BYTES_MAX: usize = 4096;
+
+/// A token, without the end of the line that editors write behind it.
+fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+    let path = path.to_path_buf();
+    let token = std::fs::read(&path).map_err(|error| TokenError::Io { path: path.clone(), error })?;
+    let token = token.strip_suffix(b"\n").unwrap_or(&token).to_vec();
+    match token.len() {
+        1..=TOKEN_BYTES_MAX => Ok(token),
+        bytes => Err(TokenError::Length { path, bytes }),
+    }
+}
+
 /// Tells each engine which store it shares.
-fn share_stores(backends: &mut [Backend], stores: &[Store]) -> Result<(), StoreError> {
+fn share_stores(mut backends: Vec<&mut Backend>, stores: &[Store]) -> Result<(), StoreError> {
     for (store, engine) in stores.iter().flat_map(|store| store.engines.iter().map(move |name| (store, name)))
     {
         let backend = backends.iter_mut().find(|backend| backend.name == *engine);
@@ -208,7 +245,7 @@ mod tests {
         let shared = |stores: &[&str]| {
             let mut backends = ["a", "b", "c"].map(|name| Backend::new(name, "http://h:1"));
             let stores: Vec<Store> = stores.iter().map(|text| store(text).unwrap()).collect();
-            share_stores(&mut backends, &stores).map_err(|error| error.to_string())?;
+            share_stores(backends.iter_mut().collect(), &stores).map_err(|error| error.to_string())?;
             Ok(backends.map(|backend| backend.store.unwrap_or_default()))
         };
         assert_eq!(shared(&["x=a,c"]), Ok(["x", "", "x"].map(str::to_owned)));
@@ -216,6 +253,19 @@ mod tests {
         let twice = "engine a is in the stores x and y; one is allowed".to_owned();
         assert_eq!(shared(&["x=a", "y=a"]), Err(twice));
         assert!(store("x").unwrap_err().contains("NAME=ENGINE,ENGINE"));
+    }
+
+    #[test]
+    fn a_token_is_a_line_that_is_not_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_token(&path).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("secret\n"), Ok(b"secret".to_vec()));
+        assert!(read("\n").unwrap_err().contains("has 0 bytes, 1 to 4096 are allowed"));
+        assert!(read(&"x".repeat(5_000)).unwrap_err().contains("has 5000 bytes"));
     }
 
     #[test]

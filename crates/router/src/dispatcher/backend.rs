@@ -1,12 +1,15 @@
 //! One backend as the dispatcher keeps it: its load, its health, whether it takes part, and what it
 //! reports. It knows one backend's numbers.
 
-use super::{Assignment, SILENT_HITS};
 use crate::health::{Health, Thresholds};
 use crate::reported_load::ReportedLoad;
 use crate::request::Endpoint;
 use crate::stats::BackendStats;
 use crate::usage::Usage;
+
+/// So many answers without cached tokens, to prompts that should have been cached, are told in the
+/// log.
+const SILENT_HITS: u32 = 8;
 
 /// Whether a backend takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,11 +84,11 @@ impl Backend {
         self.membership == Membership::Serving && self.health.is_last_resort()
     }
 
-    /// Its prompt is computed, or never will be.
-    pub fn release_prefill(&mut self, assignment: &Assignment) {
+    /// A prompt is computed, or never will be.
+    pub fn release_prefill(&mut self, tokens: u64, us: u64) {
         self.waiting -= 1;
-        self.pending_prefill_tokens -= assignment.new_tokens;
-        self.pending_prefill_us -= assignment.prefill_us;
+        self.pending_prefill_tokens -= tokens;
+        self.pending_prefill_us -= us;
     }
 
     /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere

@@ -332,7 +332,11 @@ impl Client {
     }
 
     pub async fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Got {
-        Got::read(self.begin("POST", path, headers, body).await.unwrap()).await
+        self.ask("POST", path, headers, body).await
+    }
+
+    pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Got {
+        Got::read(self.begin(method, path, headers, body).await.unwrap()).await
     }
 
     /// Goes away at once, whatever is under way.
