@@ -6,7 +6,8 @@
 //! once, to another engine: so no request runs more than twice. The second time may be at the same
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
-use crate::dispatcher::{BackendSet, End, RoutingFacts};
+use crate::dispatcher::{End, RoutingFacts};
+use crate::engine::Engine;
 use crate::engines::Attempt;
 use crate::health::Failure;
 use crate::refusal::Refusal;
@@ -73,35 +74,35 @@ pub async fn send(
     let router = &worker.router;
     let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
     let mut deadline = Box::pin(sleep(limit));
-    let mut tried: BackendSet = 0;
+    // By their slots.
+    let mut tried: Vec<usize> = Vec::new();
     let mut sent_again = false;
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
-    let mut last_failure: Option<(usize, Failure)> = None;
+    let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let Some(mut attempt) = router.engines.assign(&outgoing.routing, tried) else { break };
-        let backend = attempt.backend;
-        if let Some((from, failure)) = last_failure {
-            router.engines.tell_sent_elsewhere(from, backend, failure);
+        let Some(mut attempt) = router.engines.assign(&outgoing.routing, &tried) else { break };
+        let engine = attempt.engine.clone();
+        if let Some((from, failure)) = &last_failure {
+            router.engines.tell_sent_elsewhere(from, &engine, *failure);
         }
-        tried |= 1 << backend;
+        tried.push(engine.slot);
         if let Some(entry) = entry {
-            entry.attempt(&router.engines.targets[backend].name);
+            entry.attempt(engine.name());
         }
         if number > 1 {
             deadline.as_mut().reset(Instant::now() + limit);
         }
         let may_move = number < router.limits.attempts && !sent_again;
-        let excluded = tried | !outgoing.routing.serving;
-        let elsewhere = may_move.then_some(excluded);
+        let elsewhere = may_move.then_some(&tried[..]);
         // What remains of an earlier request is not trusted after it has failed once.
-        let fresh = last_failure.is_some_and(|(_, failure)| failure == Failure::ClosedKept);
-        let failure = match begin(worker, outgoing, backend, &mut deadline, elsewhere, fresh).await {
+        let fresh = last_failure.as_ref().is_some_and(|(_, failure)| *failure == Failure::ClosedKept);
+        let failure = match begin(worker, outgoing, &engine, &mut deadline, elsewhere, fresh).await {
             Ok(started) => {
                 let status = started.head.status().as_u16();
                 attempt.first_byte(status);
                 match Failure::of_status(status) {
-                    Some(failure) if may_move && router.engines.has_other(excluded) => {
+                    Some(failure) if may_move && has_other(router, outgoing, &tried) => {
                         sent_again = true;
                         attempt.end(End::Failed(failure));
                         second_best = Some((started, attempt));
@@ -121,23 +122,23 @@ pub async fn send(
                     return Err(Refusal::shutting_down());
                 }
                 if lost.may_have_arrived && is_over {
-                    last_failure = Some((backend, lost.failure));
+                    last_failure = Some((engine, lost.failure));
                     break;
                 }
                 sent_again |= lost.may_have_arrived;
-                if lost.failure == Failure::ClosedKept && !router.engines.has_other(excluded) {
-                    tried &= !(1 << backend);
+                if lost.failure == Failure::ClosedKept && !has_other(router, outgoing, &tried) {
+                    tried.pop();
                 }
                 lost.failure
             }
         };
-        last_failure = Some((backend, failure));
+        last_failure = Some((engine, failure));
     }
     if let Some((started, attempt)) = second_best {
         return Ok(Begun { started, attempt, deadline });
     }
     router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
-    let (attempts, failure) = (tried.count_ones(), last_failure.map(|(_, failure)| failure));
+    let (attempts, failure) = (tried.len() as u32, last_failure.map(|(_, failure)| failure));
     router.engines.lines.unanswered(attempts, failure);
     Err(failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, attempts)))
 }
@@ -161,27 +162,31 @@ fn no_answer(failure: Failure, tried: u32) -> Refusal {
     Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))
 }
 
+fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[usize]) -> bool {
+    router.engines.has_other(outgoing.routing.serving.as_deref(), tried)
+}
+
 /// Sends the request to one engine and waits for the first byte of the answer's body until the
 /// deadline. If the engine stops answering probes meanwhile, and the request may go `elsewhere` (to
-/// an engine that is not in this set), it is given up; else it is waited for, but not for longer
+/// an engine that is not among these), it is given up; else it is waited for, but not for longer
 /// than a first byte may take.
 async fn begin(
     worker: &Worker,
     outgoing: &Outgoing,
-    backend: usize,
+    engine: &Engine,
     deadline: &mut Pin<Box<Sleep>>,
-    elsewhere: Option<BackendSet>,
+    elsewhere: Option<&[usize]>,
     fresh: bool,
 ) -> Result<Started, NoAnswer> {
     let router = &worker.router;
-    let mut exchange = pin!(exchange(worker, outgoing, backend, fresh));
+    let mut exchange = pin!(exchange(worker, outgoing, engine, fresh));
     let last = deadline.deadline();
     let mut was_silent = false;
     loop {
-        let mut news = pin!(router.engines.news(backend));
+        let mut news = pin!(engine.news.notified());
         news.as_mut().enable();
-        let is_silent = router.engines.is_silent(backend);
-        if is_silent && elsewhere.is_some_and(|excluded| router.engines.has_other(excluded)) {
+        let is_silent = router.engines.is_silent(engine);
+        if is_silent && elsewhere.is_some_and(|tried| has_other(router, outgoing, tried)) {
             return Err(NoAnswer::perhaps_arrived(Failure::Ejected));
         }
         if is_silent != was_silent {
@@ -212,11 +217,11 @@ async fn cut(router: &RouterState) {
 async fn exchange(
     worker: &Worker,
     outgoing: &Outgoing,
-    backend: usize,
+    engine: &Engine,
     fresh: bool,
 ) -> Result<Started, NoAnswer> {
-    while !fresh && let Some(upstream) = worker.pool.take(backend) {
-        match first_byte(upstream, worker, outgoing, backend).await {
+    while !fresh && let Some(upstream) = worker.pool.take(engine.id) {
+        match first_byte(upstream, outgoing, engine).await {
             // The engine closed it before anything was written.
             Err(lost) if !lost.may_have_arrived => {}
             Err(NoAnswer { failure: Failure::Closed, .. }) => {
@@ -225,21 +230,16 @@ async fn exchange(
             other => return other,
         }
     }
-    let upstream = Upstream::connect(&worker.router.engines.targets[backend], &worker.router.limits).await?;
-    first_byte(upstream, worker, outgoing, backend).await
+    let upstream = Upstream::connect(&engine.target, &worker.router.limits).await?;
+    first_byte(upstream, outgoing, engine).await
 }
 
-async fn first_byte(
-    upstream: Upstream,
-    worker: &Worker,
-    outgoing: &Outgoing,
-    backend: usize,
-) -> Result<Started, NoAnswer> {
+async fn first_byte(upstream: Upstream, outgoing: &Outgoing, engine: &Engine) -> Result<Started, NoAnswer> {
     let mut request = Request::new(outgoing.body.clone());
     *request.method_mut() = outgoing.head.method.clone();
     *request.uri_mut() = outgoing.head.uri.clone();
     *request.headers_mut() = outgoing.head.headers.clone();
-    request.headers_mut().insert(header::HOST, worker.router.engines.targets[backend].host.clone());
+    request.headers_mut().insert(header::HOST, engine.target.host.clone());
     let (head, mut answer) = upstream.exchange(request).await?.into_parts();
     let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
     let first = first.map_err(|_| NoAnswer::perhaps_arrived(Failure::Closed))?;

@@ -1,13 +1,14 @@
 //! What a router is told at its start, and the limits it keeps to.
 
-use crate::dispatcher::MAX_BACKENDS;
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
 use crate::request_log::RequestLogPlace;
+use crate::slots::MAX_ENGINES;
 use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery, Uri};
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// An engine to route to.
@@ -17,6 +18,8 @@ pub struct Backend {
     pub name: String,
     /// Where it listens: `http://HOST:PORT`.
     pub url: String,
+    /// The store of KV that it shares with all engines that name the same one.
+    pub store: Option<String>,
 }
 
 /// All that a router is told.
@@ -24,8 +27,15 @@ pub struct Backend {
 pub struct RouterConfig {
     /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// The engines, at least one and at most 64.
+    /// The engines that are there at the start: at least one, if others cannot come later.
     pub backends: Vec<Backend>,
+    /// A file that lists more of them. It is read again and again.
+    pub backends_file: Option<PathBuf>,
+    /// Engines whose host is a name that stands for several addresses, each an engine. It is asked
+    /// for again and again.
+    pub dns_backends: Vec<Backend>,
+    /// Who shows it may add, drain and remove engines; nobody may without it.
+    pub admin_token: Option<Vec<u8>>,
     /// How to choose among them.
     pub policy: Policy,
     /// What the engines are taken for, all alike.
@@ -59,6 +69,8 @@ pub struct Limits {
     pub probe_interval: Duration,
     /// Between the probes of a backend that failed or is ejected.
     pub reprobe_interval: Duration,
+    /// Between two readings of an engine's metrics.
+    pub metrics_interval: Duration,
     /// For the answer to a probe.
     pub probe_timeout: Duration,
     /// What probes ask for: a path.
@@ -97,6 +109,7 @@ impl Default for Limits {
             probe_interval: Duration::from_secs(1),
             reprobe_interval: Duration::from_millis(250),
             probe_timeout: Duration::from_secs(1),
+            metrics_interval: Duration::from_secs(1),
             probe_path: "/health".into(),
             eject_after: 3,
             readmit_after: 1,
@@ -112,14 +125,17 @@ impl Default for Limits {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// Too few or too many backends.
-    #[error("backends: {0} given, 1 to {MAX_BACKENDS} are allowed")]
+    #[error("backends: {0} given, 1 to {MAX_ENGINES} are allowed")]
     BackendCount(usize),
     /// A name with other characters than are allowed.
     #[error("backend name '{0}': letters, digits, '-', '_' and '.' are allowed")]
     BackendName(String),
+    /// The same for a store.
+    #[error("store name '{0}': letters, digits, '-', '_' and '.' are allowed")]
+    StoreName(String),
     /// Two backends of one name.
     #[error("backend name '{0}' is given twice")]
     RepeatedName(String),
@@ -129,6 +145,12 @@ pub enum ConfigError {
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
+    /// An admin token that everybody knows.
+    #[error("admin token: it is empty")]
+    NoToken,
+    /// A time that no load takes.
+    #[error("load us per token: {0} is no time; 0 and more are allowed")]
+    LoadTime(f64),
     /// What probes ask for is no path.
     #[error("probe path: '{0}' is not a path such as /health")]
     ProbePath(String),
@@ -142,8 +164,16 @@ pub(crate) struct Target {
     pub header: HeaderValue,
     /// Host and port, to connect to.
     pub authority: String,
+    pub store: Option<String>,
     /// Host and port, for the `Host` header.
     pub host: HeaderValue,
+}
+
+impl Target {
+    /// Is it the same engine at the same place?
+    pub fn is_same(&self, other: &Target) -> bool {
+        self.name == other.name && self.authority == other.authority && self.store == other.store
+    }
 }
 
 impl RouterConfig {
@@ -159,6 +189,9 @@ impl RouterConfig {
         RouterConfig {
             listen,
             backends,
+            backends_file: None,
+            dns_backends: Vec::new(),
+            admin_token: None,
             policy,
             engine_model,
             threads: (cpus / 2).clamp(1, 8),
@@ -170,33 +203,58 @@ impl RouterConfig {
 
     /// Checks everything.
     pub(crate) fn check(&self) -> Result<Vec<Target>, ConfigError> {
-        if !(1..=MAX_BACKENDS).contains(&self.backends.len()) {
-            return Err(ConfigError::BackendCount(self.backends.len()));
+        let others_come =
+            self.backends_file.is_some() || !self.dns_backends.is_empty() || self.admin_token.is_some();
+        if self.backends.is_empty() && !others_come {
+            return Err(ConfigError::BackendCount(0));
         }
-        let mut names = HashSet::new();
-        if let Some(repeated) = self.backends.iter().find(|backend| !names.insert(&backend.name)) {
-            return Err(ConfigError::RepeatedName(repeated.name.clone()));
+        if self.admin_token.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ConfigError::NoToken);
         }
+        check_backends(&self.dns_backends)?;
         if self.threads == 0 {
             return Err(ConfigError::Zero("threads"));
         }
         if self.engine_model.pool_tokens == 0 {
             return Err(ConfigError::Zero("pool tokens"));
         }
+        let load_us = self.engine_model.load_us_per_token;
+        if !load_us.is_finite() || load_us < 0.0 {
+            return Err(ConfigError::LoadTime(load_us));
+        }
         if self.engine_model.max_seqs == 0 {
             return Err(ConfigError::Zero("max num seqs"));
         }
         self.limits.check()?;
-        self.backends.iter().map(Backend::check).collect()
+        check_backends(&self.backends)
     }
 }
 
+/// Checks each, and that no two have one name.
+pub(crate) fn check_backends(backends: &[Backend]) -> Result<Vec<Target>, ConfigError> {
+    if backends.len() > MAX_ENGINES {
+        return Err(ConfigError::BackendCount(backends.len()));
+    }
+    let mut names = HashSet::new();
+    if let Some(repeated) = backends.iter().find(|backend| !names.insert(&backend.name)) {
+        return Err(ConfigError::RepeatedName(repeated.name.clone()));
+    }
+    backends.iter().map(Backend::check).collect()
+}
+
 impl Backend {
-    fn check(&self) -> Result<Target, ConfigError> {
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    /// An engine that shares no store.
+    pub fn new(name: impl Into<String>, url: impl Into<String>) -> Backend {
+        Backend { name: name.into(), url: url.into(), store: None }
+    }
+
+    pub(crate) fn check(&self) -> Result<Target, ConfigError> {
         let bad_name = || ConfigError::BackendName(self.name.clone());
-        if self.name.is_empty() || !self.name.bytes().all(allowed) {
+        if !is_name(&self.name) {
             return Err(bad_name());
+        }
+        if let Some(store) = self.store.as_ref().filter(|store| !is_name(store)) {
+            return Err(ConfigError::StoreName(store.clone()));
         }
         let header = HeaderValue::from_str(&self.name).map_err(|_| bad_name())?;
         let bad_url = || ConfigError::BackendUrl { name: self.name.clone(), url: self.url.clone() };
@@ -205,8 +263,14 @@ impl Backend {
         let authority = uri.authority().filter(|authority| plain && is_host_and_port(authority));
         let authority = authority.ok_or_else(bad_url)?.as_str().to_owned();
         let host = HeaderValue::from_str(&authority).map_err(|_| bad_url())?;
-        Ok(Target { name: self.name.clone(), header, authority, host })
+        let (name, store) = (self.name.clone(), self.store.clone());
+        Ok(Target { name, header, authority, store, host })
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !text.is_empty() && text.bytes().all(allowed)
 }
 
 fn is_host_and_port(authority: &Authority) -> bool {
@@ -228,6 +292,7 @@ impl Limits {
             ("probe interval", self.probe_interval),
             ("reprobe interval", self.reprobe_interval),
             ("probe timeout", self.probe_timeout),
+            ("metrics interval", self.metrics_interval),
             ("idle time of connections", self.keep_idle),
         ];
         let counts = [
@@ -250,7 +315,7 @@ mod tests {
     use forebay_steps::{Launch, Profile};
 
     fn config(backends: &[(&str, &str)]) -> RouterConfig {
-        let backends = backends.iter().map(|&(name, url)| Backend { name: name.into(), url: url.into() });
+        let backends = backends.iter().map(|&(name, url)| Backend::new(name, url));
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let engine_model = EngineModel::new(&profile, Launch::Graph);
         RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), Policy::Lpwl, engine_model)
@@ -266,7 +331,7 @@ mod tests {
     #[test]
     fn what_is_not_allowed_is_refused_with_its_name_and_value() {
         let table = [
-            (vec![], "backends: 0 given, 1 to 64 are allowed"),
+            (vec![], "backends: 0 given, 1 to 4096 are allowed"),
             (vec![("", "http://h:1")], "backend name '': letters, digits, '-', '_' and '.' are allowed"),
             (
                 vec![("a\"", "http://h:1")],
@@ -283,6 +348,10 @@ mod tests {
         for (backends, message) in table {
             assert_eq!(config(&backends).check().unwrap_err().to_string(), message);
         }
+        let mut store = config(&[("a", "http://h:1")]);
+        store.backends[0].store = Some("s/1".into());
+        let message = "store name 's/1': letters, digits, '-', '_' and '.' are allowed";
+        assert_eq!(store.check().unwrap_err().to_string(), message);
         let mut zero = config(&[("a", "http://h:1")]);
         zero.limits.progress = Duration::ZERO;
         assert_eq!(zero.check().unwrap_err().to_string(), "progress timeout: must be above 0");
@@ -294,6 +363,12 @@ mod tests {
         {
             let mut bad = config(&[("a", "http://h:1")]);
             (bad.engine_model.pool_tokens, bad.engine_model.max_seqs) = (tokens, seqs);
+            assert_eq!(bad.check().unwrap_err().to_string(), message);
+        }
+        for load_us in [-1.0, f64::NAN, f64::INFINITY] {
+            let mut bad = config(&[("a", "http://h:1")]);
+            bad.engine_model.load_us_per_token = load_us;
+            let message = format!("load us per token: {load_us} is no time; 0 and more are allowed");
             assert_eq!(bad.check().unwrap_err().to_string(), message);
         }
         for path in ["", "health", "http://h/health", "/a b"] {

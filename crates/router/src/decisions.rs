@@ -5,6 +5,7 @@ use crate::health::Failure;
 use crate::policy::{Candidate, Decision, Reason};
 use serde::Serialize;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Decisions that are remembered.
 pub const REMEMBERED: usize = 256;
@@ -76,6 +77,8 @@ pub struct Entry {
     pub input_tokens: u64,
     pub attempt: u32,
     pub decision: Decision,
+    /// Of the candidates; empty where a slot was free.
+    pub names: Arc<[String]>,
     /// On what grounds.
     pub candidates: Vec<Candidate>,
     pub outcome: Option<Outcome>,
@@ -100,17 +103,18 @@ impl Decisions {
         }
     }
 
-    /// All that are remembered, oldest first. `names` are those of the backends.
-    pub fn records(&self, names: &[String]) -> Vec<DecisionRecord> {
+    /// All that are remembered, oldest first.
+    pub fn records(&self) -> Vec<DecisionRecord> {
         let numbers = self.first..;
-        numbers.zip(&self.entries).map(|(number, entry)| entry.record(number, names)).collect()
+        numbers.zip(&self.entries).map(|(number, entry)| entry.record(number)).collect()
     }
 }
 
 impl Entry {
-    fn record(&self, number: u64, names: &[String]) -> DecisionRecord {
+    fn record(&self, number: u64) -> DecisionRecord {
         let scores = &self.decision.scores;
-        let candidates = names.iter().zip(&self.candidates).zip(scores);
+        let candidates = self.names.iter().zip(&self.candidates).zip(scores);
+        let candidates = candidates.filter(|((name, _), _)| !name.is_empty());
         let candidates = candidates.map(|((name, &known), &score)| CandidateRecord {
             backend: name.clone(),
             score,
@@ -122,7 +126,7 @@ impl Entry {
             session: format!("{:016x}", self.session),
             input_tokens: self.input_tokens,
             attempt: self.attempt,
-            backend: names.get(self.decision.chosen).cloned().unwrap_or_default(),
+            backend: self.names.get(self.decision.chosen).cloned().unwrap_or_default(),
             reason: self.decision.reason,
             candidates: candidates.collect(),
             outcome: self.outcome,
@@ -142,9 +146,13 @@ mod tests {
             pending_prefill_tokens: 2,
             pending_prefill_us: 7,
             context_tokens: 3,
+            pool_tokens: 8,
             hit_tokens: 4,
+            stored_tokens: 5,
+            load_us_per_token: 1.5,
         }];
-        Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, candidates, outcome: None }
+        let names = ["a".to_owned()].into();
+        Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, names, candidates, outcome: None }
     }
 
     #[test]
@@ -156,7 +164,7 @@ mod tests {
         }
         decisions.finish(3, done);
         decisions.finish(10, done);
-        let records = decisions.records(&["a".into()]);
+        let records = decisions.records();
         assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 10));
         assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));

@@ -1,18 +1,31 @@
 //! The router's state: the load, health and presumed cache of every backend, and what was decided.
-//! It joins the policy, the prefix index and the learned token ratio. It takes time as an argument.
+//! It joins the policy, the indexes and the learned token ratio. It takes time as an argument.
 //!
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
+use crate::chain::{CHUNK_BYTES, Chain};
 use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
+use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
-use crate::health::{Cause, Change, Failure, Health, Thresholds};
+use crate::health::{Cause, Change, Failure, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
-use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
+use crate::prefill::Prefill;
+use crate::prefix::{Bounds, PrefixIndex, Visit};
+use crate::reported_load::{self, Load, Unread};
 use crate::request::Endpoint;
-use crate::stats::{BackendStats, RouterStats};
-use crate::tokens::{AnswerTokens, BytesPerToken, Length};
+use crate::shadow_cache::is_more;
+use crate::slots::{MAX_ENGINES, Serving};
+use crate::stats::{BackendStats, RouterStats, StoreStats};
+use crate::store_index::{Found, Sought, StoreIndex};
+use crate::tokens::{AnswerTokens, AveragePrefill, BytesPerToken, Length};
 use crate::usage::Usage;
+use backend::Backend;
+use std::sync::Arc;
+
+mod backend;
+
+pub use backend::Membership;
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
 /// for all requests overflow.
@@ -20,19 +33,15 @@ const PREFILL_US_MAX: f64 = 1e12;
 /// Chunks remembered per backend: 128 MiB of prompts (about 32 million tokens of text) in about 10
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
+/// Of all together: as many as 64 may have.
+const INDEX_BOUNDS: Bounds =
+    Bounds { chunks_per_engine: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
+/// Chunks remembered per store: it is larger than an engine's memory, and several engines write to
+/// it.
+const CHUNKS_PER_STORE: usize = 1024 * 1024;
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
-
-/// So many answers without cached tokens, to prompts that should have been cached, are told in the
-/// log.
-const SILENT_HITS: u32 = 8;
-
-/// A set of backends, one bit each.
-pub type BackendSet = u64;
-
-/// More backends than a [`BackendSet`] has bits cannot be served.
-pub const MAX_BACKENDS: usize = BackendSet::BITS as usize;
 
 /// What routing needs to know of a request.
 #[derive(Debug)]
@@ -48,14 +57,14 @@ pub struct RoutingFacts {
     /// The call it belongs to; `None` where caches do not matter, and it goes by load alone.
     pub endpoint: Option<Endpoint>,
     /// The backends that may serve it.
-    pub serving: BackendSet,
+    pub serving: Serving,
 }
 
 /// A request on its way to a backend. To be given back with [`Dispatcher::end`].
 #[derive(Debug)]
 #[must_use = "an assignment that is not ended counts as load for ever"]
 pub struct Assignment {
-    /// Index of the backend.
+    /// Slot of the backend.
     pub backend: usize,
     decision: u64,
     assigned_us: u64,
@@ -64,8 +73,10 @@ pub struct Assignment {
     new_tokens: u64,
     prefill_us: u64,
     visit: Visit,
+    /// What the engine's store was believed to hold of it, if there is one.
+    sought: Option<Sought>,
     /// The engine that the session had before.
-    former_home: Option<usize>,
+    former_home: Option<Home>,
     /// An answer with a status below 400 has begun: its prompt is computed.
     computed: bool,
 }
@@ -85,124 +96,203 @@ pub enum End {
     Cancelled,
 }
 
+/// What came of an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// The backend's health has changed.
+    pub change: Option<Change>,
+    /// It was the last request of a backend that was to leave.
+    pub is_gone: bool,
+}
+
+/// The engine that a session had last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Home {
+    slot: usize,
+    /// Another engine may have the slot by now.
+    tenant: u32,
+}
+
 #[derive(Debug)]
 pub struct Dispatcher {
     policy: Policy,
     engine_model: EngineModel,
-    names: Vec<String>,
+    /// By slot; empty where nobody is.
+    names: Arc<[String]>,
     backends: Vec<Backend>,
     index: PrefixIndex,
+    stores: StoreIndex,
+    thresholds: Thresholds,
     bytes_per_token: BytesPerToken,
     answer_tokens: AnswerTokens,
-    homes: Generations<usize>,
+    average_prefill: AveragePrefill,
+    homes: Generations<Home>,
     decisions: Decisions,
     turn: u64,
 }
 
-#[derive(Debug)]
-struct Backend {
-    health: Health,
-    in_flight: u32,
-    pending_prefill_tokens: u64,
-    pending_prefill_us: u64,
-    context_tokens: u64,
-    /// Calls whose answers have reported what was cached, one bit each.
-    reports_cached: u8,
-    /// Answers that should have reported it and did not.
-    silent_hits: u32,
-    totals: BackendStats,
-}
-
 impl Dispatcher {
-    /// Backends with the given names, all up and idle. At most [`MAX_BACKENDS`] are used.
-    pub fn new(
-        policy: Policy,
-        engine_model: EngineModel,
-        names: Vec<String>,
-        thresholds: Thresholds,
-    ) -> Dispatcher {
-        let backends = names.iter().take(MAX_BACKENDS).map(|name| Backend {
-            health: Health::new(thresholds),
-            in_flight: 0,
-            pending_prefill_tokens: 0,
-            pending_prefill_us: 0,
-            context_tokens: 0,
-            reports_cached: 0,
-            silent_hits: 0,
-            totals: BackendStats::new(name),
-        });
-        let backends: Vec<Backend> = backends.collect();
+    /// A dispatcher without backends.
+    pub fn new(policy: Policy, engine_model: EngineModel, thresholds: Thresholds) -> Dispatcher {
         Dispatcher {
             policy,
             engine_model,
-            index: PrefixIndex::new(backends.len(), CHUNKS_PER_BACKEND),
-            names,
-            backends,
+            index: PrefixIndex::new(INDEX_BOUNDS),
+            stores: StoreIndex::new(CHUNKS_PER_STORE),
+            thresholds,
+            names: Arc::default(),
+            backends: Vec::new(),
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
+            average_prefill: AveragePrefill::default(),
             homes: Generations::new(SESSIONS),
             decisions: Decisions::default(),
             turn: 0,
         }
     }
 
+    /// Adds a backend, up and idle, with the name of the store that it shares. Gives its slot;
+    /// `None` if there are [`MAX_ENGINES`].
+    pub fn add_backend(&mut self, name: &str, store: Option<&str>) -> Option<usize> {
+        let is_free = |backend: &Backend| backend.membership == Membership::Gone;
+        let slot = self.backends.iter().position(is_free).unwrap_or(self.backends.len());
+        if slot == MAX_ENGINES {
+            return None;
+        }
+        let tenant = self.backends.get(slot).map_or(0, |former| former.tenant.wrapping_add(1));
+        let backend = Backend::new(name, tenant, self.thresholds);
+        match self.backends.get_mut(slot) {
+            Some(free) => *free = backend,
+            None => {
+                self.backends.push(backend);
+                self.index.add_slot();
+            }
+        }
+        self.stores.set_engine(slot, store);
+        self.name_anew();
+        Some(slot)
+    }
+
+    /// Whether a backend takes part; it does not come back from [`Membership::Gone`].
+    pub fn membership(&self, backend: usize) -> Membership {
+        self.backends[backend].membership
+    }
+
+    /// A backend gets no new requests from now on, or gets some again. One that is to leave is gone
+    /// at once, or when its last request has ended; returns whether it is.
+    pub fn set_membership(&mut self, backend: usize, membership: Membership) -> bool {
+        self.backends[backend].membership = membership;
+        self.free_if_left(backend)
+    }
+
+    fn free_if_left(&mut self, slot: usize) -> bool {
+        let backend = &mut self.backends[slot];
+        if backend.membership != Membership::Leaving || backend.in_flight > 0 {
+            return false;
+        }
+        backend.membership = Membership::Gone;
+        self.index.forget(slot);
+        self.stores.set_engine(slot, None);
+        self.name_anew();
+        true
+    }
+
+    /// Decisions keep the names that there were.
+    fn name_anew(&mut self) {
+        let name = |backend: &Backend| match backend.membership {
+            Membership::Gone => String::new(),
+            _ => backend.totals.name.clone(),
+        };
+        self.names = self.backends.iter().map(name).collect();
+    }
+
     /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
     /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: BackendSet) -> Option<Assignment> {
+    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
-        let candidates = self.candidates(routing, input_tokens, tried);
+        let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
-        let home = self.homes.get(routing.session);
+        let former_home = self.homes.get(routing.session);
+        let home = former_home.filter(|home| self.backends[home.slot].tenant == home.tenant);
+        let home = home.map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
         let decision = choose(policy, &view, &request)?;
         let chosen = decision.chosen;
-        let hit_tokens = candidates[chosen].hit_tokens;
-        let new_tokens = input_tokens.saturating_sub(hit_tokens).max(1);
-        let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round();
-        let prefill_us = prefill_us.min(PREFILL_US_MAX) as u64;
+        let prefill = Prefill::new(&self.engine_model, &candidates[chosen], input_tokens);
+        let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
         self.turn += 1;
         if routing.endpoint.is_some() {
-            self.homes.insert(routing.session, chosen);
+            let tenant = self.backends[chosen].tenant;
+            self.homes.insert(routing.session, Home { slot: chosen, tenant });
         }
+        self.average_prefill.learn(prefill.tokens, prefill_us);
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
-        backend.pending_prefill_tokens += new_tokens;
+        backend.waiting += 1;
+        backend.pending_prefill_tokens += prefill.tokens;
         backend.pending_prefill_us += prefill_us;
         backend.context_tokens += input_tokens;
-        let attempt = tried.count_ones() + 1;
+        let attempt = tried.len() as u32 + 1;
         let session = routing.session;
-        let entry =
-            Entry { at_us: now_us, session, input_tokens, attempt, decision, candidates, outcome: None };
+        let entry = Entry {
+            at_us: now_us,
+            session,
+            input_tokens,
+            attempt,
+            decision,
+            names: self.names.clone(),
+            candidates,
+            outcome: None,
+        };
         Some(Assignment {
             backend: chosen,
             decision: self.decisions.push(entry),
             assigned_us: now_us,
             first_byte_us: None,
             input_tokens,
-            new_tokens,
+            new_tokens: prefill.tokens,
             prefill_us,
+            sought: self.stores.seek(chosen, &routing.chain),
             visit: self.index.visit(chosen, &routing.chain),
-            former_home: home,
+            former_home,
             computed: false,
         })
     }
 
-    fn candidates(&self, routing: &RoutingFacts, input_tokens: u64, tried: BackendSet) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        input_tokens: u64,
+        tried: &[usize],
+    ) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
-        let may_have = |index: usize| routing.serving & !tried & (1 << index) != 0;
+        let stored = self.stores.hits(&routing.chain);
+        let tokens = |chunks: usize| {
+            let bytes = routing.hit_bytes(chunks);
+            ((bytes as f64 / bytes_per_token) as u64).min(input_tokens)
+        };
+        let serves = |index: usize| routing.serving.as_ref().is_none_or(|slots| slots.contains(index));
+        let may_have = |index: usize| serves(index) && !tried.contains(&index);
         let mut backends = self.backends.iter().enumerate();
-        let one_is_up = backends.any(|(index, backend)| backend.health.is_up() && may_have(index));
+        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index));
         let candidate = |(index, backend): (usize, &Backend)| {
-            let hit_bytes = routing.hit_bytes(self.index.hit_chunks(index, &routing.chain));
-            let usable = backend.health.is_up() || (!one_is_up && backend.health.is_last_resort());
+            let usable = backend.is_up() || (!one_is_up && backend.is_last_resort());
+            let others = backend.reported.others(now_us);
+            let others_in_flight = u32::try_from(others.requests).unwrap_or(u32::MAX);
+            let (others_tokens, others_us) = self.average_prefill.of(others.waiting);
+            let pool_tokens = backend.reported.pool_tokens(now_us);
             Candidate {
                 eligible: usable && may_have(index),
-                in_flight: backend.in_flight,
-                pending_prefill_tokens: backend.pending_prefill_tokens,
-                pending_prefill_us: backend.pending_prefill_us,
-                context_tokens: backend.context_tokens,
-                hit_tokens: ((hit_bytes as f64 / bytes_per_token) as u64).min(input_tokens),
+                in_flight: backend.in_flight.saturating_add(others_in_flight),
+                pending_prefill_tokens: backend.pending_prefill_tokens.saturating_add(others_tokens),
+                pending_prefill_us: backend.pending_prefill_us.saturating_add(others_us),
+                context_tokens: backend.context_tokens.saturating_add(others.context_tokens),
+                pool_tokens: pool_tokens.unwrap_or(self.engine_model.pool_tokens),
+                hit_tokens: tokens(self.index.hit_chunks(index, &routing.chain)),
+                stored_tokens: tokens(stored.chunks(index)),
+                load_us_per_token: self.engine_model.load_us_per_token,
             }
         };
         self.backends.iter().enumerate().map(candidate).collect()
@@ -210,7 +300,13 @@ impl Dispatcher {
 
     /// The first byte of the answer's body has come, after this status. If it is below 400 the
     /// prompt is computed; other answers teach nothing.
-    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment, status: u16) {
+    pub fn first_byte(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        assignment: &mut Assignment,
+        status: u16,
+    ) {
         if assignment.first_byte_us.is_some() {
             return;
         }
@@ -218,24 +314,27 @@ impl Dispatcher {
         assignment.first_byte_us = Some(waited_us);
         assignment.computed = status < 400;
         let backend = &mut self.backends[assignment.backend];
-        backend.release_prefill(assignment);
+        backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         if assignment.computed {
             backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+            if let Some(sought) = &assignment.sought {
+                self.stores.computed(sought, &routing.chain);
+            }
         }
     }
 
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
-    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Option<Change> {
+    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Ended {
         let index = assignment.backend;
         let backend = &mut self.backends[index];
         backend.in_flight -= 1;
         backend.context_tokens -= assignment.input_tokens;
         if assignment.first_byte_us.is_none() {
-            backend.release_prefill(&assignment);
+            backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         }
         let mut outcome = Outcome { first_byte_us: assignment.first_byte_us, ..Outcome::default() };
         let mut change = None;
-        let mut cached_bytes = None;
+        let mut cached = None;
         match end {
             End::Answered { status, usage } => {
                 backend.totals.answered += 1;
@@ -251,7 +350,7 @@ impl Dispatcher {
                 };
                 if let Some(usage) = usage.filter(|_| assignment.computed) {
                     self.answer_tokens.learn(usage.completion_tokens);
-                    cached_bytes =
+                    cached =
                         learn(&mut self.bytes_per_token, backend, routing, &assignment, usage, &mut outcome);
                 }
             }
@@ -267,17 +366,22 @@ impl Dispatcher {
         }
         self.decisions.finish(assignment.decision, outcome);
         if assignment.computed {
-            self.index.settle(assignment.visit, cached_bytes);
+            let of_engine = cached.map(|cached| cached.in_engine_bytes);
+            self.index.settle(assignment.visit, of_engine);
+            if let Some((sought, cached)) = assignment.sought.zip(cached) {
+                self.stores.settle(&sought, cached.found);
+            }
         } else {
             self.forget_home(routing.session, index, assignment.former_home);
             self.index.abandon(assignment.visit, &routing.chain);
         }
-        self.apply(index, change)
+        let change = self.apply(index, change);
+        Ended { change, is_gone: self.free_if_left(index) }
     }
 
     /// A session that got no answer from a backend is where it was before.
-    fn forget_home(&mut self, session: u64, backend: usize, former: Option<usize>) {
-        if self.homes.get(session) != Some(backend) {
+    fn forget_home(&mut self, session: u64, backend: usize, former: Option<Home>) {
+        if self.homes.get(session).map(|home| home.slot) != Some(backend) {
             return;
         }
         match former {
@@ -298,6 +402,29 @@ impl Dispatcher {
         self.apply(backend, change)
     }
 
+    /// What the router itself has at a backend.
+    pub fn own_load(&self, backend: usize) -> Load {
+        let Backend { in_flight, waiting, context_tokens, .. } = self.backends[backend];
+        Load { requests: in_flight.into(), waiting: waiting.into(), context_tokens }
+    }
+
+    /// A backend's metrics were read, or could not be. `asked` is what the router had there when it
+    /// asked.
+    pub fn noted_metrics(
+        &mut self,
+        now_us: u64,
+        backend: usize,
+        read: Result<EngineMetrics, Unread>,
+        asked: Load,
+    ) -> Option<reported_load::Change> {
+        let own = asked.max(self.own_load(backend));
+        let backend = &mut self.backends[backend];
+        if let Err(unread) = read {
+            backend.totals.unread_metrics[unread as usize] += 1;
+        }
+        backend.reported.note(now_us, read, own)
+    }
+
     fn apply(&mut self, backend: usize, change: Option<Change>) -> Option<Change> {
         if let Some(Change::Ejected { .. }) = change {
             self.backends[backend].totals.ejections += 1;
@@ -312,8 +439,8 @@ impl Dispatcher {
 
     /// May a backend get requests, if only as the last resort?
     pub fn is_usable(&self, backend: usize) -> bool {
-        let health = &self.backends[backend].health;
-        health.is_up() || health.is_last_resort()
+        let backend = &self.backends[backend];
+        backend.is_up() || backend.is_last_resort()
     }
 
     /// May whoever waits for a backend wait for ever?
@@ -321,48 +448,32 @@ impl Dispatcher {
         self.backends[backend].health.is_silent()
     }
 
-    pub fn stats(&self) -> RouterStats {
-        let backends = self.backends.iter().enumerate().map(|(index, backend)| BackendStats {
-            up: backend.health.is_up(),
+    pub fn stats(&self, now_us: u64) -> RouterStats {
+        let here = |(_, backend): &(usize, &Backend)| backend.membership != Membership::Gone;
+        let backends = self.backends.iter().enumerate().filter(here);
+        let backends = backends.map(|(index, backend)| BackendStats {
+            up: backend.is_up(),
+            membership: backend.membership.name(),
             in_flight: backend.in_flight,
+            others_in_flight: backend.reported.others(now_us).requests,
+            pool_tokens: backend.reported.pool_tokens(now_us).unwrap_or(self.engine_model.pool_tokens),
             pending_prefill_tokens: backend.pending_prefill_tokens,
             context_tokens: backend.context_tokens,
             index_chunks: self.index.len(index),
             ..backend.totals.clone()
         });
-        RouterStats { policy: self.policy.name(), decisions: self.turn, backends: backends.collect() }
+        let stores = self.stores.lens().map(|(name, chunks)| StoreStats { name: name.to_owned(), chunks });
+        RouterStats {
+            policy: self.policy.name(),
+            decisions: self.turn,
+            backends: backends.collect(),
+            stores: stores.collect(),
+        }
     }
 
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.decisions.records(&self.names)
-    }
-}
-
-impl Backend {
-    /// Its prompt is computed, or never will be.
-    fn release_prefill(&mut self, assignment: &Assignment) {
-        self.pending_prefill_tokens -= assignment.new_tokens;
-        self.pending_prefill_us -= assignment.prefill_us;
-    }
-
-    /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere
-    /// unless it is asked to report it: what is left out means zero only where other answers to the
-    /// same call have it.
-    fn cached_tokens(&mut self, endpoint: Endpoint, usage: Usage, expected: bool) -> Option<u64> {
-        let bit = 1 << endpoint as u8;
-        if usage.cached_tokens.is_some() {
-            self.reports_cached |= bit;
-        } else if self.reports_cached & bit == 0 {
-            self.totals.without_cached_tokens += 1;
-            self.silent_hits = self.silent_hits.saturating_add(u32::from(expected));
-            if expected && self.silent_hits == SILENT_HITS {
-                let engine = &self.totals.name;
-                tracing::warn!(engine, prompts = SILENT_HITS, "engine reports no cached tokens");
-            }
-            return None;
-        }
-        Some(usage.cached_tokens.unwrap_or(0))
+        self.decisions.records()
     }
 }
 
@@ -373,8 +484,16 @@ impl RoutingFacts {
     }
 }
 
-/// Learns from the usage of an answered request, and returns how many bytes of the chain were
-/// cached.
+/// What an answer says was cached of its prompt.
+#[derive(Debug, Clone, Copy)]
+struct Cached {
+    /// Bytes of the chain that the engine itself held, as far as is said.
+    in_engine_bytes: usize,
+    /// What was found in all.
+    found: Found,
+}
+
+/// Learns from the usage of an answered request, and returns what was cached.
 fn learn(
     ratio: &mut BytesPerToken,
     backend: &mut Backend,
@@ -382,15 +501,17 @@ fn learn(
     assignment: &Assignment,
     usage: Usage,
     outcome: &mut Outcome,
-) -> Option<usize> {
+) -> Option<Cached> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
     let endpoint = routing.endpoint?;
     ratio.learn(&routing.length, usage.prompt_tokens);
-    let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;
+    let in_engine = assignment.visit.predicted_chunks();
+    let predicted = assignment.sought.as_ref().map_or(0, Sought::predicted_chunks).max(in_engine);
+    let cached_tokens = backend.cached_tokens(endpoint, usage, predicted > 0)?;
     // This answer's own ratio, so that a wrong guess of the prompt's length is not taken for a
     // wrong hit.
     let bytes_per_token = routing.length.bytes as f64 / usage.prompt_tokens.max(1) as f64;
-    let predicted_bytes = routing.hit_bytes(assignment.visit.predicted_chunks());
+    let predicted_bytes = routing.hit_bytes(predicted);
     let predicted_tokens = (predicted_bytes as f64 / bytes_per_token.max(f64::MIN_POSITIVE)) as u64;
     outcome.predicted_tokens = Some(predicted_tokens);
     outcome.cached_tokens = Some(cached_tokens);
@@ -400,7 +521,18 @@ fn learn(
     totals.predicted_tokens += predicted_tokens;
     totals.over_predicted_tokens += predicted_tokens.saturating_sub(cached_tokens);
     totals.under_predicted_tokens += cached_tokens.saturating_sub(predicted_tokens);
-    Some(((cached_tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.preamble_bytes))
+    let bytes =
+        |tokens: u64| ((tokens as f64 * bytes_per_token) as usize).saturating_sub(routing.preamble_bytes);
+    let found = bytes(cached_tokens);
+    // Without a store that the router knows of, what was loaded counts as the engine's own.
+    let loaded_tokens = usage.loaded_tokens.filter(|_| assignment.sought.is_some());
+    let in_engine_bytes = bytes(cached_tokens.saturating_sub(loaded_tokens.unwrap_or(0)));
+    let in_store = match loaded_tokens {
+        Some(tokens) => tokens > 0,
+        // What the engine was not believed to hold itself.
+        None => is_more(found / CHUNK_BYTES, in_engine),
+    };
+    Some(Cached { in_engine_bytes, found: Found { bytes: found, in_store } })
 }
 
 #[cfg(test)]

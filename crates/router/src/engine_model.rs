@@ -3,11 +3,13 @@
 
 use forebay_steps::{Launch, Profile, StepModel};
 
-/// An engine as the `added-latency` policy reckons with it; the other policies do not ask.
+/// An engine as the router reckons with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineModel {
     pub steps: StepModel,
-    /// Tokens whose KV fits the GPU.
+    /// Microseconds that a token takes from a store in host memory to the GPU.
+    pub load_us_per_token: f64,
+    /// Tokens whose KV fits the GPU of an engine that does not say it.
     pub pool_tokens: u64,
     /// Most requests computed at once.
     pub max_seqs: u32,
@@ -18,6 +20,8 @@ impl EngineModel {
     pub fn new(profile: &Profile, launch: Launch) -> EngineModel {
         EngineModel {
             steps: StepModel::new(profile, launch),
+            // Bytes / (10^9 bytes per second) in microseconds.
+            load_us_per_token: profile.model.kv_bytes_per_token as f64 / profile.host_link.gb_per_s / 1e3,
             pool_tokens: profile.memory.pool_tokens as u64,
             max_seqs: u32::try_from(profile.scheduler.max_seqs).unwrap_or(u32::MAX),
         }

@@ -1,116 +1,269 @@
-//! The engines as all threads of a router see them: the dispatcher behind a lock, who waits for news
-//! of an engine, and what the log is told of it.
+//! The engines as all threads of a router see them: the dispatcher behind a lock and the engine in
+//! each of its slots. Engines come and go.
 
-use crate::config::Target;
+use crate::config::{Backend, ConfigError, Target};
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{Assignment, BackendSet, Dispatcher, End, RoutingFacts};
+use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
+use crate::engine::Engine;
+use crate::engine_metrics::EngineMetrics;
 use crate::health::{Change, Failure};
-use crate::log_lines::{EngineLines, RouterLines};
+use crate::log_lines::RouterLines;
+use crate::models::Models;
+use crate::reported_load::{Load, Unread};
+use crate::slots::{MAX_ENGINES, SlotSet};
 use crate::stats::RouterStats;
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
+use tokio::sync::mpsc;
 
 #[derive(Debug)]
 pub struct Engines {
-    /// The engines, by index.
-    pub targets: Vec<Target>,
     /// Log lines about the router.
     pub lines: RouterLines,
-    /// Log lines about each engine, by index.
-    engine_lines: Vec<EngineLines>,
-    dispatcher: Mutex<Dispatcher>,
-    /// Wakes those who wait for a first byte of an engine when there is news of it, or another has
-    /// come back.
-    news: Vec<Notify>,
+    /// Which engine serves which models.
+    pub models: Models,
+    inner: Mutex<Inner>,
+    /// Tells of each engine that comes.
+    come: mpsc::UnboundedSender<Arc<Engine>>,
     started: Instant,
 }
 
+#[derive(Debug)]
+struct Inner {
+    dispatcher: Dispatcher,
+    /// The engine in each slot of the dispatcher.
+    slots: Vec<Option<Arc<Engine>>>,
+    next_id: u64,
+}
+
+/// Engines as they come, for whoever is to watch them.
+pub type Comers = mpsc::UnboundedReceiver<Arc<Engine>>;
+
+/// Why an engine cannot come, or go.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MembershipError {
+    #[error("engine {0} is there already, at another address or with another store")]
+    Other(String),
+    #[error("engine {0} is still leaving: requests that it has are not over")]
+    Leaving(String),
+    #[error("there are {MAX_ENGINES} engines, which is the most that are allowed")]
+    Full,
+    #[error("no engine is named '{0}'")]
+    Unknown(String),
+}
+
+/// Why an engine cannot be added.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum AddError {
+    #[error(transparent)]
+    Bad(#[from] ConfigError),
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+}
+
 impl Engines {
-    pub fn new(targets: Vec<Target>, dispatcher: Dispatcher) -> Engines {
-        Engines {
+    /// None yet.
+    pub fn new(dispatcher: Dispatcher) -> (Engines, Comers) {
+        let (come, comers) = mpsc::unbounded_channel();
+        let engines = Engines {
             lines: RouterLines::default(),
-            engine_lines: targets.iter().map(|_| EngineLines::default()).collect(),
-            dispatcher: Mutex::new(dispatcher),
-            news: targets.iter().map(|_| Notify::new()).collect(),
+            models: Models::default(),
+            inner: Mutex::new(Inner { dispatcher, slots: Vec::new(), next_id: 0 }),
+            come,
             started: Instant::now(),
-            targets,
+        };
+        (engines, comers)
+    }
+
+    /// An engine comes, or serves again if it is there: draining or about to leave.
+    pub fn add(&self, target: &Target) -> Result<(), MembershipError> {
+        let mut inner = self.inner.lock();
+        if let Some(known) = inner.find(&target.name) {
+            let leaving = inner.dispatcher.membership(known.slot) == Membership::Leaving;
+            if !known.target.is_same(target) {
+                let name = target.name.clone();
+                return Err(if leaving {
+                    MembershipError::Leaving(name)
+                } else {
+                    MembershipError::Other(name)
+                });
+            }
+            inner.dispatcher.set_membership(known.slot, Membership::Serving);
+            self.models.add(&known);
+            drop(inner);
+            return Ok(());
         }
+        let slot = inner.dispatcher.add_backend(&target.name, target.store.as_deref());
+        let slot = slot.ok_or(MembershipError::Full)?;
+        let engine = Arc::new(Engine::new(slot, inner.next_id, target.clone()));
+        inner.next_id += 1;
+        if inner.slots.len() <= slot {
+            inner.slots.resize(slot + 1, None);
+        }
+        inner.slots[slot] = Some(engine.clone());
+        self.models.add(&engine);
+        drop(inner);
+        engine.lines.come(&target.name, &target.authority);
+        // Nobody watches engines of a router that has ended.
+        let _ = self.come.send(engine);
+        Ok(())
+    }
+
+    /// The same for one that has not been checked.
+    pub fn add_backend(&self, backend: &Backend) -> Result<(), AddError> {
+        Ok(self.add(&backend.check()?)?)
+    }
+
+    /// An engine gets no new requests, until it is added again.
+    pub fn drain(&self, name: &str) -> Result<(), MembershipError> {
+        let mut inner = self.inner.lock();
+        let engine = inner.find(name).ok_or_else(|| MembershipError::Unknown(name.into()))?;
+        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
+            return Err(MembershipError::Leaving(name.into()));
+        }
+        inner.dispatcher.set_membership(engine.slot, Membership::Draining);
+        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
+        drop(inner);
+        engine.lines.drains(name, in_flight);
+        Ok(())
+    }
+
+    /// An engine gets no new requests, and is gone when those that it has have ended.
+    pub fn remove(&self, name: &str) -> Result<(), MembershipError> {
+        let mut inner = self.inner.lock();
+        let engine = inner.find(name).ok_or_else(|| MembershipError::Unknown(name.into()))?;
+        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
+            return Ok(());
+        }
+        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
+        self.models.remove(&engine);
+        engine.lines.leaves(name, in_flight);
+        if inner.dispatcher.set_membership(engine.slot, Membership::Leaving) {
+            inner.free(&engine);
+        }
+        Ok(())
     }
 
     /// Chooses an engine for a request and counts it as load until the attempt ends.
-    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: BackendSet) -> Option<Attempt> {
-        let assignment = self.dispatcher.lock().assign(self.now_us(), routing, tried)?;
-        let (engines, routing, backend) = (self.clone(), routing.clone(), assignment.backend);
-        Some(Attempt { engines, routing, backend, open: Some(assignment) })
+    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: &[usize]) -> Option<Attempt> {
+        let now_us = self.now_us();
+        let mut inner = self.inner.lock();
+        let assignment = inner.dispatcher.assign(now_us, routing, tried)?;
+        let engine = inner.slots.get(assignment.backend)?.clone()?;
+        let (engines, routing) = (self.clone(), routing.clone());
+        Some(Attempt { engines, routing, engine, open: Some(assignment) })
     }
 
     /// Reports how a probe of an engine ended.
-    pub fn probed(&self, backend: usize, result: Result<(), Failure>) {
-        let change = self.dispatcher.lock().probed(backend, result);
-        self.announce(backend, change);
+    pub fn probed(&self, engine: &Engine, result: Result<(), Failure>) {
+        let mut inner = self.inner.lock();
+        if inner.has(engine) {
+            let change = inner.dispatcher.probed(engine.slot, result);
+            self.announce(&inner, engine, change);
+        }
+    }
+
+    /// What the router itself has at an engine, for [`Engines::noted_metrics`].
+    pub fn own_load(&self, engine: &Engine) -> Load {
+        self.inner.lock().dispatcher.own_load(engine.slot)
+    }
+
+    /// Takes in an engine's metrics, or that they could not be read. `asked` is what the router had
+    /// there when it asked.
+    pub fn noted_metrics(&self, engine: &Engine, read: Result<EngineMetrics, Unread>, asked: Load) {
+        let now_us = self.now_us();
+        let mut inner = self.inner.lock();
+        if inner.has(engine)
+            && let Some(change) = inner.dispatcher.noted_metrics(now_us, engine.slot, read, asked)
+        {
+            engine.lines.metrics(engine.name(), change);
+        }
     }
 
     /// May the engine get requests, if only as the last resort?
-    pub fn is_usable(&self, backend: usize) -> bool {
-        self.dispatcher.lock().is_usable(backend)
+    pub fn is_usable(&self, engine: &Engine) -> bool {
+        let inner = self.inner.lock();
+        inner.has(engine) && inner.dispatcher.is_usable(engine.slot)
+    }
+
+    /// All engines that are there, those about to leave as well.
+    pub fn all(&self) -> Vec<Arc<Engine>> {
+        self.inner.lock().slots.iter().flatten().cloned().collect()
     }
 
     /// The engines that may get requests.
-    pub fn usable(&self) -> impl Iterator<Item = usize> {
-        (0..self.targets.len()).filter(|&backend| self.is_usable(backend))
+    pub fn usable(&self) -> Vec<Arc<Engine>> {
+        self.inner.lock().usable().cloned().collect()
     }
 
     /// May whoever waits for the engine wait for ever?
-    pub fn is_silent(&self, backend: usize) -> bool {
-        self.dispatcher.lock().is_silent(backend)
+    pub fn is_silent(&self, engine: &Engine) -> bool {
+        self.inner.lock().dispatcher.is_silent(engine.slot)
     }
 
-    /// May an engine get requests that is not among these?
-    pub fn has_other(&self, tried: BackendSet) -> bool {
-        let dispatcher = self.dispatcher.lock();
-        (0..self.targets.len()).any(|backend| tried & (1 << backend) == 0 && dispatcher.is_usable(backend))
-    }
-
-    /// Ends when an engine has changed its state, or another one may be used again.
-    pub fn news(&self, backend: usize) -> Notified<'_> {
-        self.news[backend].notified()
+    /// May an engine get requests that serves it and was not tried?
+    pub fn has_other(&self, serving: Option<&SlotSet>, tried: &[usize]) -> bool {
+        let inner = self.inner.lock();
+        let serves = |slot: usize| serving.is_none_or(|serving| serving.contains(slot));
+        inner.usable().any(|engine| serves(engine.slot) && !tried.contains(&engine.slot))
     }
 
     pub fn stats(&self) -> RouterStats {
-        self.dispatcher.lock().stats()
+        let now_us = self.now_us();
+        self.inner.lock().dispatcher.stats(now_us)
     }
 
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.dispatcher.lock().decisions()
+        self.inner.lock().dispatcher.decisions()
     }
 
     /// Tells the log that an engine failed a request which another one gets.
-    pub fn tell_sent_elsewhere(&self, from: usize, to: usize, failure: Failure) {
-        if from != to {
-            let name = |backend: usize| &self.targets[backend].name;
-            self.engine_lines[from].sent_elsewhere(name(from), name(to), failure);
+    pub fn tell_sent_elsewhere(&self, from: &Engine, to: &Engine, failure: Failure) {
+        if from.id != to.id {
+            from.lines.sent_elsewhere(from.name(), to.name(), failure);
         }
     }
 
-    fn announce(&self, backend: usize, change: Option<Change>) {
+    fn announce(&self, inner: &Inner, engine: &Engine, change: Option<Change>) {
         let Some(change) = change else { return };
         match change {
-            Change::Ejected { .. } | Change::StillDown { .. } => self.news[backend].notify_waiters(),
-            Change::Readmitted => self.news.iter().for_each(Notify::notify_waiters),
+            Change::Ejected { .. } | Change::StillDown { .. } => engine.news.notify_waiters(),
+            Change::Readmitted => {
+                inner.slots.iter().flatten().for_each(|engine| engine.news.notify_waiters())
+            }
         }
-        let (left, name) = (self.usable().count(), &self.targets[backend].name);
+        let left = inner.usable().count();
         if left == 0 && matches!(change, Change::Ejected { .. }) {
-            self.lines.no_engine(name);
+            self.lines.no_engine(engine.name());
         }
-        self.engine_lines[backend].changed(name, change, left);
+        engine.lines.changed(engine.name(), change, left);
     }
 
     fn now_us(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
+    }
+}
+
+impl Inner {
+    fn find(&self, name: &str) -> Option<Arc<Engine>> {
+        self.slots.iter().flatten().find(|engine| engine.name() == name).cloned()
+    }
+
+    /// Is it this engine that has its slot, and not one that came after it?
+    fn has(&self, engine: &Engine) -> bool {
+        self.slots.get(engine.slot).and_then(Option::as_ref).is_some_and(|here| here.id == engine.id)
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &Arc<Engine>> {
+        self.slots.iter().flatten().filter(|engine| self.dispatcher.is_usable(engine.slot))
+    }
+
+    fn free(&mut self, engine: &Engine) {
+        self.slots[engine.slot] = None;
+        engine.leave();
+        engine.lines.gone(engine.name());
     }
 }
 
@@ -120,8 +273,7 @@ impl Engines {
 pub struct Attempt {
     engines: Arc<Engines>,
     routing: Arc<RoutingFacts>,
-    /// Index of the engine.
-    pub backend: usize,
+    pub engine: Arc<Engine>,
     open: Option<Assignment>,
 }
 
@@ -129,20 +281,25 @@ impl Attempt {
     /// The first byte of the answer has come, after this status.
     pub fn first_byte(&mut self, status: u16) {
         if let Some(assignment) = &mut self.open {
-            self.engines.dispatcher.lock().first_byte(self.engines.now_us(), assignment, status);
+            let now_us = self.engines.now_us();
+            let mut inner = self.engines.inner.lock();
+            inner.dispatcher.first_byte(now_us, &self.routing, assignment, status);
         }
     }
 
     /// The answer has begun and will not come to its end. To be told before the end.
     pub fn is_broken(&self, failure: Failure) {
-        let name = &self.engines.targets[self.backend].name;
-        self.engines.engine_lines[self.backend].broken(name, failure);
+        self.engine.lines.broken(self.engine.name(), failure);
     }
 
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
-            let change = self.engines.dispatcher.lock().end(&self.routing, assignment, end);
-            self.engines.announce(self.backend, change);
+            let mut inner = self.engines.inner.lock();
+            let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
+            self.engines.announce(&inner, &self.engine, change);
+            if is_gone {
+                inner.free(&self.engine);
+            }
         }
     }
 }
@@ -156,28 +313,114 @@ impl Drop for Attempt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Backend, RouterConfig};
+    use crate::config::RouterConfig;
     use crate::engine_model::EngineModel;
     use crate::health::{Cause, Thresholds};
     use crate::policy::Policy;
     use forebay_steps::{Launch, Profile};
 
-    #[test]
-    fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
-        let engine = Backend { name: "a".into(), url: "http://127.0.0.1:1".into() };
+    fn engines() -> Arc<Engines> {
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let model = EngineModel::new(&profile, Launch::Graph);
-        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl, model);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
-        let dispatcher = Dispatcher::new(Policy::Lpwl, model, vec!["a".into()], thresholds);
-        let engines = Engines::new(config.check().unwrap(), dispatcher);
+        Arc::new(Engines::new(Dispatcher::new(Policy::Lpwl, model, thresholds)).0)
+    }
+
+    fn target(name: &str, port: u16) -> Target {
+        let backends = vec![Backend::new(name, format!("http://127.0.0.1:{port}"))];
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let model = EngineModel::new(&profile, Launch::Graph);
+        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends, Policy::Lpwl, model);
+        config.check().unwrap().remove(0)
+    }
+
+    fn routing(serving: Option<SlotSet>) -> Arc<RoutingFacts> {
+        let length = crate::tokens::Length { kind: crate::request::PromptKind::Text, bytes: 0, media: 0 };
+        let chain = crate::chain::Chain::new(0, &[]);
+        let serving = serving.map(Arc::new);
+        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving })
+    }
+
+    #[test]
+    fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let engine = engines.all().remove(0);
         let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
         let lines = testkit::logged(|| {
             for change in [ejected, Change::Readmitted].repeat(5) {
-                engines.announce(0, Some(change));
+                engines.announce(&engines.inner.lock(), &engine, Some(change));
             }
         });
         assert_eq!(lines.lines().count(), 2, "{lines}");
         assert!(lines.contains("ejected") && lines.contains("used again"), "{lines}");
+    }
+
+    #[test]
+    fn an_engine_that_drains_keeps_its_requests_and_gets_no_more_until_it_is_added_again() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let running = engines.assign(&routing(None), &[]).unwrap();
+        engines.drain("a").unwrap();
+        assert!(engines.assign(&routing(None), &[]).is_none() && engines.usable().is_empty());
+        assert_eq!(engines.stats().backends[0].membership, "draining");
+        drop(running);
+        assert_eq!(engines.all().len(), 1, "drained is not removed");
+        engines.add(&target("a", 1)).unwrap();
+        assert!(engines.assign(&routing(None), &[]).is_some());
+        assert_eq!(engines.drain("b"), Err(MembershipError::Unknown("b".into())));
+    }
+
+    #[test]
+    fn a_removed_engine_is_gone_when_its_last_request_has_ended() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let mut running = engines.assign(&routing(None), &[]).unwrap();
+        engines.remove("a").unwrap();
+        assert!(engines.assign(&routing(None), &[]).is_none());
+        assert_eq!(engines.all().len(), 1);
+        assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Leaving("a".into())));
+        running.end(End::Answered { status: 200, usage: None });
+        assert!(engines.all().is_empty() && engines.stats().backends.is_empty());
+        assert_eq!(engines.remove("a"), Err(MembershipError::Unknown("a".into())));
+    }
+
+    #[test]
+    fn one_that_comes_to_a_slot_has_nothing_of_the_one_before() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let former = engines.all().remove(0);
+        (0..3).for_each(|_| engines.probed(&former, Err(Failure::Refused)));
+        assert!(!engines.stats().backends[0].up);
+        engines.remove("a").unwrap();
+        engines.add(&target("b", 2)).unwrap();
+        let engine = engines.all().remove(0);
+        assert_eq!((engine.slot, former.slot), (0, 0));
+        engines.probed(&former, Err(Failure::Refused));
+        assert!(engines.is_usable(&engine) && !engines.is_usable(&former), "a late probe of the former");
+        assert_eq!(engines.stats().backends[0].name, "b");
+    }
+
+    #[test]
+    fn a_name_belongs_to_one_address_at_a_time() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        engines.add(&target("a", 1)).unwrap();
+        assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Other("a".into())));
+        assert_eq!(engines.all().len(), 1);
+    }
+
+    #[test]
+    fn there_may_be_hundreds_and_each_can_be_chosen() {
+        let engines = engines();
+        for number in 0..300 {
+            engines.add(&target(&format!("e{number}"), 1 + number)).unwrap();
+        }
+        for slot in [0, 63, 64, 299] {
+            let only: SlotSet = [slot].into_iter().collect();
+            let attempt = engines.assign(&routing(Some(only.clone())), &[]).unwrap();
+            assert_eq!(attempt.engine.slot, slot);
+            assert!(!engines.has_other(Some(&only), &[slot]) && engines.has_other(None, &[slot]));
+        }
     }
 }

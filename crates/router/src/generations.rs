@@ -40,6 +40,15 @@ impl<V: Copy> Generations<V> {
         self.old.remove(&key);
     }
 
+    /// Holds at most `capacity` entries (at least 2) from now on. If there are more, the old
+    /// generation is forgotten at once and the young one by and by.
+    pub fn limit(&mut self, capacity: usize) {
+        self.half = (capacity / 2).max(1);
+        if self.len() > capacity {
+            self.old.clear();
+        }
+    }
+
     pub fn clear(&mut self) {
         self.young.clear();
         self.old.clear();

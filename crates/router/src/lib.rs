@@ -5,24 +5,31 @@
 //! answers say.
 //!
 //! Three layers:
-//! * Pure: `policy` (who gets a request, by a `view`, an `engine_model` and `added_latency`),
-//!   `prefix` (who is believed to hold what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
-//!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
-//!   bytes).
-//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
-//!   `listing` (of models), `request_log`.
+//! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
+//!   `added_latency`), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold
+//!   what), `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of
+//!   themselves), `slots`, `models`, `dispatcher` (all of that as one state, with time as an
+//!   argument), `membership` (which engines come and go), `routes` (what is done with which path),
+//!   and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
+//! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body` (of
+//!   a request), `probe`, `scrape` (of metrics), `listing` (of models), `sources` (of engines),
+//!   `request_log`.
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
-//!   `local`
-//!   (the router's own pages), `engines`, `state`, `log_lines`, `server`.
+//!   `local` (the router's own pages), `admin`, `engine`, `engines`, `state`, `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
 mod added_latency;
+mod admin;
 mod attempts;
+mod body;
+mod chain;
 mod config;
 mod decisions;
 mod dispatcher;
 mod encoding;
+mod engine;
+mod engine_metrics;
 mod engine_model;
 mod engines;
 mod generations;
@@ -32,23 +39,31 @@ mod listing;
 mod local;
 mod log_lines;
 mod media;
+mod membership;
 mod metrics;
 mod models;
 pub mod policy;
+mod prefill;
 mod prefix;
 mod probe;
 mod proxy;
 mod refusal;
 mod relay;
+mod reported_load;
 mod request;
 mod request_log;
 mod respond;
 mod routes;
+mod scrape;
 mod server;
+mod shadow_cache;
+mod slots;
+mod sources;
 mod sse;
 mod stall;
 mod state;
 mod stats;
+mod store_index;
 mod tokens;
 mod upstream;
 mod usage;
@@ -57,8 +72,10 @@ mod view;
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use engine_model::EngineModel;
+pub use engines::{AddError, MembershipError};
 pub use health::Failure;
 pub use policy::Policy;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
-pub use stats::{BackendStats, RouterStats};
+pub use sources::FileError;
+pub use stats::{BackendStats, RouterStats, StoreStats};

@@ -32,7 +32,7 @@ pub async fn answer(
             if router.phase() != Phase::Serving {
                 return Err(Refusal::shutting_down());
             }
-            let up = router.engines.usable().count();
+            let up = router.engines.usable().len();
             if up == 0 {
                 return Err(Refusal::no_backend());
             }
@@ -69,20 +69,20 @@ async fn models(
     let key = request.headers().get(header::AUTHORIZATION).cloned();
     let mut lists = Vec::new();
     let mut other = None;
-    for (backend, said) in listing::read_all(router, key).await {
+    for (engine, said) in listing::read_all(router, key).await {
         match said {
             ListAnswer::List(list) => lists.push(list),
             // One that is slow to say it now has said it before.
-            ListAnswer::Failed => lists.extend(router.models.open_list(backend)),
-            ListAnswer::Other(answer) => other = other.or(Some((backend, answer))),
+            ListAnswer::Failed => lists.extend(router.engines.models.open_list(&engine)),
+            ListAnswer::Other(answer) => other = other.or(Some((engine, answer))),
         }
     }
     if lists.is_empty() {
         // All of them refuse to say, or have no list: the client sees what the first one says.
-        let (backend, answer) = other.ok_or_else(Refusal::no_backend)?;
+        let (engine, answer) = other.ok_or_else(Refusal::no_backend)?;
         let mut response = respond::json(answer.body);
         *response.status_mut() = answer.status;
-        response.headers_mut().insert(BACKEND_HEADER, router.engines.targets[backend].header.clone());
+        response.headers_mut().insert(BACKEND_HEADER, engine.target.header.clone());
         return Ok(response);
     }
     let models = models::union(lists);

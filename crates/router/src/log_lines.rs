@@ -2,6 +2,7 @@
 //! minute for each engine. `docs/reference/logs.md` says what each means.
 
 use crate::health::{Change, Failure};
+use crate::reported_load;
 use forebay_transfer::LogGate;
 
 /// What is told of one engine. Each kind of change has a gate of its own, so that "ejected" is not
@@ -13,9 +14,29 @@ pub struct EngineLines {
     ejected: LogGate,
     still_out: LogGate,
     used_again: LogGate,
+    metrics: LogGate,
 }
 
 impl EngineLines {
+    /// It may get requests from now on.
+    pub fn come(&self, engine: &str, address: &str) {
+        tracing::info!(engine, address, "engine added");
+    }
+
+    /// It gets no new ones.
+    pub fn drains(&self, engine: &str, in_flight: u64) {
+        tracing::info!(engine, in_flight, "engine drains");
+    }
+
+    /// It gets no new ones, and will be gone without those.
+    pub fn leaves(&self, engine: &str, in_flight: u64) {
+        tracing::info!(engine, in_flight, "engine is to leave");
+    }
+
+    pub fn gone(&self, engine: &str) {
+        tracing::info!(engine, "engine is gone");
+    }
+
     /// This engine failed a request, and another one gets it.
     pub fn sent_elsewhere(&self, engine: &str, to: &str, failure: Failure) {
         if let Some(repeated) = self.sent_elsewhere.pass() {
@@ -32,6 +53,18 @@ impl EngineLines {
         }
         if let Some(repeated) = self.broken.pass() {
             tracing::warn!(engine, reason = failure.name(), repeated, "answer broke off");
+        }
+    }
+
+    /// Its metrics can be read from now on, or no longer.
+    pub fn metrics(&self, engine: &str, change: reported_load::Change) {
+        let Some(repeated) = self.metrics.pass() else { return };
+        match change {
+            Ok(()) => tracing::info!(engine, repeated, "engine's metrics are read"),
+            Err(unread) => {
+                let reason = unread.name();
+                tracing::info!(engine, reason, repeated, "engine's metrics cannot be read");
+            }
         }
     }
 

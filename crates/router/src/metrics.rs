@@ -1,9 +1,10 @@
 //! The router's page for Prometheus: names, help and labels of what the router counts. The text
 //! itself is written by `prometheus-client`.
 
+use crate::engine::{Engine, Statuses};
 use crate::health::Failure;
+use crate::reported_load::Unread;
 use crate::stats::{BackendStats, RouterStats};
-use http::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::prometheus_text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -12,10 +13,11 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is counted beside the engines' figures.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counters {
     /// Requests refused because of what the client sent.
     pub bad_requests: AtomicU64,
@@ -23,40 +25,17 @@ pub struct Counters {
     pub overloaded: AtomicU64,
     /// Requests that no engine answered.
     pub unanswered: AtomicU64,
-    /// Answers by status, from 100: those of each backend, and last the router's own.
-    statuses: Vec<[AtomicU64; STATUSES]>,
+    /// The router's own answers.
+    pub own_statuses: Statuses,
 }
 
-const FIRST_STATUS: u16 = 100;
-const STATUSES: usize = 500;
-
 impl Counters {
-    pub fn new(backends: usize) -> Counters {
-        let statuses = || [const { AtomicU64::new(0) }; STATUSES];
-        Counters {
-            bad_requests: AtomicU64::new(0),
-            overloaded: AtomicU64::new(0),
-            unanswered: AtomicU64::new(0),
-            statuses: (0..=backends).map(|_| statuses()).collect(),
-        }
-    }
-
-    /// Counts an answer that goes to a client: a backend's, or the router's own.
-    pub fn count_status(&self, backend: Option<usize>, status: StatusCode) {
-        let statuses = &self.statuses[backend.unwrap_or(self.statuses.len() - 1)];
-        if let Some(count) = statuses.get(usize::from(status.as_u16().saturating_sub(FIRST_STATUS))) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// All of it now.
-    pub fn counts(&self, log_lines_dropped: u64) -> Counts {
-        let counts = |statuses: &[AtomicU64; STATUSES]| {
-            let counts = (FIRST_STATUS..).zip(statuses.iter().map(|count| count.load(Ordering::Relaxed)));
-            counts.filter(|&(_, count)| count > 0).collect()
-        };
+    /// All of it now, beside what engines answered.
+    pub fn counts(&self, engines: &[Arc<Engine>], log_lines_dropped: u64) -> Counts {
+        let of_engine = |engine: &Arc<Engine>| (engine.name().to_owned(), engine.statuses.counts());
+        let own = (String::new(), self.own_statuses.counts());
         Counts {
-            statuses: self.statuses.iter().map(counts).collect(),
+            statuses: engines.iter().map(of_engine).chain([own]).collect(),
             log_lines_dropped,
             bad_request: self.bad_requests.load(Ordering::Relaxed),
             overloaded: self.overloaded.load(Ordering::Relaxed),
@@ -68,8 +47,8 @@ impl Counters {
 /// [`Counters`] at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
-    /// Answers by status: those of each backend, and last the router's own.
-    pub statuses: Vec<Vec<(u16, u64)>>,
+    /// Answers by status: those of each backend, and last, without a name, the router's own.
+    pub statuses: Vec<(String, Vec<(u16, u64)>)>,
     /// Lines of the request log that were lost.
     pub log_lines_dropped: u64,
     /// What the client sent was wrong: status 400 to 413.
@@ -105,6 +84,7 @@ impl Collector for Page {
         self.state(&mut page)?;
         self.requests(&mut page)?;
         self.tokens(&mut page)?;
+        self.stores(&mut page)?;
         self.statuses(&mut page)?;
         self.first_byte(&mut page)?;
         let refused = [
@@ -127,6 +107,15 @@ impl Page {
     fn state(&self, page: &mut Families<'_, '_>) -> fmt::Result {
         page.gauge("backend_up", "1 if requests may be sent to it.", self.each(|of| of.up.into()))?;
         page.gauge("in_flight", "Requests in flight.", self.each(|of| of.in_flight.into()))?;
+        let help = "Requests there that the router has not sent, by the engine's own metrics.";
+        page.gauge("others_in_flight", help, self.each(|of| of.others_in_flight))?;
+        let help = "Tokens whose KV fits its GPU, by its own metrics or as the router was told.";
+        page.gauge("pool_tokens", help, self.each(|of| of.pool_tokens))?;
+        let unread = self.stats.backends.iter().flat_map(|of| {
+            let reasons = Unread::NAMES.iter().map(|(_, name)| *name).zip(of.unread_metrics);
+            reasons.map(|(reason, count)| ([("backend", &of.name[..]), ("reason", reason)], count))
+        });
+        page.counter("unread_engine_metrics", "Times that its metrics could not be read.", unread)?;
         let help = "Prompt tokens not yet computed, estimated.";
         page.gauge("pending_prefill_tokens", help, self.each(|of| of.pending_prefill_tokens))?;
         let help = "Prompt tokens of requests in flight, estimated.";
@@ -163,12 +152,21 @@ impl Page {
         page.counter("hit_prediction_error_tokens", help, errors)
     }
 
+    fn stores(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let stores = self.stats.stores.iter();
+        let samples = stores.map(|store| ([("store", &store.name[..])], store.chunks as u64));
+        page.gauge("store_chunks", "Prompt chunks in the shadow index of a store.", samples)
+    }
+
     /// An empty backend is the router itself.
     fn statuses(&self, page: &mut Families<'_, '_>) -> fmt::Result {
-        let names = self.stats.backends.iter().map(|backend| &backend.name[..]).chain([""]);
-        let statuses: Vec<(&str, String, u64)> = names
-            .zip(&self.counts.statuses)
-            .flat_map(|(name, of)| of.iter().map(move |&(status, count)| (name, status.to_string(), count)))
+        let statuses: Vec<(&str, String, u64)> = self
+            .counts
+            .statuses
+            .iter()
+            .flat_map(|(name, of)| {
+                of.iter().map(move |&(status, count)| (&name[..], status.to_string(), count))
+            })
             .collect();
         let statuses = statuses.iter();
         let samples = statuses.map(|(name, code, count)| ([("backend", *name), ("code", &code[..])], *count));
@@ -230,8 +228,8 @@ mod tests {
             backend.first_byte_seconds.observe(seconds);
         }
         backend.count_failure(Failure::Garbage);
-        let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend] };
-        let statuses = vec![vec![(200, 5), (500, 6)], vec![(404, 7)]];
+        let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend], stores: Vec::new() };
+        let statuses = vec![("a".into(), vec![(200, 5), (500, 6)]), (String::new(), vec![(404, 7)])];
         let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
         let text = render(stats, counts);
         for line in [

@@ -5,13 +5,15 @@
 //! refuses itself.
 
 use crate::config::Target;
-use crate::dispatcher::BackendSet;
+use crate::engine::Engine;
 use crate::probe::ShortAnswer;
+use crate::slots::SlotSet;
 use forebay_transfer::lock::RwLock;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Mutex;
 
@@ -34,20 +36,27 @@ pub enum ListAnswer {
 }
 
 /// The lists of all engines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Models {
     lists: RwLock<Lists>,
     /// When the lists were last read for an unknown model.
     pub read_again: Mutex<Option<Instant>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Lists {
-    of: Vec<Option<Known>>,
-    /// The engines that list a model.
-    serving: HashMap<String, BackendSet>,
+    /// By the ids of engines.
+    of: BTreeMap<u64, Entry>,
+    /// The engines that serve a model: those that list it, and those without a list.
+    serving: HashMap<String, Arc<SlotSet>>,
     /// The engines without a list.
-    unlisted: BackendSet,
+    unlisted: Arc<SlotSet>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    slot: usize,
+    known: Option<Known>,
 }
 
 #[derive(Debug)]
@@ -58,32 +67,44 @@ struct Known {
 }
 
 impl Models {
-    /// No lists yet, of `backends` engines.
-    pub fn new(backends: usize) -> Models {
-        let mut lists =
-            Lists { of: (0..backends).map(|_| None).collect(), serving: HashMap::new(), unlisted: 0 };
+    /// An engine comes, without a list. One that is there keeps its list.
+    pub fn add(&self, engine: &Engine) {
+        let mut lists = self.lists.write();
+        lists.of.entry(engine.id).or_insert(Entry { slot: engine.slot, known: None });
         lists.index();
-        Models { lists: RwLock::new(lists), read_again: Mutex::new(None) }
+    }
+
+    /// An engine serves no models any more.
+    pub fn remove(&self, engine: &Engine) {
+        let mut lists = self.lists.write();
+        lists.of.remove(&engine.id);
+        lists.index();
+    }
+
+    /// Is there no engine?
+    pub fn is_empty(&self) -> bool {
+        self.lists.read().of.is_empty()
     }
 
     /// The engines that may serve a model: those that list it, and those without a list. None: it
     /// is unknown.
-    pub fn serving(&self, model: &str) -> BackendSet {
+    pub fn serving(&self, model: &str) -> Arc<SlotSet> {
         let lists = self.lists.read();
         // SGLang takes an adapter as BASE:ADAPTER and lists the base.
         let base = || model.split_once(':').and_then(|(base, _)| lists.serving.get(base));
-        lists.serving.get(model).or_else(base).copied().unwrap_or(0) | lists.unlisted
+        lists.serving.get(model).or_else(base).unwrap_or(&lists.unlisted).clone()
     }
 
     /// The last list of an engine, if it is for anybody.
-    pub fn open_list(&self, backend: usize) -> Option<Vec<Listed>> {
+    pub fn open_list(&self, engine: &Engine) -> Option<Vec<Listed>> {
         let lists = self.lists.read();
-        lists.of[backend].as_ref().filter(|known| known.open).map(|known| known.models.clone())
+        let known = lists.of.get(&engine.id)?.known.as_ref();
+        known.filter(|known| known.open).map(|known| known.models.clone())
     }
 
     /// Notes what an engine said, without a key if `open`. Who says nothing, or nothing without a
     /// key, keeps its list.
-    pub fn note(&self, target: &Target, backend: usize, said: &ListAnswer, open: bool) {
+    pub fn note(&self, engine: &Engine, said: &ListAnswer, open: bool) {
         let list = match said {
             ListAnswer::List(list) => Some(Known { models: list.clone(), open }),
             ListAnswer::Failed => return,
@@ -91,9 +112,11 @@ impl Models {
             ListAnswer::Other(_) => None,
         };
         let mut lists = self.lists.write();
-        let before = std::mem::replace(&mut lists.of[backend], list);
+        // It may have left meanwhile.
+        let Some(entry) = lists.of.get_mut(&engine.id) else { return };
+        let before = std::mem::replace(&mut entry.known, list);
         if let (Some(_), ListAnswer::Other(answer)) = (before, said) {
-            warn_unlisted(target, answer.status);
+            warn_unlisted(&engine.target, answer.status);
         }
         lists.index();
     }
@@ -101,18 +124,17 @@ impl Models {
 
 impl Lists {
     fn index(&mut self) {
-        self.serving.clear();
-        self.unlisted = 0;
-        for (backend, list) in self.of.iter().enumerate() {
-            match list {
-                None => self.unlisted |= 1 << backend,
-                Some(known) => {
-                    for model in &known.models {
-                        *self.serving.entry(model.id.clone()).or_default() |= 1 << backend;
-                    }
-                }
+        let unlisted = self.of.values().filter(|entry| entry.known.is_none()).map(|entry| entry.slot);
+        self.unlisted = Arc::new(unlisted.collect());
+        let mut listing: HashMap<&str, SlotSet> = HashMap::new();
+        for entry in self.of.values() {
+            for model in entry.known.iter().flat_map(|known| &known.models) {
+                listing.entry(&model.id).or_default().insert(entry.slot);
             }
         }
+        let serving = listing.into_iter();
+        self.serving =
+            serving.map(|(id, slots)| (id.to_owned(), Arc::new(slots.union(&self.unlisted)))).collect();
     }
 }
 
@@ -172,30 +194,49 @@ mod tests {
         ListAnswer::List(parse(serde_json::json!({ "data": data }).to_string().as_bytes()).unwrap())
     }
 
-    fn target() -> Target {
+    fn engine(slot: usize) -> Engine {
         let host = HeaderValue::from_static("h:1");
-        Target { name: "a".into(), header: host.clone(), authority: "h:1".into(), host }
+        let name = format!("e{slot}");
+        let target = Target { name, header: host.clone(), authority: "h:1".into(), store: None, host };
+        Engine::new(slot, 10 + slot as u64, target)
+    }
+
+    fn slots(of: &[usize]) -> SlotSet {
+        of.iter().copied().collect()
     }
 
     #[test]
     fn a_model_is_served_by_those_that_list_it_and_by_those_without_a_list() {
-        let models = Models::new(3);
-        assert_eq!(models.serving("m"), 0b111, "nobody has said anything");
-        models.note(&target(), 0, &list(&["m", "adapter"]), true);
-        models.note(&target(), 1, &list(&["m"]), false);
+        let (models, engines) = (Models::default(), [0, 1, 2].map(engine));
+        engines.iter().for_each(|engine| models.add(engine));
+        let serving = |model| (*models.serving(model)).clone();
+        assert_eq!(serving("m"), slots(&[0, 1, 2]), "nobody has said anything");
+        models.note(&engines[0], &list(&["m", "adapter"]), true);
+        models.note(&engines[1], &list(&["m"]), false);
         let asked = ["m", "adapter", "other", "m:adapter-2"];
-        assert_eq!(asked.map(|model| models.serving(model)), [0b111, 0b101, 0b100, 0b111]);
-        models.note(&target(), 2, &list(&["third"]), true);
-        assert_eq!(asked.map(|model| models.serving(model)), [0b011, 0b001, 0, 0b011]);
-        models.note(&target(), 0, &ListAnswer::Failed, true);
-        assert_eq!(models.serving("adapter"), 0b001, "an engine that is down is still known");
+        let expected = [&[0, 1, 2][..], &[0, 2], &[2], &[0, 1, 2]];
+        assert_eq!(asked.map(serving), expected.map(slots));
+        models.note(&engines[2], &list(&["third"]), true);
+        assert_eq!(asked.map(serving), [&[0, 1][..], &[0], &[], &[0, 1]].map(slots));
+        models.note(&engines[0], &ListAnswer::Failed, true);
+        assert_eq!(serving("adapter"), slots(&[0]), "an engine that is down is still known");
         let said = |status| ListAnswer::Other(ShortAnswer { status, body: Bytes::new() });
-        models.note(&target(), 1, &said(StatusCode::UNAUTHORIZED), true);
-        assert_eq!(models.serving("m"), 0b011, "what it says to those with a key still holds");
-        let open = [0, 1].map(|backend| models.open_list(backend).is_some());
+        models.note(&engines[1], &said(StatusCode::UNAUTHORIZED), true);
+        assert_eq!(serving("m"), slots(&[0, 1]), "what it says to those with a key still holds");
+        let open = [0, 1].map(|engine| models.open_list(&engines[engine]).is_some());
         assert_eq!(open, [true, false], "and is not shown to others");
-        models.note(&target(), 1, &said(StatusCode::NOT_FOUND), true);
-        assert_eq!(models.serving("other"), 0b010);
+        models.note(&engines[1], &said(StatusCode::NOT_FOUND), true);
+        assert_eq!(serving("other"), slots(&[1]));
+    }
+
+    #[test]
+    fn an_engine_that_has_left_serves_nothing_whatever_it_says_later() {
+        let (models, engine) = (Models::default(), engine(0));
+        models.add(&engine);
+        models.note(&engine, &list(&["m"]), true);
+        models.remove(&engine);
+        models.note(&engine, &list(&["m"]), true);
+        assert!(models.serving("m").is_empty() && models.open_list(&engine).is_none());
     }
 
     #[test]

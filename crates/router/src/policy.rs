@@ -3,6 +3,7 @@
 //! Formulas, units, sources and degenerate cases are in `docs/routing.md`.
 
 use crate::added_latency::added_latency_s;
+use crate::prefill::Prefill;
 use std::fmt;
 use std::str::FromStr;
 
@@ -67,7 +68,10 @@ pub struct Decision {
 ///     pending_prefill_tokens: 0,
 ///     pending_prefill_us: 0,
 ///     context_tokens: 0,
+///     pool_tokens: 280_000,
 ///     hit_tokens: 0,
+///     stored_tokens: 0,
+///     load_us_per_token: 0.0,
 /// };
 /// let warm = Candidate { in_flight: 2, pending_prefill_tokens: 500, hit_tokens: 9_000, ..cold };
 /// let view = View { candidates: &[cold, warm], turn: 0, engine_model: &engine_model };
@@ -95,15 +99,16 @@ pub fn choose(policy: Policy, view: &View, request: &Request) -> Option<Decision
 
 fn score(policy: Policy, view: &View, request: &Request, index: usize) -> f64 {
     let candidate = &view.candidates[index];
-    // An engine computes at least the last prompt token, however much it holds.
-    let new_tokens = request.input_tokens.saturating_sub(candidate.hit_tokens).max(1);
-    let prefill_tokens = candidate.pending_prefill_tokens.saturating_add(new_tokens) as f64;
+    let prefill_tokens = || {
+        let new_tokens = Prefill::new(view.engine_model, candidate, request.input_tokens).tokens;
+        candidate.pending_prefill_tokens.saturating_add(new_tokens) as f64
+    };
     match policy {
         Policy::RoundRobin => places_from_turn(view, index) as f64,
         Policy::LeastLoaded | Policy::SessionSticky => f64::from(candidate.in_flight),
-        Policy::Linear => prefill_tokens + candidate.context_tokens as f64,
-        Policy::Lmetric => prefill_tokens * (f64::from(candidate.in_flight) + 1.0),
-        Policy::Lpwl => prefill_tokens,
+        Policy::Linear => prefill_tokens() + candidate.context_tokens as f64,
+        Policy::Lmetric => prefill_tokens() * (f64::from(candidate.in_flight) + 1.0),
+        Policy::Lpwl => prefill_tokens(),
         Policy::AddedLatency => added_latency_s(view.engine_model, candidate, request),
     }
 }

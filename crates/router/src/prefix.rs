@@ -1,83 +1,34 @@
-//! The shadow prefix index: which prompt prefixes each engine is believed to hold. It knows chunks
-//! of prompt bytes as chained hashes, what was sent where, and what the answers said was cached. It
-//! is a belief: a wrong entry costs a detour, never a wrong answer.
-//!
-//! Each engine has a clock that counts the chunks it had to compute. An engine evicts only as it
-//! computes, and drops what was used longest ago, the end of a prompt before its beginning (as
-//! vLLM's block pool does). So a chunk is believed resident while its age on that clock is below
-//! the engine's *reach*, and the reach is learned from answers: a chunk that was lost bounds it
-//! from above, one that was found although believed lost raises it again.
+//! The prefix index of engines: which prompt prefixes each engine is believed to hold. It knows
+//! chunks of prompt bytes as chained hashes, what was sent where, and what the answers said was
+//! cached. It is a belief: a wrong entry costs a detour, never a wrong answer.
 
-use crate::generations::Generations;
+use crate::chain::{CHUNK_BYTES, Chain};
+use crate::shadow_cache::{CHUNK, ShadowCache, TICK, is_less, is_more};
 use std::collections::VecDeque;
 use std::ops::Range;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-/// Bytes of a prompt's JSON form per chunk: about 128 tokens of text, 85 token ids.
-pub const CHUNK_BYTES: usize = 512;
-
-/// A prompt is believed cached up to chunk boundaries, an engine counts whole blocks or store
-/// chunks (64 to 256 tokens, up to 1.8 KB), and tokens are not spread evenly over the bytes. A
-/// difference below this many chunks, or below an eighth of the prediction, is no evidence of an
-/// eviction.
-const SLACK_CHUNKS: usize = 4;
-
-/// One computed chunk on an engine's clock.
-const CHUNK: i64 = 1 << 20;
-
-/// What each visit adds to the clock beside the chunks to compute: times of last use tell which
-/// visit made them, and a million visits age an engine's chunks by one.
-const TICK: i64 = 1;
 
 /// Abandoned visits that are remembered per engine.
 const MAX_ABANDONED: usize = 64;
 
-/// The chained hashes of a prompt's whole chunks: entry `i` identifies bytes
-/// `0..(i + 1) * CHUNK_BYTES`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    keys: Vec<u64>,
-}
-
-impl Chain {
-    /// Hashes `prompt`, under `root`: prompts under different roots share nothing.
-    pub fn new(root: u64, prompt: &[u8]) -> Chain {
-        let mut key = root;
-        let chunks = prompt.chunks_exact(CHUNK_BYTES);
-        let keys = chunks.map(|chunk| {
-            key = xxh3_64_with_seed(chunk, key);
-            key
-        });
-        Chain { keys: keys.collect() }
-    }
-
-    /// Whole chunks.
-    pub fn chunks(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// Identifies the first chunk, `None` for a prompt shorter than that.
-    pub fn first(&self) -> Option<u64> {
-        self.keys.first().copied()
-    }
-}
-
-/// What is believed of all engines. Memory is bounded by engines times `chunks_per_backend`.
+/// What is believed of all engines, each in its slot.
 #[derive(Debug)]
 pub struct PrefixIndex {
+    /// Chunks remembered of one engine, and of all together.
+    bounds: Bounds,
     shadows: Vec<Shadow>,
+}
+
+/// Memory is bounded: the more engines there are, the fewer chunks are remembered of each.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    pub chunks_per_engine: usize,
+    pub chunks: usize,
 }
 
 /// What is believed of one engine.
 #[derive(Debug)]
 struct Shadow {
-    /// Chunk key -> time of last use on the engine's clock. Within a prompt it falls by [`CHUNK`]
-    /// per chunk: ends go first.
-    used: Generations<i64>,
-    /// Chunks computed so far, in [`CHUNK`]s, and a [`TICK`] for each visit.
-    clock: i64,
-    /// Chunks of at least this age are believed gone.
-    reach: i64,
+    cache: ShadowCache,
     /// The visits that have not been settled and had chunks to compute.
     open: Vec<Open>,
     /// Visits so far.
@@ -118,34 +69,35 @@ pub struct Visit {
 }
 
 impl PrefixIndex {
-    /// An empty index for `backends` engines that remembers at most `chunks_per_backend` chunks of
-    /// each.
-    pub fn new(backends: usize, chunks_per_backend: usize) -> PrefixIndex {
-        let shadow = || Shadow {
-            used: Generations::new(chunks_per_backend),
-            clock: 0,
-            reach: i64::MAX,
+    /// An index without engines.
+    pub fn new(bounds: Bounds) -> PrefixIndex {
+        PrefixIndex { bounds, shadows: Vec::new() }
+    }
+
+    /// Adds a slot, for an engine that holds nothing yet.
+    pub fn add_slot(&mut self) {
+        self.shadows.push(Shadow {
+            cache: ShadowCache::new(0),
             open: Vec::new(),
             visits: 0,
             under_way: 0,
             abandoned: VecDeque::new(),
-        };
-        PrefixIndex { shadows: (0..backends).map(|_| shadow()).collect() }
+        });
+        let Bounds { chunks_per_engine, chunks } = self.bounds;
+        let each = chunks_per_engine.min(chunks / self.shadows.len());
+        self.shadows.iter_mut().for_each(|shadow| shadow.cache.limit(each));
     }
 
-    /// How many of the first chunks of `chain` the engine is believed to hold. Costs the logarithm
-    /// of the chain's length: use of a prompt touches it from its beginning, so what is resident is
-    /// always a beginning.
+    /// How many of the first chunks of `chain` the engine is believed to hold.
     pub fn hit_chunks(&self, backend: usize, chain: &Chain) -> usize {
-        let shadow = &self.shadows[backend];
-        chain.keys.partition_point(|&key| shadow.age(key).is_some_and(|age| age < shadow.reach))
+        self.shadows[backend].cache.hit_chunks(chain)
     }
 
     /// Notes that a prompt was sent to an engine, which from now on is believed to hold it.
     pub fn visit(&mut self, backend: usize, chain: &Chain) -> Visit {
         let predicted = self.hit_chunks(backend, chain);
         let shadow = &mut self.shadows[backend];
-        let meets = |open: &&Open| chain.keys.get(open.position) == Some(&open.key);
+        let meets = |open: &&Open| chain.keys().get(open.position) == Some(&open.key);
         let in_the_making_from =
             shadow.open.iter().filter(meets).map(|open| open.position).min().unwrap_or(usize::MAX);
         if shadow.under_way == 0 {
@@ -154,12 +106,12 @@ impl PrefixIndex {
         shadow.visits += 1;
         shadow.under_way += 1;
         let number = shadow.visits;
-        if let Some(&key) = chain.keys.get(predicted) {
+        if let Some(&key) = chain.keys().get(predicted) {
             shadow.open.push(Open { visit: number, position: predicted, key });
         }
-        let before = shadow.clock;
-        let ages = shadow.touch(chain, predicted);
-        let clock = before..shadow.clock;
+        let before = shadow.cache.clock;
+        let ages = shadow.cache.touch(chain, predicted);
+        let clock = before..shadow.cache.clock;
         Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages, clock }
     }
 
@@ -170,13 +122,10 @@ impl PrefixIndex {
         shadow.close(&visit);
         let Some(cached_bytes) = cached_bytes else { return };
         let found = (cached_bytes / CHUNK_BYTES).min(visit.chunks);
-        let slack = SLACK_CHUNKS.max(visit.predicted / 8);
-        if found + slack <= visit.predicted && found < visit.in_the_making_from {
-            let lost_age = visit.ages.get(found).map_or(i64::MAX, |age| age.div_euclid(CHUNK));
-            shadow.reach = shadow.reach.min(lost_age);
-        } else if found >= visit.predicted + slack && !visit.ages.is_empty() {
-            let oldest_found = visit.ages[found.min(visit.ages.len()) - 1].div_euclid(CHUNK);
-            shadow.reach = shadow.reach.max(oldest_found.saturating_add(1));
+        if is_less(found, visit.predicted) && found < visit.in_the_making_from {
+            shadow.cache.lost(found, &visit.ages);
+        } else if is_more(found, visit.predicted) {
+            shadow.cache.held(found, &visit.ages);
         }
     }
 
@@ -185,19 +134,19 @@ impl PrefixIndex {
     pub fn abandon(&mut self, visit: Visit, chain: &Chain) {
         let shadow = &mut self.shadows[visit.backend];
         shadow.close(&visit);
-        shadow.clock -= visit.clock.end - visit.clock.start - TICK;
+        shadow.cache.clock -= visit.clock.end - visit.clock.start - TICK;
         let mut touched_later = false;
-        for (position, &key) in chain.keys.iter().enumerate() {
-            if shadow.used.get(key) != Some(visit.clock.end - position as i64 * CHUNK) {
+        for (position, &key) in chain.keys().iter().enumerate() {
+            if shadow.cache.used.get(key) != Some(visit.clock.end - position as i64 * CHUNK) {
                 touched_later = true;
                 continue;
             }
             let age = visit.ages.get(position);
             match age.and_then(|age| shadow.made_by_others(position, visit.clock.start - age)) {
                 Some(used) => {
-                    shadow.used.insert(key, used);
+                    shadow.cache.used.insert(key, used);
                 }
-                None => shadow.used.remove(key),
+                None => shadow.cache.used.remove(key),
             }
         }
         if touched_later && shadow.under_way > 0 {
@@ -210,14 +159,12 @@ impl PrefixIndex {
 
     /// Forgets an engine's cache, and what was learned about its size: its process is gone.
     pub fn forget(&mut self, backend: usize) {
-        let shadow = &mut self.shadows[backend];
-        shadow.used.clear();
-        shadow.reach = i64::MAX;
+        self.shadows[backend].cache.forget();
     }
 
     /// Chunks remembered of an engine.
     pub fn len(&self, backend: usize) -> usize {
-        self.shadows[backend].used.len()
+        self.shadows[backend].cache.len()
     }
 }
 
@@ -243,28 +190,6 @@ impl Shadow {
         }
         Some(used)
     }
-
-    /// In whole chunks.
-    fn age(&self, key: u64) -> Option<i64> {
-        self.used.get(key).map(|used| (self.clock - used).div_euclid(CHUNK))
-    }
-
-    /// Marks all of `chain` as used now, of which `predicted` chunks need no computing, and returns
-    /// the ages that its known beginning had.
-    fn touch(&mut self, chain: &Chain, predicted: usize) -> Vec<i64> {
-        let before = self.clock;
-        self.clock += (chain.chunks() - predicted) as i64 * CHUNK + TICK;
-        let mut ages = Vec::with_capacity(chain.chunks());
-        // From the end, so that the bound of the map forgets ends before beginnings.
-        for (position, &key) in chain.keys.iter().enumerate().rev() {
-            match self.used.insert(key, self.clock - position as i64 * CHUNK) {
-                Some(used) => ages.push(before - used),
-                None => ages.clear(),
-            }
-        }
-        ages.reverse();
-        ages
-    }
 }
 
 #[cfg(test)]
@@ -281,6 +206,13 @@ mod tests {
         Chain::new(7, &bytes)
     }
 
+    fn index_of(engines: usize, chunks_per_backend: usize) -> PrefixIndex {
+        let mut index =
+            PrefixIndex::new(Bounds { chunks_per_engine: chunks_per_backend, chunks: usize::MAX });
+        (0..engines).for_each(|_| index.add_slot());
+        index
+    }
+
     /// An engine's cache: LRU over chunks, the end of a prompt goes first.
     struct Engine {
         capacity: usize,
@@ -294,8 +226,8 @@ mod tests {
 
         /// Runs a prompt and returns how many of its bytes were cached.
         fn run(&mut self, chain: &Chain) -> usize {
-            let found = chain.keys.iter().take_while(|key| self.latest_first.contains(key)).count();
-            for key in chain.keys.iter().rev() {
+            let found = chain.keys().iter().take_while(|key| self.latest_first.contains(key)).count();
+            for key in chain.keys().iter().rev() {
                 self.latest_first.retain(|other| other != key);
                 self.latest_first.push_front(*key);
             }
@@ -307,7 +239,7 @@ mod tests {
     /// The prediction errors, as shares of the prompt, of sessions that grow by 2 chunks a turn and
     /// take turns as `order` says.
     fn errors(engine: &mut Engine, order: impl Iterator<Item = u8>, corrected: bool) -> Vec<f64> {
-        let mut index = PrefixIndex::new(1, 100_000);
+        let mut index = index_of(1, 100_000);
         let mut turns = [0; 256];
         order
             .map(|session| {
@@ -341,21 +273,13 @@ mod tests {
 
     #[test]
     fn what_was_sent_is_believed_held_by_that_engine_only() {
-        let mut index = PrefixIndex::new(2, 1_000);
+        let mut index = index_of(2, 1_000);
         let first = prompt(1, 10);
         let visit = index.visit(1, &first);
         index.settle(visit, None);
         assert_eq!((index.hit_chunks(0, &first), index.hit_chunks(1, &first)), (0, 10));
         assert_eq!(index.hit_chunks(1, &prompt(1, 30)), 10, "a longer prompt of the session");
         assert_eq!(index.hit_chunks(1, &prompt(2, 10)), 0, "another session");
-    }
-
-    #[test]
-    fn prompts_under_different_roots_share_nothing() {
-        let bytes = vec![b'x'; 4 * CHUNK_BYTES + 100];
-        let (a, b) = (Chain::new(1, &bytes), Chain::new(2, &bytes));
-        assert_eq!((a.chunks(), b.chunks()), (4, 4));
-        assert!(a.keys.iter().zip(&b.keys).all(|(a, b)| a != b));
     }
 
     #[test]
@@ -389,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_chunk_found_though_believed_lost_raises_the_reach_again() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let chain = prompt(1, 40);
         let visit = index.visit(0, &chain);
         index.settle(visit, None);
@@ -407,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_miss_on_what_another_request_is_still_computing_proves_nothing() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let (old, new, unrelated) = (prompt(1, 40), prompt(1, 80), prompt(2, 40));
         for chain in [&unrelated, &old] {
             let visit = index.visit(0, chain);
@@ -424,7 +348,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_visit_leaves_nothing_new_behind() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let visit = index.visit(0, &prompt(1, 10));
         index.settle(visit, None);
         let longer = prompt(1, 30);
@@ -436,16 +360,16 @@ mod tests {
 
     #[test]
     fn an_abandoned_visit_changes_no_age_and_no_clock() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let (old, other) = (prompt(1, 10), prompt(2, 20));
         for chain in [&old, &other] {
             let visit = index.visit(0, chain);
             index.settle(visit, None);
         }
         let ages = |index: &PrefixIndex| {
-            let shadow = &index.shadows[0];
-            let keys = old.keys.iter().chain(&other.keys);
-            (shadow.clock / CHUNK, keys.map(|&key| shadow.age(key)).collect::<Vec<_>>())
+            let cache = &index.shadows[0].cache;
+            let keys = old.keys().iter().chain(other.keys());
+            (cache.clock / CHUNK, keys.map(|&key| cache.age(key)).collect::<Vec<_>>())
         };
         let before = ages(&index);
         for _ in 0..50 {
@@ -459,7 +383,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_visit_takes_nothing_from_one_that_was_answered_meanwhile() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let chain = prompt(1, 30);
         let abandoned = index.visit(0, &chain);
         let answered = index.visit(0, &chain);
@@ -471,7 +395,7 @@ mod tests {
     #[test]
     fn visits_that_are_abandoned_in_any_order_leave_nothing_behind() {
         for first_is_first in [true, false] {
-            let mut index = PrefixIndex::new(1, 10_000);
+            let mut index = index_of(1, 10_000);
             let visit = index.visit(0, &prompt(1, 10));
             index.settle(visit, None);
             let chain = prompt(1, 30);
@@ -484,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_restarted_engine_holds_nothing_and_keeps_no_learned_reach() {
-        let mut index = PrefixIndex::new(1, 10_000);
+        let mut index = index_of(1, 10_000);
         let chain = prompt(1, 40);
         for _ in 0..2 {
             let visit = index.visit(0, &chain);
@@ -497,12 +421,28 @@ mod tests {
         assert_eq!(index.hit_chunks(0, &chain), 40);
     }
 
+    #[test]
+    fn the_more_engines_the_fewer_chunks_are_remembered_of_each() {
+        let mut index = PrefixIndex::new(Bounds { chunks_per_engine: 100, chunks: 300 });
+        for engines in 1..10 {
+            index.add_slot();
+            for engine in 0..engines {
+                for session in 0..20 {
+                    let visit = index.visit(engine, &prompt(session, 10));
+                    index.settle(visit, None);
+                }
+            }
+            let all: usize = (0..engines).map(|engine| index.len(engine)).sum();
+            assert!(all <= 300 && index.len(0) >= 100.min(300 / engines) / 2, "{engines}: {all}");
+        }
+    }
+
     proptest! {
         #[test]
         fn memory_is_bounded_and_a_prediction_is_never_longer_than_the_prompt(
             visits in prop::collection::vec((0..2_usize, 0..20_u8, 0..30_usize, prop::option::of(0..20_000_usize)), 0..200),
         ) {
-            let mut index = PrefixIndex::new(2, 100);
+            let mut index = index_of(2, 100);
             let mut open = Vec::new();
             for (backend, session, chunks, cached_bytes) in visits {
                 let chain = prompt(session, chunks);
@@ -529,18 +469,14 @@ mod tests {
             visits in prop::collection::vec((0..6_u8, 1..40_usize), 1..60),
             asked in (0..6_u8, 1..40_usize),
         ) {
-            let mut index = PrefixIndex::new(1, 100_000);
+            let mut index = index_of(1, 100_000);
             for (session, chunks) in visits {
                 let visit = index.visit(0, &prompt(session, chunks));
                 index.settle(visit, Some(0));
             }
             let chain = prompt(asked.0, asked.1);
-            let shadow = &index.shadows[0];
-            let walk = chain
-                .keys
-                .iter()
-                .take_while(|&&key| shadow.age(key).is_some_and(|age| age < shadow.reach))
-                .count();
+            let cache = &index.shadows[0].cache;
+            let walk = chain.keys().iter().take_while(|&&key| cache.holds(key)).count();
             prop_assert_eq!(index.hit_chunks(0, &chain), walk);
         }
     }

@@ -2,6 +2,7 @@
 //! that accepts nothing any more is found out.
 
 use crate::config::{Limits, Target};
+use crate::engine::Engine;
 use crate::health::Failure;
 use crate::state::RouterState;
 use crate::upstream::{Pieces, Pool, Upstream};
@@ -50,18 +51,18 @@ pub async fn get(
     tokio::time::timeout(limits.probe_timeout, exchange).await.unwrap_or(Err(Failure::FirstByteTimeout))
 }
 
-/// Probes one backend for ever. An answer below 500 counts as well: an engine that knows no such
+/// Probes one engine for ever. An answer below 500 counts as well: an engine that knows no such
 /// path is alive.
-pub async fn watch(router: Arc<RouterState>, backend: usize) {
+pub async fn watch(router: Arc<RouterState>, engine: Arc<Engine>) {
     let limits = &router.limits;
     loop {
-        let result = match get(&router.engines.targets[backend], &limits.probe_path, None, limits).await {
+        let result = match get(&engine.target, &limits.probe_path, None, limits).await {
             Ok(answer) if answer.status.is_server_error() => Err(Failure::Unavailable),
             Ok(_) => Ok(()),
             Err(failure) => Err(failure),
         };
         let well = result.is_ok();
-        router.engines.probed(backend, result);
+        router.engines.probed(&engine, result);
         tokio::time::sleep(if well { limits.probe_interval } else { limits.reprobe_interval }).await;
     }
 }

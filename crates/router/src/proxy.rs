@@ -1,19 +1,22 @@
 //! The journey of one request: read it, have it answered, hand the answer on. It knows the steps;
 //! choosing an engine, trying another, bytes and sockets are others' business.
 
+use crate::admin;
 use crate::attempts::{self, Begun, Outgoing, Worker};
-use crate::dispatcher::{BackendSet, RoutingFacts};
+use crate::body;
+use crate::chain::Chain;
+use crate::dispatcher::RoutingFacts;
 use crate::encoding::Coding;
 use crate::listing;
 use crate::local;
 use crate::media;
-use crate::prefix::Chain;
 use crate::refusal::Refusal;
 use crate::relay::{Parts, Reader, Relay, Reply};
 use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::LogEntry;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{self, Group, Rule};
+use crate::slots::Serving;
 use crate::sse::UsageTap;
 use crate::state::{Permit, RouterState};
 use crate::tokens::Length;
@@ -22,12 +25,9 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts as Head;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
-use http_body::Body;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Headers that name a session, the first that is there counts. The second is sent by Claude Code.
@@ -64,6 +64,11 @@ pub async fn answer(
             .await
             .unwrap_or_else(|refusal| respond::refuse(&refusal));
     }
+    if let Some(Rule::Admin(page)) = group.map(|group| group.rule) {
+        return admin::answer(router, page, group, request)
+            .await
+            .unwrap_or_else(|refusal| respond::refuse(&refusal));
+    }
     let mut journey =
         Journey { reset, entry: router.log.as_ref().map(|log| log.begin(request.method(), path)) };
     let answer = match group {
@@ -74,7 +79,7 @@ pub async fn answer(
         if refusal.status.is_client_error() {
             router.counters.bad_requests.fetch_add(1, Ordering::Relaxed);
         }
-        router.counters.count_status(None, refusal.status);
+        router.counters.own_statuses.count(refusal.status);
         if let Some(entry) = &mut journey.entry {
             entry.refused(refusal.status, &refusal.message);
         }
@@ -108,7 +113,7 @@ async fn forward(
         // A browser asks what it may send: the engine knows, and it is no completion.
         Rule::Cache(_) if request.method() == Method::OPTIONS => None,
         Rule::Cache(endpoint) => Some(endpoint),
-        Rule::Load | Rule::Own(_) => None,
+        Rule::Load | Rule::Own(_) | Rule::Admin(_) => None,
         Rule::Refuse(status, reason) => {
             return Err(Refusal::of_client(status, format!("{path} is not routed: {reason}")));
         }
@@ -132,14 +137,14 @@ async fn complete(
     };
     let permit = router.admit().ok_or_else(overloaded)?;
     let (head, body) = request.into_parts();
-    let body = read_body(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
+    let body = body::read(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
     let facts = endpoint.map(|endpoint| read_facts(endpoint, &head, &body)).transpose()?;
     let model = match &facts {
         Some(facts) => facts.model(&body),
         None => request::model_of(&body),
     };
     let serving = match model.as_deref() {
-        None => BackendSet::MAX,
+        None => None,
         Some(model) => {
             if let Some(entry) = &mut journey.entry {
                 entry.model(model);
@@ -168,62 +173,17 @@ fn read_facts(endpoint: Endpoint, head: &Head, body: &[u8]) -> Result<RequestFac
 }
 
 /// The engines that may serve a model.
-async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<BackendSet, Refusal> {
+async fn serving(router: &Arc<RouterState>, model: &str, head: &Head) -> Result<Serving, Refusal> {
     if router.any_model {
-        let serving = router.models.serving(model);
-        return Ok(if serving == 0 { BackendSet::MAX } else { serving });
+        let serving = router.engines.models.serving(model);
+        return Ok((!serving.is_empty()).then_some(serving));
     }
-    match listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await {
-        0 => Err(Refusal::of_model(model)),
-        serving => Ok(serving),
-    }
-}
-
-/// The whole body. A body that is too long is read on, up to as much again, so that the client gets
-/// to see the refusal.
-async fn read_body(mut body: Incoming, max_bytes: usize, limit: Duration) -> Result<Bytes, Refusal> {
-    let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-    let mut first = Bytes::new();
-    let mut all = BytesMut::new();
-    let mut length = 0_usize;
-    let too_long = |length: usize| length > max_bytes || announced.is_some_and(|bytes| bytes > max_bytes);
-    let reading = async {
-        while let Some(frame) = body.frame().await {
-            let Ok(bytes) = frame?.into_data() else { continue };
-            length += bytes.len();
-            if too_long(length) {
-                first = Bytes::new();
-                all = BytesMut::new();
-                if length > max_bytes.saturating_mul(2) {
-                    break;
-                }
-            } else if first.is_empty() && all.is_empty() {
-                first = bytes;
-            } else {
-                if all.is_empty() {
-                    all.reserve(announced.unwrap_or(2 * first.len()));
-                    all.extend_from_slice(&first);
-                }
-                all.extend_from_slice(&bytes);
-            }
-        }
-        Ok::<(), hyper::Error>(())
-    };
-    let read = tokio::time::timeout(limit, reading).await;
-    match read {
-        Err(_) => {
-            let message = format!("the body did not come within {} s", limit.as_secs_f64());
-            Err(Refusal::of_client(StatusCode::REQUEST_TIMEOUT, message))
-        }
-        Ok(Err(error)) => {
-            Err(Refusal::of_client(StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))
-        }
-        Ok(Ok(())) if too_long(length) => {
-            let message = format!("the body is longer than the {max_bytes} bytes that are allowed");
-            Err(Refusal::of_client(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
-        Ok(Ok(())) if all.is_empty() => Ok(first),
-        Ok(Ok(())) => Ok(all.freeze()),
+    let serving = listing::serving(router, model, head.headers.get(header::AUTHORIZATION)).await;
+    match serving.is_empty() {
+        false => Ok(Some(serving)),
+        // Nobody can say that there is no such model.
+        true if router.engines.models.is_empty() => Ok(None),
+        true => Err(Refusal::of_model(model)),
     }
 }
 
@@ -233,7 +193,7 @@ fn prepare(
     mut head: http::request::Parts,
     body: Bytes,
     facts: &RequestFacts,
-    serving: BackendSet,
+    serving: Serving,
 ) -> Outgoing {
     let root = prefix_hash_seed(router, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
@@ -266,7 +226,7 @@ fn prepare(
 }
 
 /// A request that goes by load alone, as it came.
-fn prepare_by_load(mut head: Head, body: Bytes, serving: BackendSet) -> Outgoing {
+fn prepare_by_load(mut head: Head, body: Bytes, serving: Serving) -> Outgoing {
     let chain = Chain::new(0, &[]);
     let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
     let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving };
@@ -329,12 +289,12 @@ fn relay(
     let Begun { started, attempt, deadline } = answer;
     let router = &worker.router;
     let status = started.head.status();
-    router.counters.count_status(Some(attempt.backend), status);
+    attempt.engine.statuses.count(status);
     let mut entry = journey.entry.take();
     if let Some(entry) = &mut entry {
         entry.first_byte(status);
     }
-    let backend = router.engines.targets[attempt.backend].header.clone();
+    let backend = attempt.engine.target.header.clone();
     let content_type = started.head.headers().get(header::CONTENT_TYPE);
     let is_stream = content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
     let (decoder, readable) = match Coding::of(started.head.headers()) {

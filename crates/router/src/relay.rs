@@ -258,7 +258,7 @@ impl Relay {
             entry.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
         }
         if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
-            self.parts.pool.put(self.parts.attempt.backend, upstream);
+            self.parts.pool.put(self.parts.attempt.engine.id, upstream);
         }
         rest
     }

@@ -13,6 +13,8 @@ pub enum Rule {
     Load,
     /// The router answers itself.
     Own(OwnPage),
+    /// The router answers itself, whoever shows the admin token.
+    Admin(AdminPage),
     /// It is refused with this status, for this reason.
     Refuse(StatusCode, &'static str),
 }
@@ -30,10 +32,21 @@ pub enum OwnPage {
     Model,
 }
 
+/// What is done about the engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminPage {
+    /// They are listed.
+    Engines,
+    /// One is added or removed.
+    Engine,
+    /// One drains.
+    Drain,
+}
+
 /// Paths with one rule.
 #[derive(Debug)]
 pub struct Group {
-    /// The paths. A last segment in braces stands for anything that is not empty.
+    /// The paths. What is in braces stands for anything that is not empty.
     pub paths: &'static [&'static str],
     /// The methods; HEAD goes where GET goes. Refused paths are refused with any.
     pub methods: &'static [Method],
@@ -43,6 +56,8 @@ pub struct Group {
 const GET: &[Method] = &[Method::GET];
 const POST: &[Method] = &[Method::POST];
 const GET_AND_POST: &[Method] = &[Method::GET, Method::POST];
+
+const PUT_AND_DELETE: &[Method] = &[Method::PUT, Method::DELETE];
 
 const MANAGEMENT: &str = "it manages or shows one engine: ask that engine itself";
 const ONE_ENGINE: &str = "what it is about is kept by one engine, and the router does not know by which";
@@ -86,6 +101,9 @@ pub const ROUTES: &[Group] = &[
     group(&["/v1/models/{model}"], GET, Rule::Own(OwnPage::Model)),
     group(&["/metrics"], GET, Rule::Own(OwnPage::Metrics)),
     group(&["/debug/decisions"], GET, Rule::Own(OwnPage::Decisions)),
+    group(&["/admin/engines"], GET, Rule::Admin(AdminPage::Engines)),
+    group(&["/admin/engines/{name}/drain"], POST, Rule::Admin(AdminPage::Drain)),
+    group(&["/admin/engines/{name}"], PUT_AND_DELETE, Rule::Admin(AdminPage::Engine)),
     group(
         &["/v1/responses/{id}", "/v1/files", "/v1/files/{id}", "/v1/batches", "/v1/batches/{id}"],
         &[],
@@ -144,10 +162,14 @@ pub fn find(path: &str) -> Option<&'static Group> {
 }
 
 fn matches(known: &str, path: &str) -> bool {
-    match known.split_once('{') {
-        None => known == path,
-        Some((before, _)) => path.len() > before.len() && path.starts_with(before),
-    }
+    named(known, path).is_some()
+}
+
+/// What stands in a path for the braces of a known one; nothing where it has none.
+pub fn named<'a>(known: &str, path: &'a str) -> Option<&'a str> {
+    let Some((before, after)) = known.split_once('{') else { return (known == path).then_some("") };
+    let after = after.split_once('}').map_or("", |(_, after)| after);
+    path.strip_prefix(before)?.strip_suffix(after).filter(|named| !named.is_empty())
 }
 
 impl Group {
@@ -176,6 +198,8 @@ mod tests {
         for unknown in ["/", "/v1/models/", "//sleep", "/sleep/", "/v1/sleep", "/v1/completions/", "/docs"] {
             assert!(find(unknown).is_none(), "{unknown}");
         }
+        assert_eq!(find("/admin/engines/a/drain").unwrap().rule, Rule::Admin(AdminPage::Drain));
+        assert_eq!(find("/admin/engines/a").unwrap().rule, Rule::Admin(AdminPage::Engine));
         let cached = find("/v1/completions").unwrap();
         assert!(cached.takes(&Method::POST) && !cached.takes(&Method::GET) && !cached.takes(&Method::HEAD));
         assert!(find("/version").unwrap().takes(&Method::HEAD));
@@ -190,11 +214,20 @@ mod tests {
                 Rule::Cache(_) => "by cache and load".to_owned(),
                 Rule::Load => "by load".to_owned(),
                 Rule::Own(own) => format!("the router: {}", of_own(own)),
+                Rule::Admin(page) => format!("the router, with its admin token: {}", of_admin(page)),
                 Rule::Refuse(status, reason) => format!("refused with {}: {reason}", status.as_u16()),
             };
             format!("| {} | {methods} | {rule} |\n", paths.join(", "))
         };
         ROUTES.iter().map(row).collect()
+    }
+
+    fn of_admin(page: AdminPage) -> &'static str {
+        match page {
+            AdminPage::Engines => "the engines, and how each takes part",
+            AdminPage::Engine => "adds an engine, or removes it",
+            AdminPage::Drain => "an engine finishes what it has and gets nothing new",
+        }
     }
 
     fn of_own(own: OwnPage) -> &'static str {

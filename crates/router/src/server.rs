@@ -3,12 +3,15 @@
 //! shutting down; what is done with a request is the proxy's business.
 
 use crate::attempts::Worker;
-use crate::config::{ConfigError, RouterConfig};
+use crate::config::{Backend, ConfigError, RouterConfig};
 use crate::decisions::DecisionRecord;
+use crate::engines::{AddError, Comers, MembershipError};
 use crate::listing;
 use crate::probe;
 use crate::proxy;
 use crate::request_log::{RequestLog, RequestLogPlace};
+use crate::scrape;
+use crate::sources::{self, FileError};
 use crate::stall::StallGuard;
 use crate::state::{Phase, RouterState};
 use crate::stats::RouterStats;
@@ -22,6 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -47,6 +51,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Engine(#[from] MembershipError),
+    #[error(transparent)]
+    BackendsFile(#[from] FileError),
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
@@ -65,6 +73,14 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Router;
 
+/// What one thread of a router does beside serving clients: it watches engines, and where they come
+/// from.
+struct Arrivals {
+    comers: Comers,
+    file: Option<PathBuf>,
+    names: Vec<Backend>,
+}
+
 /// A running router. Dropping it stops it without waiting for requests under way.
 #[derive(Debug)]
 pub struct RouterHandle {
@@ -81,7 +97,7 @@ impl Router {
     /// use forebay_steps::{Launch, Profile};
     ///
     /// let engine_model = EngineModel::new(&Profile::shipped(Profile::DEFAULT)?, Launch::Graph);
-    /// let engine = Backend { name: "engine-0".into(), url: "http://127.0.0.1:8000".into() };
+    /// let engine = Backend::new("engine-0", "http://127.0.0.1:8000");
     /// let listen = ([127, 0, 0, 1], 0).into();
     /// let router = Router::spawn(RouterConfig::new(listen, vec![engine], Policy::Lpwl, engine_model))?;
     /// assert_ne!(router.addr().port(), 0);
@@ -96,18 +112,26 @@ impl Router {
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
         let thread_count = config.threads;
-        let router = RouterState::new(config, targets, log);
+        if let Some(path) = &config.backends_file {
+            sources::read_file(path)?;
+        }
+        let (file, names) = (config.backends_file.clone(), config.dns_backends.clone());
+        let (router, comers) = RouterState::new(config, log);
+        for target in &targets {
+            router.engines.add(target)?;
+        }
+        let mut arrivals = Some(Arrivals { comers, file, names });
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
-            let router = router.clone();
+            let (router, arrivals) = (router.clone(), arrivals.take());
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .map_err(StartError::Thread)?;
             let (done, ended) = oneshot::channel();
             let run = move || {
-                runtime.block_on(run_thread(listener, router, number == 0));
+                runtime.block_on(run_thread(listener, router, arrivals));
                 drop(done);
             };
             let name = format!("route-{number}");
@@ -132,6 +156,21 @@ impl RouterHandle {
     /// Why each of the last requests went where it went, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
         self.router.engines.decisions()
+    }
+
+    /// An engine comes, or serves again if it is draining or about to leave.
+    pub fn add(&self, backend: &Backend) -> Result<(), AddError> {
+        self.router.engines.add_backend(backend)
+    }
+
+    /// An engine gets no new requests until it is added again.
+    pub fn drain(&self, name: &str) -> Result<(), MembershipError> {
+        self.router.engines.drain(name)
+    }
+
+    /// An engine gets no new requests, and is gone when those that it has have ended.
+    pub fn remove(&self, name: &str) -> Result<(), MembershipError> {
+        self.router.engines.remove(name)
     }
 
     /// Ends in four steps: `/health` says 503 while requests are still taken, for
@@ -192,16 +231,19 @@ impl Drop for RouterHandle {
     }
 }
 
-async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: bool) {
+/// Serves clients. One thread of a router also watches the engines that come.
+async fn run_thread(listener: StdListener, router: Arc<RouterState>, arrivals: Option<Arrivals>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let limits = &router.limits;
-    let pool =
-        Arc::new(Pool::new(router.engines.targets.len(), limits.max_idle_connections, limits.keep_idle));
+    let pool = Arc::new(Pool::new(limits.max_idle_connections, limits.keep_idle));
     let worker = Arc::new(Worker { router: router.clone(), pool: pool.clone() });
-    if probes {
-        for backend in 0..router.engines.targets.len() {
-            tokio::spawn(probe::watch(router.clone(), backend));
-            tokio::spawn(listing::watch(router.clone(), backend));
+    if let Some(Arrivals { comers, file, names }) = arrivals {
+        tokio::spawn(watch_engines(router.clone(), comers));
+        if let Some(file) = file {
+            tokio::spawn(sources::watch_file(router.engines.clone(), file));
+        }
+        for named in names {
+            tokio::spawn(sources::watch_name(router.engines.clone(), named));
         }
     }
     tokio::spawn(probe::sweep(pool, router.limits.clone()));
@@ -227,6 +269,21 @@ async fn run_thread(listener: StdListener, router: Arc<RouterState>, probes: boo
         _ = phases.wait_for(|&phase| phase == Phase::Cut) => {}
     }
     let _ = tokio::time::timeout(LAST_BYTES, drained).await;
+}
+
+/// Watches each engine from when it comes until it is gone.
+async fn watch_engines(router: Arc<RouterState>, mut comers: Comers) {
+    while let Some(engine) = comers.recv().await {
+        let router = router.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = engine.left() => {}
+                () = probe::watch(router.clone(), engine.clone()) => {}
+                () = listing::watch(router.clone(), engine.clone()) => {}
+                () = scrape::watch(router.clone(), engine.clone()) => {}
+            }
+        });
+    }
 }
 
 /// Serves one client connection until either side has had enough.

@@ -251,7 +251,8 @@ mod tests {
     use proptest::prelude::*;
 
     const USAGE: &str = r#"data: {"id":"a","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}}"#;
-    const PARSED: Usage = Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: Some(4) };
+    const PARSED: Usage =
+        Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: Some(4), loaded_tokens: None };
 
     fn token(text: &str) -> String {
         format!("data: {}\n\n", serde_json::json!({"id": "a", "choices": [{"delta": {"content": text}}]}))

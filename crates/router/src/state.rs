@@ -1,12 +1,11 @@
 //! What all threads of a router share: engines, models and limits, the phase of its end, and what is
 //! counted beside the engines' figures.
 
-use crate::config::{Limits, RouterConfig, Target};
+use crate::config::{Limits, RouterConfig};
 use crate::dispatcher::Dispatcher;
-use crate::engines::Engines;
+use crate::engines::{Comers, Engines};
 use crate::health::Thresholds;
 use crate::metrics::{self, Counters};
-use crate::models::Models;
 use crate::request_log::RequestLog;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub struct RouterState {
     pub engines: Arc<Engines>,
-    /// Which engine serves which models.
-    pub models: Models,
     /// Requests for models that no engine lists go to any.
     pub any_model: bool,
     /// Where requests are logged, if they are.
     pub log: Option<Arc<RequestLog>>,
+    /// Who shows it may add, drain and remove engines.
+    pub admin_token: Option<Vec<u8>>,
     pub limits: Limits,
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
@@ -34,23 +33,23 @@ pub struct RouterState {
 
 impl RouterState {
     /// The state of a router that has just started.
-    pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<RouterState> {
-        let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
+    pub fn new(config: RouterConfig, log: Option<RequestLog>) -> (Arc<RouterState>, Comers) {
+        let RouterConfig { policy, engine_model, limits, any_model, admin_token, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
-        let names = targets.iter().map(|target| target.name.clone()).collect();
-        let dispatcher = Dispatcher::new(policy, engine_model, names, thresholds);
-        Arc::new(RouterState {
-            models: Models::new(targets.len()),
+        let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds));
+        let state = Arc::new(RouterState {
             any_model,
+            admin_token,
             log: log.map(Arc::new),
-            counters: Counters::new(targets.len()),
-            engines: Arc::new(Engines::new(targets, dispatcher)),
+            counters: Counters::default(),
+            engines: Arc::new(engines),
             limits,
             hash_seed: RandomState::new().hash_one(0),
             in_flight: AtomicUsize::new(0),
             phase: AtomicU8::new(Phase::Serving as u8),
             phases: watch::Sender::new(Phase::Serving),
-        })
+        });
+        (state, comers)
     }
 
     /// Counts a request as under way, or refuses it because too many are.
@@ -95,7 +94,8 @@ impl RouterState {
     /// The figures as Prometheus text.
     pub fn metrics(&self) -> String {
         let log_lines_dropped = self.log.as_ref().map_or(0, |log| log.dropped());
-        metrics::render(self.engines.stats(), self.counters.counts(log_lines_dropped))
+        let engines = self.engines.all();
+        metrics::render(self.engines.stats(), self.counters.counts(&engines, log_lines_dropped))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The router's figures: what is counted and in which units.
 
 use crate::health::Failure;
+use crate::reported_load::Unread;
 use prometheus_client::metrics::histogram::Histogram;
 
 /// Everything at one moment.
@@ -11,6 +12,16 @@ pub struct RouterStats {
     pub decisions: u64,
     /// One entry per backend, in the order they were given.
     pub backends: Vec<BackendStats>,
+    /// One entry per store, in the order in which engines name them.
+    pub stores: Vec<StoreStats>,
+}
+
+/// A store of KV that engines share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreStats {
+    pub name: String,
+    /// Prompt chunks that the router remembers of it.
+    pub chunks: usize,
 }
 
 /// One backend at one moment, and its totals since the start. Tokens in flight are estimates,
@@ -18,9 +29,16 @@ pub struct RouterStats {
 #[derive(Debug, Clone)]
 pub struct BackendStats {
     pub name: String,
+    /// Requests may be sent to it.
     pub up: bool,
+    /// `serving`, `draining` or `leaving`.
+    pub membership: &'static str,
     /// Requests in flight.
     pub in_flight: u32,
+    /// Requests there that the router has not sent, as far as the engine's metrics tell.
+    pub others_in_flight: u64,
+    /// Tokens whose KV fits its GPU.
+    pub pool_tokens: u64,
     /// Prompt tokens that it has yet to compute.
     pub pending_prefill_tokens: u64,
     /// Prompt tokens of its requests in flight.
@@ -33,6 +51,8 @@ pub struct BackendStats {
     pub cancelled: u64,
     /// Attempts that failed, in the order of [`Failure::NAMES`].
     pub failures: [u64; Failure::NAMES.len()],
+    /// Attempts to read its metrics that failed, in the order of [`Unread::NAMES`].
+    pub unread_metrics: [u64; Unread::NAMES.len()],
     /// How often it was taken out of use.
     pub ejections: u64,
     /// Tokens of answered prompts, where the answer reported what was cached.
@@ -57,7 +77,11 @@ impl BackendStats {
         BackendStats {
             name: name.to_owned(),
             up: true,
+            membership: "serving",
             in_flight: 0,
+            others_in_flight: 0,
+            pool_tokens: 0,
+            unread_metrics: [0; Unread::NAMES.len()],
             pending_prefill_tokens: 0,
             context_tokens: 0,
             index_chunks: 0,

@@ -122,6 +122,28 @@ impl Totals {
 #[derive(Debug)]
 pub struct AnswerTokens(f64);
 
+/// What a prefill takes: an average that follows the traffic. Nothing, before the first.
+#[derive(Debug, Default)]
+pub struct AveragePrefill {
+    tokens: f64,
+    us: f64,
+    known: bool,
+}
+
+impl AveragePrefill {
+    pub fn learn(&mut self, tokens: u64, us: u64) {
+        let weight = if self.known { ANSWERS } else { 1.0 };
+        self.tokens += (tokens as f64 - self.tokens) / weight;
+        self.us += (us as f64 - self.us) / weight;
+        self.known = true;
+    }
+
+    /// The tokens and microseconds of so many.
+    pub fn of(&self, count: u64) -> (u64, u64) {
+        ((count as f64 * self.tokens).round() as u64, (count as f64 * self.us).round() as u64)
+    }
+}
+
 impl Default for AnswerTokens {
     /// Starts where the answers of coding agents are.
     fn default() -> AnswerTokens {
@@ -201,6 +223,16 @@ mod tests {
         assert_eq!(ratio.estimate(&text), 10_000);
         let estimate = ratio.estimate(&image(2));
         assert!(estimate.abs_diff(625) < 20, "{estimate}");
+    }
+
+    #[test]
+    fn an_average_prefill_follows_the_traffic_and_is_nothing_at_first() {
+        let mut average = AveragePrefill::default();
+        assert_eq!(average.of(7), (0, 0));
+        average.learn(1_000, 50_000);
+        assert_eq!(average.of(3), (3_000, 150_000));
+        (0..500).for_each(|_| average.learn(0, 0));
+        assert!(average.of(1).0 < 10, "{average:?}");
     }
 
     #[test]

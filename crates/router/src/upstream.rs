@@ -12,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -234,23 +235,24 @@ impl Arrived {
 /// The idle connections of one thread.
 #[derive(Debug)]
 pub struct Pool {
-    idle: Mutex<Vec<Vec<(Instant, Upstream)>>>,
+    /// By the ids of engines.
+    idle: Mutex<HashMap<u64, Vec<(Instant, Upstream)>>>,
     max_idle: usize,
     keep: Duration,
 }
 
 impl Pool {
-    /// No connections yet, to `backends` backends; at most `max_idle` are kept for each, and each
-    /// at most for `keep`.
-    pub fn new(backends: usize, max_idle: usize, keep: Duration) -> Pool {
-        Pool { idle: Mutex::new((0..backends).map(|_| Vec::new()).collect()), max_idle, keep }
+    /// No connections yet; at most `max_idle` are kept for each engine, and each at most for
+    /// `keep`.
+    pub fn new(max_idle: usize, keep: Duration) -> Pool {
+        Pool { idle: Mutex::default(), max_idle, keep }
     }
 
-    /// The connection that was used last, if the backend has not closed it and will not close it at
+    /// The connection that was used last, if the engine has not closed it and will not close it at
     /// this moment.
-    pub fn take(&self, backend: usize) -> Option<Upstream> {
+    pub fn take(&self, engine: u64) -> Option<Upstream> {
         loop {
-            let (since, mut upstream) = self.with(|idle| idle[backend].pop())?;
+            let (since, mut upstream) = self.idle.lock().get_mut(&engine)?.pop()?;
             if since.elapsed() < self.keep && upstream.is_usable() {
                 return Some(upstream);
             }
@@ -258,22 +260,21 @@ impl Pool {
     }
 
     /// Keeps a connection for later.
-    pub fn put(&self, backend: usize, upstream: Upstream) {
-        self.with(|idle| {
-            if idle[backend].len() < self.max_idle {
-                idle[backend].push((Instant::now(), upstream));
-            }
-        });
+    pub fn put(&self, engine: u64, upstream: Upstream) {
+        let mut idle = self.idle.lock();
+        let idle = idle.entry(engine).or_default();
+        if idle.len() < self.max_idle {
+            idle.push((Instant::now(), upstream));
+        }
     }
 
-    /// Drops the connections that backends have closed, or may close any moment.
+    /// Drops the connections that engines have closed, or may close any moment.
     pub fn sweep(&self) {
         let is_good =
             |(since, upstream): &mut (Instant, Upstream)| since.elapsed() < self.keep && upstream.is_usable();
-        self.with(|idle| idle.iter_mut().for_each(|idle| idle.retain_mut(is_good)));
-    }
-
-    fn with<T>(&self, use_idle: impl FnOnce(&mut Vec<Vec<(Instant, Upstream)>>) -> T) -> T {
-        use_idle(&mut self.idle.lock())
+        self.idle.lock().retain(|_, idle| {
+            idle.retain_mut(is_good);
+            !idle.is_empty()
+        });
     }
 }

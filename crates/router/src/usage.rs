@@ -12,6 +12,8 @@ pub struct Usage {
     pub completion_tokens: u64,
     /// Tokens of the prompt whose KV was already there; `None` where the engine does not say.
     pub cached_tokens: Option<u64>,
+    /// How many of those were loaded from a store; `None` where the engine does not say.
+    pub loaded_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -80,6 +82,8 @@ struct Counts {
 struct Details {
     #[serde(default)]
     cached_tokens: Option<u64>,
+    #[serde(default)]
+    external_cached_tokens: Option<u64>,
 }
 
 impl Counts {
@@ -96,6 +100,7 @@ impl Counts {
             prompt_tokens,
             completion_tokens: self.output_tokens().unwrap_or(0),
             cached_tokens: details.and_then(|details| details.cached_tokens).or(self.cache_read_input_tokens),
+            loaded_tokens: details.and_then(|details| details.external_cached_tokens),
         })
     }
 }
@@ -146,16 +151,19 @@ mod tests {
     fn counts_are_read_with_and_without_details() {
         let full = br#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,
             "prompt_tokens_details":{"cached_tokens":8,"external_cached_tokens":4}}}"#;
-        let usage = Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: Some(8) };
+        let usage =
+            Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: Some(8), loaded_tokens: Some(4) };
         assert_eq!(read(full), Some(Report { without_choices: true, ..report(Some(usage)) }));
         let plain = br#"{"choices":[{"text":"x"}],"usage":{"prompt_tokens":9,"prompt_tokens_details":null}}"#;
-        let usage = Usage { prompt_tokens: 9, completion_tokens: 0, cached_tokens: None };
+        let usage =
+            Usage { prompt_tokens: 9, completion_tokens: 0, cached_tokens: None, loaded_tokens: None };
         assert_eq!(read(plain), Some(report(Some(usage))));
     }
 
     #[test]
     fn the_responses_and_messages_apis_name_the_same_counts_otherwise() {
-        let usage = Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: Some(8) };
+        let usage =
+            Usage { prompt_tokens: 9, completion_tokens: 2, cached_tokens: Some(8), loaded_tokens: None };
         for json in [
             &br#"{"object":"response","error":null,"usage":{"input_tokens":9,"output_tokens":2,
                 "input_tokens_details":{"cached_tokens":8}}}"#[..],

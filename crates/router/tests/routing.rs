@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use forebay_router::Policy;
+use std::sync::{Arc, Mutex};
 use testkit::eventually_async;
 
 /// A prompt of a session that has had some turns: about 4,000 bytes a turn.
@@ -90,7 +91,8 @@ async fn an_engine_that_keeps_less_than_believed_is_found_out_by_its_answers() {
 #[tokio::test]
 async fn decisions_metrics_models_and_health_say_what_happened() {
     let engines = [Engine::start(well).await, Engine::start(well).await];
-    let router = router(Policy::Lpwl, &engines.each_ref().map(Engine::url), |_| {});
+    let urls = engines.each_ref().map(Engine::url);
+    let router = configured(Policy::Lpwl, &urls, |config| config.backends[0].store = Some("s".into()));
     let mut client = Client::connect(&router).await;
     let answered = client.complete_as("s", PROMPT).await;
     let decisions = client.get("/debug/decisions").await.json();
@@ -111,6 +113,41 @@ async fn decisions_metrics_models_and_health_say_what_happened() {
     assert_eq!((models.status, models.json()["object"].as_str()), (200, Some("list")));
     assert_eq!(client.get("/health").await.json()["backends_up"], 2);
     assert_eq!(router.decisions().len(), 1);
+}
+
+#[tokio::test]
+async fn traffic_that_others_send_is_seen_while_an_engine_tells_its_load() {
+    let running = Arc::new(Mutex::new("7"));
+    let page = running.clone();
+    let engine = Engine::start(move |path: &str, body: &str| match path {
+        "/metrics" => {
+            let running = page.lock().unwrap();
+            let pool = r#"vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1"#;
+            let page = format!("vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n{pool}\n");
+            document("200 OK", &page)
+        }
+        _ => well(path, body),
+    });
+    let (busy, idle) = (engine.await, Engine::start(well).await);
+    let urls = [busy.url(), idle.url()];
+    let router = router(Policy::LeastLoaded, &urls, |limits| limits.metrics_interval = 20 * MS);
+    let of_busy = || router.stats().backends.swap_remove(0);
+    eventually_async("the load is seen", || of_busy().others_in_flight == 7).await;
+    assert_eq!(of_busy().pool_tokens, 1_600);
+    let mut client = Client::connect(&router).await;
+    for _ in 0..6 {
+        assert_eq!(client.complete(PROMPT).await.backend(), "e1");
+    }
+    *running.lock().unwrap() = "-1";
+    eventually_async("nonsense is unknown", || of_busy().others_in_flight == 0).await;
+    assert_ne!(of_busy().pool_tokens, 1_600);
+    assert!(of_busy().unread_metrics[2] > 0, "{:?}", of_busy().unread_metrics);
+    let served: Vec<String> = [client.complete(PROMPT).await, client.complete(PROMPT).await]
+        .iter()
+        .map(Got::backend)
+        .map(str::to_owned)
+        .collect();
+    assert!(served.contains(&"e0".to_owned()), "{served:?}");
 }
 
 #[tokio::test]

@@ -84,9 +84,8 @@ async fn burst(policy: Policy) -> Outcome<Burst> {
     for _ in 0..ENGINES {
         engines.push(Engine::spawn(config.clone(), None).await?);
     }
-    let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
-        name: format!("engine-{number}"),
-        url: format!("http://{}", engine.address()),
+    let backends = engines.iter().enumerate().map(|(number, engine)| {
+        Backend::new(format!("engine-{number}"), format!("http://{}", engine.address()))
     });
     let model = EngineModel::new(&config.profile, config.launch);
     let listen = ([127, 0, 0, 1], 0).into();

@@ -7,6 +7,7 @@ use forebay_results::output::CommandResult;
 use forebay_router::{Backend, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig};
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Arguments of `forebay route`.
@@ -16,16 +17,36 @@ pub struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     /// An engine with an OpenAI API; repeat for each
-    #[arg(long, value_name = "NAME=URL", required = true, value_parser = backend)]
+    #[arg(long, value_name = "NAME=URL", value_parser = backend)]
     backend: Vec<Backend>,
+    /// Engines behind a host name with several addresses, each of them an engine; the name is
+    /// resolved every 5 s; repeat for each
+    #[arg(long, value_name = "NAME=URL", value_parser = backend)]
+    backend_dns: Vec<Backend>,
+    /// A file that lists engines, read every second
+    #[arg(long, value_name = "FILE")]
+    backends_file: Option<PathBuf>,
+    /// A file with the token of those who may add, drain and remove engines over HTTP; without it
+    /// nobody may
+    #[arg(long, value_name = "FILE")]
+    admin_token_file: Option<PathBuf>,
+    /// Engines that share a store of KV, by their names: each can load what another one computed;
+    /// repeat for each store
+    #[arg(long, value_name = "NAME=ENGINE,ENGINE", value_parser = store)]
+    store: Vec<Store>,
     /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric, lpwl or
     /// added-latency
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
-    /// For added-latency: GPU and model that the engines are taken for
+    /// For added-latency, and for loads from stores: GPU and model that the engines are taken for
     #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
     profile: String,
-    /// For added-latency: tokens whose KV fits an engine's GPU [default: the profile's]
+    /// For engines with a store: microseconds that a token takes from there to the GPU [default: the
+    /// profile's, from host memory]
+    #[arg(long, value_name = "MICROSECONDS")]
+    load_us_per_token: Option<f64>,
+    /// For added-latency: tokens whose KV fits the GPU of an engine whose metrics do not say it [default: the
+    /// profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
     /// For added-latency: most requests that an engine computes at once [default: the profile's]
@@ -67,6 +88,9 @@ pub struct Args {
     /// Longest time for the answer to a probe
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     probe_timeout: Duration,
+    /// Time between two readings of an engine's own metrics
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    metrics_interval: Duration,
     /// Failures in a row, of probes or of requests, after which an engine gets no requests
     #[arg(long, value_name = "COUNT", default_value_t = Limits::default().eject_after)]
     eject_after: u32,
@@ -97,12 +121,33 @@ pub struct Args {
     request_log: Option<RequestLogPlace>,
 }
 
-pub fn run(args: Args) -> CommandResult {
+/// A store, and the names of the engines that share it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Store {
+    name: String,
+    engines: Vec<String>,
+}
+
+/// A store that is not described in a way that makes sense.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum StoreError {
+    #[error("store {store}: no engine is named '{engine}'")]
+    UnknownEngine { store: String, engine: String },
+    #[error("engine {engine} is in the stores {first} and {second}; one is allowed")]
+    TwoStores { engine: String, first: String, second: String },
+}
+
+pub fn run(mut args: Args) -> CommandResult {
+    share_stores(args.backend.iter_mut().chain(&mut args.backend_dns).collect(), &args.store)?;
     // As vLLM launches its steps if it is told nothing.
     let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
+    engine_model.load_us_per_token = args.load_us_per_token.unwrap_or(engine_model.load_us_per_token);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);
+    config.dns_backends = args.backend_dns;
+    config.backends_file = args.backends_file;
+    config.admin_token = args.admin_token_file.as_deref().map(read_token).transpose()?;
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;
     config.request_log = args.request_log;
@@ -117,6 +162,7 @@ pub fn run(args: Args) -> CommandResult {
         probe_interval: args.probe_interval,
         reprobe_interval: args.reprobe_interval,
         probe_timeout: args.probe_timeout,
+        metrics_interval: args.metrics_interval,
         eject_after: args.eject_after,
         readmit_after: args.readmit_after,
         keep_idle: args.keep_idle,
@@ -140,7 +186,50 @@ pub fn run(args: Args) -> CommandResult {
 
 fn backend(text: &str) -> Result<Backend, String> {
     let (name, url) = text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=URL"))?;
-    Ok(Backend { name: name.to_owned(), url: url.to_owned() })
+    Ok(Backend::new(name, url))
+}
+
+fn store(text: &str) -> Result<Store, String> {
+    let (name, engines) =
+        text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=ENGINE,ENGINE"))?;
+    Ok(Store { name: name.to_owned(), engines: engines.split(',').map(str::to_owned).collect() })
+}
+
+/// Why a file is no token.
+#[derive(Debug, thiserror::Error)]
+enum TokenError {
+    #[error("{path}: {error}")]
+    Io { path: PathBuf, error: std::io::Error },
+    #[error("{path}: the token has {bytes} bytes, 1 to {TOKEN_BYTES_MAX} are allowed")]
+    Length { path: PathBuf, bytes: usize },
+}
+
+const TOKEN_BYTES_MAX: usize = 4096;
+
+/// A token, without the end of the line that editors write behind it.
+fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+    let path = path.to_path_buf();
+    let token = std::fs::read(&path).map_err(|error| TokenError::Io { path: path.clone(), error })?;
+    let token = token.strip_suffix(b"\n").unwrap_or(&token).to_vec();
+    match token.len() {
+        1..=TOKEN_BYTES_MAX => Ok(token),
+        bytes => Err(TokenError::Length { path, bytes }),
+    }
+}
+
+/// Tells each engine which store it shares.
+fn share_stores(mut backends: Vec<&mut Backend>, stores: &[Store]) -> Result<(), StoreError> {
+    for (store, engine) in stores.iter().flat_map(|store| store.engines.iter().map(move |name| (store, name)))
+    {
+        let backend = backends.iter_mut().find(|backend| backend.name == *engine);
+        let backend = backend
+            .ok_or_else(|| StoreError::UnknownEngine { store: store.name.clone(), engine: engine.clone() })?;
+        if let Some(first) = backend.store.replace(store.name.clone()) {
+            let (engine, second) = (engine.clone(), store.name.clone());
+            return Err(StoreError::TwoStores { engine, first, second });
+        }
+    }
+    Ok(())
 }
 
 fn request_log(text: &str) -> Result<RequestLogPlace, String> {
@@ -149,9 +238,39 @@ fn request_log(text: &str) -> Result<RequestLogPlace, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_told_their_store_and_mistakes_are_named() {
+        let shared = |stores: &[&str]| {
+            let mut backends = ["a", "b", "c"].map(|name| Backend::new(name, "http://h:1"));
+            let stores: Vec<Store> = stores.iter().map(|text| store(text).unwrap()).collect();
+            share_stores(backends.iter_mut().collect(), &stores).map_err(|error| error.to_string())?;
+            Ok(backends.map(|backend| backend.store.unwrap_or_default()))
+        };
+        assert_eq!(shared(&["x=a,c"]), Ok(["x", "", "x"].map(str::to_owned)));
+        assert_eq!(shared(&["x=a,d"]), Err("store x: no engine is named 'd'".to_owned()));
+        let twice = "engine a is in the stores x and y; one is allowed".to_owned();
+        assert_eq!(shared(&["x=a", "y=a"]), Err(twice));
+        assert!(store("x").unwrap_err().contains("NAME=ENGINE,ENGINE"));
+    }
+
+    #[test]
+    fn a_token_is_a_line_that_is_not_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            read_token(&path).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("secret\n"), Ok(b"secret".to_vec()));
+        assert!(read("\n").unwrap_err().contains("has 0 bytes, 1 to 4096 are allowed"));
+        assert!(read(&"x".repeat(5_000)).unwrap_err().contains("has 5000 bytes"));
+    }
+
     #[test]
     fn a_backend_is_a_name_and_a_url() {
-        assert!(super::backend("a").unwrap_err().contains("NAME=URL"));
-        assert_eq!(super::backend("a=http://h:1").map(|backend| backend.url), Ok("http://h:1".into()));
+        assert!(backend("a").unwrap_err().contains("NAME=URL"));
+        assert_eq!(backend("a=http://h:1").map(|backend| backend.url), Ok("http://h:1".into()));
     }
 }

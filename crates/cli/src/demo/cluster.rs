@@ -7,7 +7,7 @@ use super::processes::{Launch, Process};
 use super::rows::{self, Count};
 use super::spec::{
     CHUNK_TOKENS, ClusterSpec, KV_BYTES_PER_TOKEN_LAYER, SAMPLE_EVERY, STREAM_INTERVAL, engine_name,
-    node_name,
+    node_name, store_name,
 };
 use super::vllm;
 use forebay_results::output::Error;
@@ -53,8 +53,12 @@ impl ClusterSpec {
             engines.push(self.start_engine(number, &socket).await?);
         }
         let backends = engines.iter().enumerate();
-        let backends =
-            backends.map(|(number, engine)| Backend { name: engine_name(number), url: engine.url() });
+        // An engine loads from its peers too: all nodes are one store.
+        let backends = backends.map(|(number, engine)| Backend {
+            name: engine_name(number),
+            url: engine.url(),
+            store: store_name(),
+        });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let router =
             Router::spawn(RouterConfig::new(listen, backends.collect(), policy, self.host.engine_model()))?;

@@ -2,7 +2,7 @@
 //! and the router in front. It starts and stops them.
 
 use super::rows::{self, Count};
-use super::spec::{CHUNK_TOKENS, Fault, HostSpec, SAMPLE_EVERY, engine_name};
+use super::spec::{CHUNK_TOKENS, Fault, HostSpec, SAMPLE_EVERY, engine_name, store_name};
 use crate::cmd::engine::{Log, add_copy};
 use forebay_emulator::{Engine, EngineHandle, StoreConnection};
 use forebay_results::output::Error;
@@ -74,6 +74,7 @@ impl HostSpec {
         let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
             name: engine_name(number),
             url: format!("http://{}", engine.address()),
+            store: store_name(),
         });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let router =

@@ -29,6 +29,11 @@ pub fn engine_name(number: usize) -> String {
     format!("engine-{number}")
 }
 
+/// What the store is called that all engines share.
+pub fn store_name() -> Option<String> {
+    Some("demo".to_owned())
+}
+
 /// What a node is called.
 pub fn node_name(number: usize) -> String {
     format!("node-{number}")

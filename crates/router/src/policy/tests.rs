@@ -34,7 +34,10 @@ fn candidate(row: Row) -> Candidate {
         pending_prefill_tokens,
         pending_prefill_us: pending_prefill_tokens.saturating_mul(100),
         context_tokens,
+        pool_tokens: 100_000,
         hit_tokens,
+        stored_tokens: 0,
+        load_us_per_token: 1.0,
     }
 }
 
@@ -91,6 +94,55 @@ fn added_latency_is_the_own_wait_everybodys_wait_and_the_wait_for_room() {
         assert!((score.unwrap() - by_hand).abs() < 1e-9, "{score:?} {by_hand}");
     }
     assert_eq!(decision.chosen, 2);
+}
+
+/// An engine that holds nothing of a prompt itself, and whose store holds so much of it.
+fn beside_a_store(stored_tokens: u64, load_us_per_token: f64) -> Candidate {
+    Candidate { stored_tokens, load_us_per_token, ..candidate((true, 0, 0, 0, 0)) }
+}
+
+fn scores(policy: Policy, candidates: &[Candidate]) -> Vec<f64> {
+    let view = View { candidates, turn: 0, engine_model: &engine_model() };
+    choose(policy, &view, &request(10_000)).unwrap().scores.into_iter().flatten().collect()
+}
+
+#[test]
+fn what_a_store_holds_is_loaded_where_that_is_quicker_than_computing() {
+    // 8,000 tokens take 8 ms to load; the 2,000 behind them 0.38 s to compute, and all 10,000 1.5 s.
+    let (quick, slow) = (beside_a_store(8_000, 1.0), beside_a_store(8_000, 200.0));
+    let added = scores(Policy::AddedLatency, &[quick, slow]);
+    assert!((added[0] - 0.388).abs() < 1e-9 && (added[1] - 1.5).abs() < 1e-9, "{added:?}");
+    // In tokens a load is worth those that could be computed meanwhile: 8 ms are 80 of 100 us.
+    assert_eq!(scores(Policy::Lpwl, &[quick, slow]), [2_080.0, 10_000.0]);
+    // Who decodes there waits for what is computed, not for what is loaded.
+    let busy = Candidate { in_flight: 2, ..quick };
+    let alone = Candidate { in_flight: 2, ..beside_a_store(8_000, 0.0) };
+    let added = scores(Policy::AddedLatency, &[busy, alone]);
+    assert!((added[0] - added[1] - 0.008).abs() < 1e-9, "{added:?}");
+}
+
+#[test]
+fn what_the_engine_itself_holds_is_never_loaded() {
+    let stored = |stored_tokens| Candidate { hit_tokens: 8_000, ..beside_a_store(stored_tokens, 1.0) };
+    for policy in Policy::ALL {
+        let scores = scores(policy, &[stored(0), stored(8_000)]);
+        let turn = if policy == Policy::RoundRobin { 1.0 } else { 0.0 };
+        assert_eq!(scores[1] - scores[0], turn, "{policy}");
+    }
+}
+
+#[test]
+fn with_a_store_a_session_leaves_an_owner_where_it_would_queue() {
+    // The owner has 0.2 s of prefill pending; an idle engine loads 9,000 tokens in 9 ms.
+    let owner = Candidate { hit_tokens: 9_000, ..candidate((true, 1, 2_000, 10_000, 0)) };
+    for policy in [Policy::Lpwl, Policy::AddedLatency] {
+        let chosen = |other: Candidate| {
+            let view = View { candidates: &[owner, other], turn: 0, engine_model: &engine_model() };
+            choose(policy, &view, &request(10_000)).unwrap().chosen
+        };
+        let (without, with) = (chosen(beside_a_store(0, 1.0)), chosen(beside_a_store(9_000, 1.0)));
+        assert_eq!((without, with), (0, 1), "{policy}");
+    }
 }
 
 #[test]

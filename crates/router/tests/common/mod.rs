@@ -123,7 +123,7 @@ async fn serve(mut stream: TcpStream, script: Script, seen: Arc<Mutex<Seen>>) {
     let mut counted = false;
     while let Some((head, body)) = read_request(&mut stream, &mut buffer).await {
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        if path != "/health" && path != "/v1/models" {
+        if !["/health", "/v1/models", "/metrics"].contains(&&path[..]) {
             let mut seen = seen.lock().unwrap();
             seen.bodies.push(body.clone());
             seen.heads.push(head.clone());
@@ -266,7 +266,7 @@ pub fn router(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut Limits))
 /// The same with more of its configuration.
 pub fn configured(policy: Policy, urls: &[String], adjust: impl FnOnce(&mut RouterConfig)) -> RouterHandle {
     let backends = urls.iter().enumerate();
-    let backends = backends.map(|(index, url)| Backend { name: format!("e{index}"), url: url.clone() });
+    let backends = backends.map(|(index, url)| Backend::new(format!("e{index}"), url));
     let profile = Profile::shipped(Profile::DEFAULT).unwrap();
     let model = EngineModel::new(&profile, Launch::Graph);
     let mut config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends.collect(), policy, model);
@@ -332,7 +332,11 @@ impl Client {
     }
 
     pub async fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Got {
-        Got::read(self.begin("POST", path, headers, body).await.unwrap()).await
+        self.ask("POST", path, headers, body).await
+    }
+
+    pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Got {
+        Got::read(self.begin(method, path, headers, body).await.unwrap()).await
     }
 
     /// Goes away at once, whatever is under way.

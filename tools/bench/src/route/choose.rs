@@ -15,7 +15,8 @@ const DECISIONS: u32 = 20_000;
 pub fn rows(policy: Policy, runs: u32) -> Outcome<Vec<Row>> {
     let engine_model = EngineModel::new(&Profile::shipped(Profile::DEFAULT)?, Launch::Graph);
     let row = |engines: u32| {
-        let candidates: Vec<Candidate> = (0..engines).map(candidate).collect();
+        let candidates: Vec<Candidate> =
+            (0..engines).map(|number| candidate(number, &engine_model)).collect();
         let times: Vec<f64> = (0..runs).map(|_| decision_us(policy, &candidates, &engine_model)).collect();
         Row::of_runs(format!("route.choose_us.{engines}"), "us", &times)
     };
@@ -23,7 +24,7 @@ pub fn rows(policy: Policy, runs: u32) -> Outcome<Vec<Row>> {
 }
 
 /// Engines that differ in everything.
-fn candidate(number: u32) -> Candidate {
+fn candidate(number: u32, engine_model: &EngineModel) -> Candidate {
     let varied = |most: u64| u64::from(number).wrapping_mul(2_654_435_761) % most;
     Candidate {
         eligible: true,
@@ -31,7 +32,10 @@ fn candidate(number: u32) -> Candidate {
         pending_prefill_tokens: varied(10_000),
         pending_prefill_us: varied(600_000),
         context_tokens: varied(400_000),
+        pool_tokens: engine_model.pool_tokens,
         hit_tokens: varied(20_000),
+        stored_tokens: varied(30_000),
+        load_us_per_token: engine_model.load_us_per_token,
     }
 }
 

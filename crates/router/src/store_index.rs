@@ -1,0 +1,224 @@
+//! The index of stores: which prompt prefixes each store of KV is believed to hold. Engines that
+//! share a store write to it what they compute, and can load from it what another one computed. It
+//! knows who shares what, which prompts were computed, and what the answers said was found.
+
+use crate::chain::{CHUNK_BYTES, Chain};
+use crate::shadow_cache::{ShadowCache, is_less, is_more};
+
+/// What is believed of all stores. Memory is bounded by stores times `chunks_per_store`.
+#[derive(Debug)]
+pub struct StoreIndex {
+    chunks_per_store: usize,
+    stores: Vec<Store>,
+    /// The store of each engine, by slot.
+    of_engine: Vec<Option<usize>>,
+}
+
+#[derive(Debug)]
+struct Store {
+    name: String,
+    cache: ShadowCache,
+}
+
+/// What a store was believed to hold of a prompt when that was sent to one of its engines.
+#[derive(Debug)]
+pub struct Sought {
+    store: usize,
+    chunks: usize,
+    predicted: usize,
+    /// Ages of the prompt's known chunks, by the store's clock.
+    ages: Vec<i64>,
+}
+
+/// What an answer says of where its prompt was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Bytes of the prompt that were found, in the engine or in its store.
+    pub bytes: usize,
+    /// Some of them came from the store.
+    pub in_store: bool,
+}
+
+impl StoreIndex {
+    /// An index without engines, which will remember at most `chunks_per_store` chunks of a store.
+    pub fn new(chunks_per_store: usize) -> StoreIndex {
+        StoreIndex { chunks_per_store, stores: Vec::new(), of_engine: Vec::new() }
+    }
+
+    /// The engine in a slot has the store of this name from now on, or none. A store without engines
+    /// is forgotten when another one needs its place.
+    pub fn set_engine(&mut self, slot: usize, store: Option<&str>) {
+        if self.of_engine.len() <= slot {
+            self.of_engine.resize(slot + 1, None);
+        }
+        self.of_engine[slot] = None;
+        self.of_engine[slot] = store.map(|name| self.place_of(name));
+    }
+
+    fn place_of(&mut self, name: &str) -> usize {
+        let used = |place: usize| self.of_engine.contains(&Some(place));
+        let store = || Store { name: name.to_owned(), cache: ShadowCache::new(self.chunks_per_store) };
+        if let Some(place) = self.stores.iter().position(|store| store.name == name) {
+            return place;
+        }
+        match (0..self.stores.len()).find(|&place| !used(place)) {
+            Some(place) => {
+                self.stores[place] = store();
+                place
+            }
+            None => {
+                self.stores.push(store());
+                self.stores.len() - 1
+            }
+        }
+    }
+
+    /// How many of the first chunks of `chain` each store is believed to hold.
+    pub fn hits(&self, chain: &Chain) -> StoreHits<'_> {
+        let hits = self.stores.iter().map(|store| store.cache.hit_chunks(chain));
+        StoreHits { of_engine: &self.of_engine, hits: hits.collect() }
+    }
+
+    /// What the store of an engine is believed to hold of a prompt that goes there; `None` where
+    /// the engine has none.
+    pub fn seek(&self, engine: usize, chain: &Chain) -> Option<Sought> {
+        let store = self.of_engine[engine]?;
+        let cache = &self.stores[store].cache;
+        let (predicted, ages) = (cache.hit_chunks(chain), cache.ages(chain));
+        Some(Sought { store, chunks: chain.chunks(), predicted, ages })
+    }
+
+    /// The prompt is computed: from now on the store is believed to hold it. Unlike an engine, for
+    /// which whoever comes later waits, a store has nothing of a prompt before that.
+    pub fn computed(&mut self, sought: &Sought, chain: &Chain) {
+        let cache = &mut self.stores[sought.store].cache;
+        let held = cache.hit_chunks(chain);
+        cache.touch(chain, held);
+    }
+
+    /// Learns from what was found of a prompt.
+    pub fn settle(&mut self, sought: &Sought, found: Found) {
+        let cache = &mut self.stores[sought.store].cache;
+        let chunks = (found.bytes / CHUNK_BYTES).min(sought.chunks);
+        if is_less(chunks, sought.predicted) {
+            cache.lost(chunks, &sought.ages);
+        } else if found.in_store && is_more(chunks, sought.predicted) {
+            cache.held(chunks, &sought.ages);
+        }
+    }
+
+    /// The name of each store, and how many chunks are remembered of it.
+    pub fn lens(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.stores.iter().map(|store| (&store.name[..], store.cache.len()))
+    }
+}
+
+/// How much of one prompt the stores hold.
+#[derive(Debug)]
+pub struct StoreHits<'a> {
+    of_engine: &'a [Option<usize>],
+    /// By store.
+    hits: Vec<usize>,
+}
+
+impl StoreHits<'_> {
+    /// Chunks that an engine's store holds; 0 where it has none.
+    pub fn chunks(&self, engine: usize) -> usize {
+        self.of_engine[engine].map_or(0, |store| self.hits[store])
+    }
+}
+
+impl Sought {
+    /// Chunks of the prompt that the store was believed to hold.
+    pub fn predicted_chunks(&self) -> usize {
+        self.predicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(session: u8, chunks: usize) -> Chain {
+        let mut bytes = vec![session; chunks * CHUNK_BYTES];
+        bytes.iter_mut().step_by(CHUNK_BYTES).enumerate().for_each(|(chunk, byte)| *byte = chunk as u8);
+        Chain::new(7, &bytes)
+    }
+
+    /// Engines 0 and 1 share a store, 2 has one of its own, 3 none.
+    fn index() -> StoreIndex {
+        let mut index = StoreIndex::new(1_000);
+        let stores = [Some("a"), Some("a"), Some("b"), None];
+        stores.into_iter().enumerate().for_each(|(slot, store)| index.set_engine(slot, store));
+        index
+    }
+
+    fn hits(index: &StoreIndex, chain: &Chain) -> [usize; 4] {
+        let hits = index.hits(chain);
+        [0, 1, 2, 3].map(|engine| hits.chunks(engine))
+    }
+
+    /// An engine computes a prompt, of which so many chunks are found.
+    fn serve(index: &mut StoreIndex, engine: usize, chain: &Chain, found: usize, in_store: bool) {
+        let sought = index.seek(engine, chain).unwrap();
+        index.computed(&sought, chain);
+        index.settle(&sought, Found { bytes: found * CHUNK_BYTES, in_store });
+    }
+
+    #[test]
+    fn what_one_engine_has_computed_is_held_for_all_that_share_its_store() {
+        let mut index = index();
+        let chain = prompt(1, 20);
+        let sought = index.seek(0, &chain).unwrap();
+        assert_eq!(hits(&index, &chain), [0; 4], "sent is not computed");
+        index.computed(&sought, &chain);
+        assert_eq!(hits(&index, &chain), [20, 20, 0, 0]);
+        assert_eq!(hits(&index, &prompt(2, 20)), [0; 4], "another prompt");
+        assert!(index.seek(3, &chain).is_none());
+    }
+
+    #[test]
+    fn a_store_without_engines_is_forgotten_when_its_place_is_needed() {
+        let mut index = index();
+        let chain = prompt(1, 20);
+        serve(&mut index, 2, &chain, 0, false);
+        index.set_engine(2, None);
+        assert_eq!(hits(&index, &chain), [0; 4]);
+        index.set_engine(3, Some("b"));
+        assert_eq!(hits(&index, &chain), [0, 0, 0, 20], "the store is still what it was");
+        index.set_engine(3, Some("c"));
+        assert_eq!(hits(&index, &chain), [0; 4]);
+        assert_eq!(index.lens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "c"]);
+    }
+
+    #[test]
+    fn a_store_that_evicts_is_not_believed_for_ever() {
+        let mut index = index();
+        for session in 1..9 {
+            serve(&mut index, 0, &prompt(session, 40), 0, false);
+        }
+        assert_eq!(hits(&index, &prompt(1, 40))[1], 40);
+        serve(&mut index, 1, &prompt(1, 40), 0, false);
+        // It was lost 7 prompts after it was used. So whatever comes to that age is gone.
+        serve(&mut index, 0, &prompt(9, 40), 0, false);
+        assert_eq!(hits(&index, &prompt(2, 40))[0], 0);
+        assert_eq!(hits(&index, &prompt(3, 40))[0], 40);
+        assert_eq!(hits(&index, &prompt(1, 40))[0], 40, "it has been stored again");
+    }
+
+    #[test]
+    fn what_the_engine_itself_held_proves_nothing_of_its_store() {
+        let mut index = index();
+        for session in 1..9 {
+            serve(&mut index, 0, &prompt(session, 40), 0, false);
+        }
+        serve(&mut index, 1, &prompt(1, 40), 0, false);
+        serve(&mut index, 0, &prompt(9, 80), 0, false);
+        assert_eq!(hits(&index, &prompt(2, 40))[0], 0);
+        serve(&mut index, 0, &prompt(3, 40), 40, false);
+        assert_eq!(hits(&index, &prompt(2, 40))[0], 0, "found in the GPU");
+        serve(&mut index, 0, &prompt(2, 40), 40, true);
+        serve(&mut index, 0, &prompt(10, 40), 0, false);
+        assert_eq!(hits(&index, &prompt(4, 40))[0], 40, "found in the store at that age");
+    }
+}
