@@ -357,6 +357,21 @@ mod tests {
     }
 
     #[test]
+    fn metrics_that_come_and_go_are_two_lines_a_minute() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let engine = engines.all().remove(0);
+        let page = EngineMetrics { running: 0, waiting: 0, pool_tokens: None, held_tokens: None };
+        let lines = testkit::logged(|| {
+            for read in [Err(Unread::Missing), Ok(page), Ok(page)].repeat(5) {
+                engines.noted_metrics(&engine, read, Load::default());
+            }
+        });
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+        assert!(lines.contains("cannot be read") && lines.contains("metrics are read"), "{lines}");
+    }
+
+    #[test]
     fn an_engine_that_drains_keeps_its_requests_and_gets_no_more_until_it_is_added_again() {
         let engines = engines();
         engines.add(&target("a", 1)).unwrap();

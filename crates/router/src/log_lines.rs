@@ -14,7 +14,8 @@ pub struct EngineLines {
     ejected: LogGate,
     still_out: LogGate,
     used_again: LogGate,
-    metrics: LogGate,
+    metrics_read: LogGate,
+    metrics_unread: LogGate,
 }
 
 impl EngineLines {
@@ -58,7 +59,8 @@ impl EngineLines {
 
     /// Its metrics can be read from now on, or no longer.
     pub fn metrics(&self, engine: &str, change: reported_load::Change) {
-        let Some(repeated) = self.metrics.pass() else { return };
+        let gate = if change.is_ok() { &self.metrics_read } else { &self.metrics_unread };
+        let Some(repeated) = gate.pass() else { return };
         match change {
             Ok(()) => tracing::info!(engine, repeated, "engine's metrics are read"),
             Err(unread) => {

@@ -157,7 +157,7 @@ fn what_was_loaded_is_told_from_what_the_engine_held() {
 fn without_a_store_a_report_of_loaded_tokens_changes_nothing() {
     for loaded_tokens in [None, Some(10_240)] {
         let mut dispatcher = dispatcher(Policy::AddedLatency, &["a"], THREE);
-        for session in [1, 2, 3, 1] {
+        for session in [1, 2, 3, 1, 4] {
             let usage = Usage {
                 prompt_tokens: 10_240,
                 cached_tokens: Some(if session == 1 { 10_240 } else { 0 }),
