@@ -32,6 +32,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure a running engine and write a profile of it, for the router and emulated engines
+    Calibrate(cmd::calibrate::Args),
     /// Replay a trace through a router and emulated engines, once per routing policy, and report
     Demo(demo::Args),
     /// Run an emulated inference engine with an OpenAI API
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
     }
     let done = |()| ExitCode::SUCCESS;
     let outcome = match command {
+        Command::Calibrate(args) => cmd::calibrate::run(args).map(done),
         Command::Demo(args) => demo::run(args).map(done),
         Command::Engine(args) => cmd::engine::run(args).map(done),
         Command::Node(args) => cmd::node::run(args).map(done),

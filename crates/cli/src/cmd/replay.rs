@@ -281,7 +281,7 @@ impl ReplayArgs {
     /// What the engines must answer, if that is known.
     fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
         let Some(name) = &self.check else { return Ok(None) };
-        let profile = Profile::shipped(name)?;
+        let profile = Profile::find(name)?;
         let (vocab, namespace) = (profile.model.vocab, namespace(&profile).key());
         let engines = EngineConfig {
             kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,

@@ -22,8 +22,9 @@ pub struct Args {
     /// added-latency
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
-    /// For added-latency: GPU and model that the engines are taken for
-    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    /// For added-latency: GPU and model that the engines are taken for, a shipped profile or a file
+    /// as `forebay calibrate` writes it
+    #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
     /// For added-latency: tokens whose KV fits an engine's GPU [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
@@ -99,7 +100,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> CommandResult {
     // As vLLM launches its steps if it is told nothing.
-    let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
+    let mut engine_model = EngineModel::new(&Profile::find(&args.profile)?, Launch::Graph);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);

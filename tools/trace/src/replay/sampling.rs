@@ -4,10 +4,9 @@
 use super::Transport;
 use crate::record::LoadSample;
 use http::Uri;
-use http_body_util::{BodyExt, Limited};
 use std::str::FromStr;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::{Instant, MissedTickBehavior};
 
 /// An engine whose load is sampled.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,10 +27,6 @@ pub struct LoadReading {
     /// `vllm:kv_cache_usage_perc`: a share from 0 to 1, whatever its name says.
     pub kv_usage: f64,
 }
-
-/// A reading may take this long, and be this large.
-const READING_TIMEOUT: Duration = Duration::from_secs(2);
-const READING_BYTES_MAX: usize = 4 << 20;
 
 /// The load in a page of metrics, summed over the engine's label sets; `None` when it has no such
 /// metrics.
@@ -77,9 +72,8 @@ pub async fn sample_load(
         ticks.tick().await;
         for instance in instances {
             let at_s = start.elapsed().as_secs_f64() * clock_ratio;
-            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(transport, &instance.url)).await else {
-                continue;
-            };
+            let page = transport.page(&instance.url, "/metrics").await;
+            let Some(load) = page.ok().as_deref().and_then(read_load) else { continue };
             sink(LoadSample {
                 arm: arm.to_owned(),
                 at_s,
@@ -106,15 +100,8 @@ impl FromStr for Instance {
     }
 }
 
-async fn fetch(transport: &Transport, base: &Uri) -> Option<LoadReading> {
-    let url = format!("{}/metrics", base.to_string().trim_end_matches('/')).parse().ok()?;
-    let response = transport.http.get(url).await.ok()?;
-    let page = Limited::new(response.into_body(), READING_BYTES_MAX).collect().await.ok()?.to_bytes();
-    read_load(std::str::from_utf8(&page).ok()?)
-}
-
 /// The name and the value of a sample line `name{labels} value [timestamp]`.
-fn sample(line: &str) -> Option<(&str, f64)> {
+pub fn sample(line: &str) -> Option<(&str, f64)> {
     let name_end = line.find(['{', ' '])?;
     let (name, rest) = line.split_at(name_end);
     // A label value may hold any character, but nothing after the value holds a brace.
