@@ -11,9 +11,9 @@ use crate::point::Point;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Tokens of a decode that are timed, and the time in which at least the fewest of them are.
-const TIMED_TOKENS: std::ops::RangeInclusive<usize> = 24..=64;
-const TIMED_SECONDS: f64 = 3.0;
+/// Tokens of a decode that are timed: as many as come in this time, within limits.
+const TIMED_TOKENS: std::ops::RangeInclusive<usize> = 24..=192;
+const TIMED_SECONDS: f64 = 2.0;
 
 /// The share of the time in which prompts are measured.
 const PROMPTS_SHARE: f64 = 0.5;
