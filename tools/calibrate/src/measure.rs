@@ -1,7 +1,7 @@
 //! Measures an engine: cold prompts of several lengths, the same prompts again, and decodes. It
 //! sends what the plan says and turns what comes back into points for the fit.
 
-use crate::decodes::{Tokens, median, shared_step};
+use crate::decodes::{SharedStep, Tokens, median, shared_step};
 use crate::engine::Engine;
 use crate::error::CalibrateError;
 use crate::facts::Facts;
@@ -47,10 +47,8 @@ impl Measurement<'_> {
             step_tokens: self.facts.max_batched_tokens.value,
             max_seqs: self.facts.max_seqs.value,
         };
-        for batch in plan::batches(&lengths, room, timed, self.left(1.0)) {
-            self.decodes(batch, timed).await?;
-        }
-        Ok(())
+        let batches = plan::batches(&lengths, room, timed, self.left(1.0));
+        self.decodes(&batches, timed).await
     }
 
     /// Time until a share of all of it is over.
@@ -150,8 +148,29 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Requests that decode at once, each behind a prompt of its own.
-    async fn decodes(&mut self, batch: Batch, timed: usize) -> Result<(), CalibrateError> {
+    /// Batches that decode, in rounds while there is time: what disturbs the machine for a while is
+    /// in one round of each.
+    async fn decodes(&mut self, batches: &[Batch], timed: usize) -> Result<(), CalibrateError> {
+        let mut measured = vec![Vec::new(); batches.len()];
+        for _ in 0..plan::ROUNDS {
+            let round = Instant::now();
+            for (batch, steps) in batches.iter().zip(&mut measured) {
+                steps.push(self.step_of(*batch, timed).await?);
+            }
+            if self.left(1.0) < round.elapsed() * 2 {
+                break;
+            }
+        }
+        for mut steps in measured {
+            steps.sort_by(|a, b| a.step_us.total_cmp(&b.step_us));
+            let step = steps.swap_remove((steps.len() - 1) / 2);
+            self.add(Point::decodes(&step.context_tokens, step.step_us));
+        }
+        Ok(())
+    }
+
+    /// The step of requests that decode at once, each behind a prompt of its own.
+    async fn step_of(&mut self, batch: Batch, timed: usize) -> Result<SharedStep, CalibrateError> {
         let Batch { requests, context_tokens } = batch;
         let step_tokens = self.facts.max_batched_tokens.value;
         let output_tokens = timed + plan::steps_to_start(requests, context_tokens, step_tokens);
@@ -159,9 +178,7 @@ impl Measurement<'_> {
         let times = self.engine.tokens_of(&prompts, output_tokens).await?;
         let tokens: Vec<Tokens> =
             times.into_iter().map(|times_us| Tokens { prompt_tokens: context_tokens, times_us }).collect();
-        let shared = shared_step(&tokens).ok_or(CalibrateError::NotTogether { requests })?;
-        self.add(Point::decodes(&shared.context_tokens, shared.step_us));
-        Ok(())
+        shared_step(&tokens).ok_or(CalibrateError::NotTogether { requests })
     }
 
     fn add(&mut self, point: Point) {

@@ -10,9 +10,11 @@ pub const LENGTHS_NEEDED: usize = 3;
 /// Prompts of one length: at least so many, and more of short ones, which a busy machine disturbs
 /// most, as far as they take no longer than this.
 const REPEATS: std::ops::RangeInclusive<usize> = 3..=15;
-const REPEATS_SECONDS: f64 = 1.0;
+const REPEATS_SECONDS: f64 = 2.0;
 /// The shortest context that has room for lengths that differ enough.
 pub const CONTEXT_NEEDED: usize = 512;
+/// Decodes are measured so many times, if the time allows it.
+pub const ROUNDS: usize = 3;
 /// Requests of the larger batch.
 pub const BATCH: usize = 16;
 
