@@ -44,6 +44,8 @@ enum Command {
     Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
+    /// Decide again what a decision log of the router holds, by other policies
+    RouteReplay(cmd::route_replay::Args),
     /// Run a program so that its large CUDA copies use every path
     Run(cmd::run::Args),
     /// Make, look at, check and empty logs of the SSD tier
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
         Command::Route(args) => cmd::route::run(args).map(done),
+        Command::RouteReplay(args) => cmd::route_replay::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),

@@ -8,11 +8,13 @@ use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Health, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::prediction::predict;
 use crate::prefix::{CHUNK_BYTES, Chain, PrefixIndex, Visit};
 use crate::request::Endpoint;
 use crate::stats::{BackendStats, RouterStats};
 use crate::tokens::{AnswerTokens, BytesPerToken, Length};
 use crate::usage::Usage;
+use std::sync::{Arc, OnceLock};
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
 /// for all requests overflow.
@@ -57,7 +59,8 @@ pub struct RoutingFacts {
 pub struct Assignment {
     /// Index of the backend.
     pub backend: usize,
-    decision: u64,
+    /// What was decided. It gets its outcome when the assignment ends.
+    pub decision: Arc<Entry>,
     assigned_us: u64,
     first_byte_us: Option<u64>,
     input_tokens: u64,
@@ -161,6 +164,8 @@ impl Dispatcher {
         let new_tokens = input_tokens.saturating_sub(hit_tokens).max(1);
         let prefill_us = self.engine_model.prefill_us(input_tokens, hit_tokens).round();
         let prefill_us = prefill_us.min(PREFILL_US_MAX) as u64;
+        let predicted = predict(&self.engine_model, &candidates[chosen], &request);
+        let number = self.turn;
         self.turn += 1;
         if routing.endpoint.is_some() {
             self.homes.insert(routing.session, chosen);
@@ -172,11 +177,24 @@ impl Dispatcher {
         backend.context_tokens += input_tokens;
         let attempt = tried.count_ones() + 1;
         let session = routing.session;
-        let entry =
-            Entry { at_us: now_us, session, input_tokens, attempt, decision, candidates, outcome: None };
+        let entry = Arc::new(Entry {
+            number,
+            at_us: now_us,
+            session,
+            input_tokens,
+            output_tokens: request.output_tokens,
+            home,
+            policy,
+            attempt,
+            decision,
+            predicted,
+            candidates,
+            outcome: OnceLock::new(),
+        });
+        self.decisions.push(entry.clone());
         Some(Assignment {
             backend: chosen,
-            decision: self.decisions.push(entry),
+            decision: entry,
             assigned_us: now_us,
             first_byte_us: None,
             input_tokens,
@@ -265,7 +283,8 @@ impl Dispatcher {
                 outcome.cancelled = true;
             }
         }
-        self.decisions.finish(assignment.decision, outcome);
+        // It ends once, so this sets what was not set.
+        let _ = assignment.decision.outcome.set(outcome);
         if assignment.computed {
             self.index.settle(assignment.visit, cached_bytes);
         } else {
@@ -384,6 +403,7 @@ fn learn(
     outcome: &mut Outcome,
 ) -> Option<usize> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
+    outcome.completion_tokens = Some(usage.completion_tokens);
     let endpoint = routing.endpoint?;
     ratio.learn(&routing.length, usage.prompt_tokens);
     let cached_tokens = backend.cached_tokens(endpoint, usage, assignment.visit.predicted_chunks() > 0)?;

@@ -4,7 +4,7 @@
 use forebay_steps::{Launch, Profile, StepModel};
 
 /// An engine as the `added-latency` policy reckons with it; the other policies do not ask.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct EngineModel {
     pub steps: StepModel,
     /// Tokens whose KV fits the GPU.

@@ -2,6 +2,7 @@
 //! of an engine, and what the log is told of it.
 
 use crate::config::Target;
+use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Assignment, BackendSet, Dispatcher, End, RoutingFacts};
 use crate::health::{Change, Failure};
@@ -25,16 +26,19 @@ pub struct Engines {
     /// Wakes those who wait for a first byte of an engine when there is news of it, or another has
     /// come back.
     news: Vec<Notify>,
+    /// Where decisions are logged when they have ended, if they are.
+    decision_log: Option<DecisionLog>,
     started: Instant,
 }
 
 impl Engines {
-    pub fn new(targets: Vec<Target>, dispatcher: Dispatcher) -> Engines {
+    pub fn new(targets: Vec<Target>, dispatcher: Dispatcher, decision_log: Option<DecisionLog>) -> Engines {
         Engines {
             lines: RouterLines::default(),
             engine_lines: targets.iter().map(|_| EngineLines::default()).collect(),
             dispatcher: Mutex::new(dispatcher),
             news: targets.iter().map(|_| Notify::new()).collect(),
+            decision_log,
             started: Instant::now(),
             targets,
         }
@@ -86,6 +90,11 @@ impl Engines {
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
         self.dispatcher.lock().decisions()
+    }
+
+    /// Where decisions are logged, if they are.
+    pub fn decision_log(&self) -> Option<&DecisionLog> {
+        self.decision_log.as_ref()
     }
 
     /// Tells the log that an engine failed a request which another one gets.
@@ -141,8 +150,13 @@ impl Attempt {
 
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
+            let decision = assignment.decision.clone();
             let change = self.engines.dispatcher.lock().end(&self.routing, assignment, end);
             self.engines.announce(self.backend, change);
+            if let Some(log) = &self.engines.decision_log {
+                let total_us = self.engines.now_us().saturating_sub(decision.at_us);
+                log.push(&decision, total_us);
+            }
         }
     }
 }
@@ -170,7 +184,7 @@ mod tests {
         let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), vec![engine], Policy::Lpwl, model);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
         let dispatcher = Dispatcher::new(Policy::Lpwl, model, vec!["a".into()], thresholds);
-        let engines = Engines::new(config.check().unwrap(), dispatcher);
+        let engines = Engines::new(config.check().unwrap(), dispatcher, None);
         let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
         let lines = testkit::logged(|| {
             for change in [ejected, Change::Readmitted].repeat(5) {

@@ -6,11 +6,12 @@
 //!
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model` and `added_latency`),
+//!   `prediction` (how long it will take), `decision_replay` (of a log, by other policies),
 //!   `prefix` (who is believed to hold what), `tokens`, `health`, `models`, `dispatcher` (all of that as one state, with time as an argument), `routes` (what is done
 //!   with which path), and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as
 //!   bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `probe`,
-//!   `listing` (of models), `request_log`.
+//!   `listing` (of models), `request_log` and `decision_log` (by `line_log` and `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
 //!   `local`
 //!   (the router's own pages), `engines`, `state`, `log_lines`, `server`.
@@ -20,6 +21,8 @@
 mod added_latency;
 mod attempts;
 mod config;
+mod decision_log;
+mod decision_replay;
 mod decisions;
 mod dispatcher;
 mod encoding;
@@ -28,6 +31,7 @@ mod engines;
 mod generations;
 mod health;
 mod json;
+mod line_log;
 mod listing;
 mod local;
 mod log_lines;
@@ -35,6 +39,7 @@ mod media;
 mod metrics;
 mod models;
 pub mod policy;
+mod prediction;
 mod prefix;
 mod probe;
 mod proxy;
@@ -43,6 +48,7 @@ mod relay;
 mod request;
 mod request_log;
 mod respond;
+mod rotating_file;
 mod routes;
 mod server;
 mod sse;
@@ -55,10 +61,13 @@ mod usage;
 mod view;
 
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
+pub use decision_log::{DecisionLogPlace, Line, LineError};
+pub use decision_replay::{Accuracy, Figures, Replay, ReplayError, Replayed};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use engine_model::EngineModel;
 pub use health::Failure;
 pub use policy::Policy;
+pub use prediction::Prediction;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
 pub use stats::{BackendStats, RouterStats};

@@ -3,7 +3,8 @@
 //! shutting down; what is done with a request is the proxy's business.
 
 use crate::attempts::Worker;
-use crate::config::{ConfigError, RouterConfig};
+use crate::config::{ConfigError, RouterConfig, Target};
+use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::listing;
 use crate::probe;
@@ -22,6 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -50,6 +52,9 @@ pub enum StartError {
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
+    /// The decision log cannot be opened.
+    #[error("open the decision log {}: {source}", path.display())]
+    DecisionLog { path: PathBuf, source: io::Error },
     /// The request log cannot be opened.
     #[error("open the request log {place}: {source}")]
     RequestLog {
@@ -95,8 +100,9 @@ impl Router {
         listener.set_nonblocking(true).map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
+        let decision_log = open_decision_log(&config, &targets)?;
         let thread_count = config.threads;
-        let router = RouterState::new(config, targets, log);
+        let router = RouterState::new(config, targets, log, decision_log);
         let mut threads = Vec::new();
         for number in 0..thread_count {
             let listener = listener.try_clone().map_err(listen)?;
@@ -173,6 +179,9 @@ impl RouterHandle {
         if let Some(log) = &self.router.log {
             log.flush(LOG_FLUSH);
         }
+        if let Some(log) = self.router.engines.decision_log() {
+            log.flush(LOG_FLUSH);
+        }
     }
 }
 
@@ -184,6 +193,14 @@ fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
         };
         StartError::RequestLog { place, source }
     })
+}
+
+fn open_decision_log(config: &RouterConfig, targets: &[Target]) -> Result<Option<DecisionLog>, StartError> {
+    let Some(place) = &config.decision_log else { return Ok(None) };
+    let names = targets.iter().map(|target| target.name.clone()).collect();
+    DecisionLog::open(place, config.policy, config.engine_model, names)
+        .map(Some)
+        .map_err(|source| StartError::DecisionLog { path: place.path.clone(), source })
 }
 
 impl Drop for RouterHandle {

@@ -2,10 +2,11 @@
 //! counted beside the engines' figures.
 
 use crate::config::{Limits, RouterConfig, Target};
+use crate::decision_log::DecisionLog;
 use crate::dispatcher::Dispatcher;
 use crate::engines::Engines;
 use crate::health::Thresholds;
-use crate::metrics::{self, Counters};
+use crate::metrics::{self, Counters, LostLines};
 use crate::models::Models;
 use crate::request_log::RequestLog;
 use std::hash::{BuildHasher, RandomState};
@@ -34,7 +35,12 @@ pub struct RouterState {
 
 impl RouterState {
     /// The state of a router that has just started.
-    pub fn new(config: RouterConfig, targets: Vec<Target>, log: Option<RequestLog>) -> Arc<RouterState> {
+    pub fn new(
+        config: RouterConfig,
+        targets: Vec<Target>,
+        log: Option<RequestLog>,
+        decision_log: Option<DecisionLog>,
+    ) -> Arc<RouterState> {
         let RouterConfig { policy, engine_model, limits, any_model, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let names = targets.iter().map(|target| target.name.clone()).collect();
@@ -44,7 +50,7 @@ impl RouterState {
             any_model,
             log: log.map(Arc::new),
             counters: Counters::new(targets.len()),
-            engines: Arc::new(Engines::new(targets, dispatcher)),
+            engines: Arc::new(Engines::new(targets, dispatcher, decision_log)),
             limits,
             hash_seed: RandomState::new().hash_one(0),
             in_flight: AtomicUsize::new(0),
@@ -94,8 +100,10 @@ impl RouterState {
 
     /// The figures as Prometheus text.
     pub fn metrics(&self) -> String {
-        let log_lines_dropped = self.log.as_ref().map_or(0, |log| log.dropped());
-        metrics::render(self.engines.stats(), self.counters.counts(log_lines_dropped))
+        let requests = self.log.as_ref().map_or(0, |log| log.dropped());
+        let decisions = self.engines.decision_log().map_or(0, DecisionLog::dropped);
+        let lost = LostLines { requests, decisions };
+        metrics::render(self.engines.stats(), self.counters.counts(lost))
     }
 }
 

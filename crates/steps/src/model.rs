@@ -20,6 +20,7 @@
 //! time per prompt token, during which the GPU works for others.
 
 use crate::profile::{ApiCosts, Profile, StepCosts};
+use serde::{Deserialize, Serialize};
 
 /// One request's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub enum Launch {
 }
 
 /// The time model of one model on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepModel {
     floor_us: f64,
     linear_us: f64,

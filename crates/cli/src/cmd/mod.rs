@@ -9,6 +9,7 @@ mod program;
 mod reading;
 pub mod replay;
 pub mod route;
+pub mod route_replay;
 pub mod run;
 pub mod signals;
 pub mod store;

@@ -4,9 +4,12 @@
 use super::signals::Signals;
 use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
-use forebay_router::{Backend, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig};
+use forebay_router::{
+    Backend, DecisionLogPlace, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig,
+};
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Arguments of `forebay route`.
@@ -96,6 +99,12 @@ pub struct Args {
     /// Write a JSON line for each request to this file, or to stderr with '-'
     #[arg(long, value_name = "FILE", value_parser = request_log)]
     request_log: Option<RequestLogPlace>,
+    /// Write a JSON line for each decision to this file, for `forebay route-replay`
+    #[arg(long, value_name = "FILE")]
+    decision_log: Option<PathBuf>,
+    /// What the decision log may take: when the file has half of it, it becomes FILE.1
+    #[arg(long, value_name = "SIZE", value_parser = size::<u64>, default_value = "1GiB", requires = "decision_log")]
+    decision_log_size: u64,
 }
 
 pub fn run(args: Args) -> CommandResult {
@@ -107,6 +116,8 @@ pub fn run(args: Args) -> CommandResult {
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;
     config.request_log = args.request_log;
+    let bytes = args.decision_log_size;
+    config.decision_log = args.decision_log.map(|path| DecisionLogPlace { path, bytes });
     config.limits = Limits {
         connect: args.connect_timeout,
         first_byte: args.first_byte_timeout,
