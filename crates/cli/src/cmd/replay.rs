@@ -10,10 +10,10 @@ use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_steps::Profile;
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
-use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
+use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{
     CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
-    Replayer, Timeouts, sample_load,
+    Replayer, Timeouts, read_start, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
@@ -58,6 +58,10 @@ pub struct ReplayArgs {
     /// Most requests under way at once
     #[arg(long, value_name = "N", default_value_t = Options::default().max_in_flight)]
     max_in_flight: usize,
+    /// Most sessions under way at once, sub-agents not counted; the next one begins when another has
+    /// ended [default: as the trace has them]
+    #[arg(long, value_name = "N")]
+    max_sessions: Option<usize>,
     /// Longest time for connecting, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     connect_timeout: Duration,
@@ -73,9 +77,14 @@ pub struct ReplayArgs {
     /// With --check: bytes of KV that those engines keep for a token in a layer
     #[arg(long, value_name = "BYTES", default_value_t = 4)]
     kv_bytes_per_token_layer: usize,
-    /// An engine whose load is sampled from its metrics; repeat for each
+    /// An engine whose load is sampled from its metrics, and which says whether it has answered
+    /// before; repeat for each
     #[arg(long, value_name = "NAME=URL")]
     engine: Vec<Instance>,
+    /// The engines have answered before, and their caches and stores were emptied: they count as
+    /// fresh ones
+    #[arg(long)]
+    emptied: bool,
     /// Seed of what is random in reading the trace
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -199,6 +208,7 @@ pub fn run_report(args: ReportArgs) -> CommandResult {
     for path in &args.logs {
         log.extend(RecordLog::read(path)?);
     }
+    log.check_starts()?;
     args.output.show(&log)
 }
 
@@ -210,8 +220,10 @@ async fn replay(args: ReplayArgs) -> CommandResult {
     let options = args.options()?;
     let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
+    let run = args.run_info(&replayer, &trace).await;
+    refuse_other_start(&args.log, &run)?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
-    log.write(&Line::Run(RunInfo { arm: args.arm.clone(), parameters: args.parameters(&trace) }))?;
+    log.write(&Line::Run(run))?;
     let Trace { requests, ending, .. } = trace;
 
     let cancel = cancelled_by_ctrl_c();
@@ -243,6 +255,13 @@ fn refuse_known_arm(log: &Path, arm: &str) -> CommandResult {
     Ok(())
 }
 
+/// A log whose arms began with other caches than this one would compare what cannot be compared.
+fn refuse_other_start(log: &Path, run: &RunInfo) -> CommandResult {
+    let mut all = if log.exists() { RecordLog::read(log)? } else { RecordLog::default() };
+    all.push(Line::Run(run.clone()));
+    Ok(all.check_starts()?)
+}
+
 fn cancelled_by_ctrl_c() -> CancellationToken {
     let cancel = CancellationToken::new();
     let canceller = cancel.clone();
@@ -269,6 +288,7 @@ impl ReplayArgs {
             clock_ratio: self.clock_ratio,
             vocab: self.vocab,
             max_in_flight: self.max_in_flight,
+            sessions_max: self.max_sessions,
             timeouts: Timeouts {
                 connect: self.connect_timeout,
                 first_token: self.first_token_timeout,
@@ -288,6 +308,15 @@ impl ReplayArgs {
             ..EngineConfig::new(profile, namespace)
         };
         Ok(Some(Arc::new(Oracle::new(engines.truth()?, vocab, ORACLE_BLOCKS))))
+    }
+
+    /// How this arm is run.
+    async fn run_info(&self, replayer: &Replayer, trace: &Trace) -> RunInfo {
+        let start = match self.emptied {
+            true => Some(Start::Fresh),
+            false => read_start(&replayer.transport(), &self.engine).await,
+        };
+        RunInfo { arm: self.arm.clone(), start, parameters: self.parameters(trace) }
     }
 
     /// What a reader of the report needs to know, or to run this again.
@@ -312,6 +341,7 @@ impl ReplayArgs {
             ("pacing", pacing.into()),
             ("clock ratio", self.clock_ratio.to_string()),
             ("most in flight", self.max_in_flight.to_string()),
+            ("most sessions", self.max_sessions.map_or_else(|| "no limit".into(), |most| most.to_string())),
             ("version", env!("CARGO_PKG_VERSION").into()),
         ];
         parameters.into_iter().chain(sorted).map(|(name, value)| (name.to_owned(), value)).collect()

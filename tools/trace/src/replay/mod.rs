@@ -27,7 +27,7 @@ pub use error::ReplayError;
 pub use options::{Endpoint, Options, Timeouts};
 pub use progress::Progress;
 pub use run::{CLOSED_LOOP_REQUESTS_MAX, Check, ReplayOutcome};
-pub use sampling::{Instance, LoadReading, read_load, sample, sample_load};
+pub use sampling::{Instance, LoadReading, read_load, read_start, sample, sample_load};
 pub use schedule::Pacing;
 pub use tokio_util::sync::CancellationToken;
 pub use transport::Transport;

@@ -2,7 +2,7 @@
 //! as it needs.
 
 use super::Transport;
-use crate::record::LoadSample;
+use crate::record::{LoadSample, Start};
 use http::Uri;
 use std::str::FromStr;
 use std::time::Duration;
@@ -86,6 +86,23 @@ pub async fn sample_load(
     }
 }
 
+/// What the engines have done so far; `None` where one of them does not say it, or there are none.
+pub async fn read_start(transport: &Transport, instances: &[Instance]) -> Option<Start> {
+    let mut ended = 0.0;
+    for instance in instances {
+        let page = transport.page(&instance.url, "/metrics").await.ok()?;
+        ended += ended_requests(&page)?;
+    }
+    let start = if ended > 0.0 { Start::Warm } else { Start::Fresh };
+    (!instances.is_empty()).then_some(start)
+}
+
+/// Requests that have ended, in a page of metrics.
+fn ended_requests(page: &str) -> Option<f64> {
+    let ended = page.lines().filter_map(sample).filter(|(name, _)| *name == "vllm:request_success_total");
+    ended.map(|(_, value)| value).reduce(|all, value| all + value)
+}
+
 impl FromStr for Instance {
     type Err = String;
 
@@ -132,6 +149,15 @@ mod tests {
         for bad in ["engine-0", "a=b", "a=ftp://h", "a=http://"] {
             assert!(bad.parse::<Instance>().unwrap_err().contains(bad.trim_start_matches("a=")), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_engine_that_has_answered_is_known_by_its_page() {
+        let page = "vllm:request_success_total{finished_reason=\"stop\"} 2\n\
+                    vllm:request_success_total{finished_reason=\"length\"} 3\n";
+        assert_eq!(ended_requests(page), Some(5.0));
+        assert_eq!(ended_requests(&page.replace(['2', '3'], "0")), Some(0.0));
+        assert_eq!(ended_requests("up 1\n"), None);
     }
 
     #[test]
