@@ -1,5 +1,6 @@
 //! The decision log of a real router: a line for each decision that has ended, which other policies
 //! can decide again, and no request that waits for it.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
