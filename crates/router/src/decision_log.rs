@@ -87,11 +87,7 @@ impl Line {
 }
 
 #[derive(Debug)]
-pub struct DecisionLog {
-    lines: LineLog,
-    /// Of the backends.
-    names: Vec<String>,
-}
+pub struct DecisionLog(LineLog);
 
 impl DecisionLog {
     /// Opens the file and starts the thread that writes.
@@ -99,28 +95,27 @@ impl DecisionLog {
         place: &DecisionLogPlace,
         policy: Policy,
         engine_model: EngineModel,
-        names: Vec<String>,
     ) -> io::Result<DecisionLog> {
         let mut header = Line::Router(RouterLine { version: VERSION, policy, engine_model }).text();
         header.push(b'\n');
         let file = RotatingFile::open(&place.path, place.bytes, header)?;
-        Ok(DecisionLog { lines: LineLog::start("decision", QUEUE_LINES, file)?, names })
+        Ok(DecisionLog(LineLog::start("decision", QUEUE_LINES, file)?))
     }
 
     /// Logs a decision that has ended, `total_us` after it was made.
     pub fn push(&self, entry: &Entry, total_us: u64) {
-        let record = entry.record(&self.names);
-        self.lines.push(Line::Decision(Box::new(DecisionLine { version: VERSION, record, total_us })).text());
+        let line = DecisionLine { version: VERSION, record: entry.record(), total_us };
+        self.0.push(Line::Decision(Box::new(line)).text());
     }
 
     /// Lines that were lost because the queue was full or could not be written.
     pub fn dropped(&self) -> u64 {
-        self.lines.dropped()
+        self.0.dropped()
     }
 
     /// Waits until all lines so far have been written, for at most `limit`.
     pub fn flush(&self, limit: Duration) {
-        self.lines.flush(limit);
+        self.0.flush(limit);
     }
 }
 

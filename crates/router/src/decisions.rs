@@ -91,6 +91,8 @@ pub struct Entry {
     pub attempt: u32,
     pub decision: Decision,
     pub predicted: Prediction,
+    /// Of the candidates.
+    pub names: Arc<[String]>,
     /// On what grounds.
     pub candidates: Vec<Candidate>,
     /// Set once, at its end.
@@ -106,18 +108,18 @@ impl Decisions {
         self.entries.push_back(entry);
     }
 
-    /// All that are remembered, oldest first. `names` are those of the backends.
-    pub fn records(&self, names: &[String]) -> Vec<DecisionRecord> {
-        self.entries.iter().map(|entry| entry.record(names)).collect()
+    /// All that are remembered, oldest first.
+    pub fn records(&self) -> Vec<DecisionRecord> {
+        self.entries.iter().map(|entry| entry.record()).collect()
     }
 }
 
 impl Entry {
-    /// The whole of it. `names` are those of the backends.
-    pub fn record(&self, names: &[String]) -> DecisionRecord {
-        let name = |index: usize| names.get(index).cloned();
+    /// The whole of it.
+    pub fn record(&self) -> DecisionRecord {
+        let name = |index: usize| self.names.get(index).cloned();
         let scores = &self.decision.scores;
-        let candidates = names.iter().zip(&self.candidates).zip(scores);
+        let candidates = self.names.iter().zip(&self.candidates).zip(scores);
         let candidates = candidates.map(|((name, &known), &score)| CandidateRecord {
             backend: name.clone(),
             score,
@@ -157,6 +159,7 @@ mod tests {
             attempt: 1,
             decision: Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] },
             predicted: Prediction { first_byte_us: 8, output_us: 9 },
+            names: ["a".to_owned()].into(),
             candidates: vec![Candidate {
                 eligible: true,
                 in_flight: 1,
@@ -180,7 +183,7 @@ mod tests {
                 entry.outcome.set(done).unwrap();
             }
         }
-        let records = decisions.records(&["a".into()]);
+        let records = decisions.records();
         assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 100));
         assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));
@@ -189,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_written_of_a_decision_can_be_read_again() {
-        let record = entry(3).record(&["a".into()]);
+        let record = entry(3).record();
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<DecisionRecord>(&text).unwrap(), record);
     }

@@ -92,7 +92,7 @@ pub enum End {
 pub struct Dispatcher {
     policy: Policy,
     engine_model: EngineModel,
-    names: Vec<String>,
+    names: Arc<[String]>,
     backends: Vec<Backend>,
     index: PrefixIndex,
     bytes_per_token: BytesPerToken,
@@ -139,7 +139,7 @@ impl Dispatcher {
             policy,
             engine_model,
             index: PrefixIndex::new(backends.len(), CHUNKS_PER_BACKEND),
-            names,
+            names: names.into(),
             backends,
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
@@ -188,6 +188,7 @@ impl Dispatcher {
             attempt,
             decision,
             predicted,
+            names: self.names.clone(),
             candidates,
             outcome: OnceLock::new(),
         });
@@ -354,7 +355,7 @@ impl Dispatcher {
 
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.decisions.records(&self.names)
+        self.decisions.records()
     }
 }
 

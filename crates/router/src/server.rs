@@ -3,7 +3,7 @@
 //! shutting down; what is done with a request is the proxy's business.
 
 use crate::attempts::Worker;
-use crate::config::{ConfigError, RouterConfig, Target};
+use crate::config::{ConfigError, RouterConfig};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::listing;
@@ -100,7 +100,7 @@ impl Router {
         listener.set_nonblocking(true).map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
-        let decision_log = open_decision_log(&config, &targets)?;
+        let decision_log = open_decision_log(&config)?;
         let thread_count = config.threads;
         let router = RouterState::new(config, targets, log, decision_log);
         let mut threads = Vec::new();
@@ -195,10 +195,9 @@ fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
     })
 }
 
-fn open_decision_log(config: &RouterConfig, targets: &[Target]) -> Result<Option<DecisionLog>, StartError> {
+fn open_decision_log(config: &RouterConfig) -> Result<Option<DecisionLog>, StartError> {
     let Some(place) = &config.decision_log else { return Ok(None) };
-    let names = targets.iter().map(|target| target.name.clone()).collect();
-    DecisionLog::open(place, config.policy, config.engine_model, names)
+    DecisionLog::open(place, config.policy, config.engine_model)
         .map(Some)
         .map_err(|source| StartError::DecisionLog { path: place.path.clone(), source })
 }
