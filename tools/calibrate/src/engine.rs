@@ -2,10 +2,11 @@
 //! no fit.
 
 use crate::error::CalibrateError;
+use crate::facts::Given;
 use crate::page::{Metrics, Model, Models};
 use forebay_trace::replay::{Call, Client, Options, ReplayError, Reply, Transport};
 use futures_util::future::join_all;
-use http::Uri;
+use http::{HeaderMap, Uri};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +22,7 @@ const SETTLE_STEP: Duration = Duration::from_millis(50);
 /// An engine that prompts are sent to.
 pub struct Engine {
     server: Uri,
+    headers: HeaderMap,
     client: Client,
     transport: Transport,
     model: String,
@@ -38,15 +40,16 @@ pub struct FirstToken {
 
 impl Engine {
     /// The engine at `target`, such as `http://127.0.0.1:8000`. Nothing is sent yet.
-    pub fn new(target: &str) -> Result<Engine, CalibrateError> {
-        let options = Options::default();
+    pub fn new(target: &str, given: &Given) -> Result<Engine, CalibrateError> {
+        let (headers, ca) = (given.headers.clone(), given.ca.clone());
+        let options = Options { headers: headers.clone(), ca, ..Options::default() };
         let transport = Transport::new(options.ca.as_deref(), options.timeouts.connect)?;
         let client = Client::new(target, &options, transport.clone())?;
         let server = target.parse().map_err(|_| ReplayError::Target { target: target.to_owned() })?;
         // Not the same twice: the prompts of an earlier calibration may be cached still.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let random = StdRng::seed_from_u64(now.as_nanos() as u64);
-        Ok(Engine { server, client, transport, model: String::new(), random, answered: 0 })
+        Ok(Engine { server, headers, client, transport, model: String::new(), random, answered: 0 })
     }
 
     /// Prompts go to this model from now on.
@@ -57,14 +60,14 @@ impl Engine {
     pub async fn models(&self) -> Result<Vec<Model>, CalibrateError> {
         let path = "/v1/models";
         let wrong = |reason: String| CalibrateError::Page { path, reason };
-        let page = self.transport.page(&self.server, path).await.map_err(wrong)?;
+        let page = self.transport.page(&self.server, path, &self.headers).await.map_err(wrong)?;
         let models: Models = serde_json::from_str(&page).map_err(|error| wrong(error.to_string()))?;
         Ok(models.data)
     }
 
     /// What the engine says of itself; `None` where it has no page of metrics that is vLLM's.
     pub async fn metrics(&self) -> Option<Metrics> {
-        Metrics::parse(&self.transport.page(&self.server, "/metrics").await.ok()?)
+        Metrics::parse(&self.transport.page(&self.server, "/metrics", &self.headers).await.ok()?)
     }
 
     /// Refuses an engine that others use, or one of several behind the address.

@@ -4,6 +4,8 @@
 use crate::error::CalibrateError;
 use crate::page::{Metrics, Model};
 use forebay_steps::Profile;
+use http::HeaderMap;
+use std::path::PathBuf;
 
 /// Where a number comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +23,14 @@ pub struct Fact {
     pub source: Source,
 }
 
-/// What the command line says of an engine; the engine's own word counts more.
+/// What the command line says of an engine and how it is reached; the engine's own word counts
+/// more.
 #[derive(Clone, Debug, Default)]
 pub struct Given {
+    /// Headers that every request has, such as a key.
+    pub headers: HeaderMap,
+    /// For https: a PEM file with the certificates to trust instead of the system's.
+    pub ca: Option<PathBuf>,
     pub model: Option<String>,
     pub max_model_tokens: Option<usize>,
     pub pool_tokens: Option<usize>,

@@ -81,7 +81,7 @@ async fn measure(
     tell: measure::Tell<'_>,
 ) -> Result<Calibration, CalibrateError> {
     let begun = Instant::now();
-    let mut engine = Engine::new(target)?;
+    let mut engine = Engine::new(target, given)?;
     let models = engine.models().await?;
     let before = engine.check_idle().await?;
     let facts = Facts::of(&models, before.as_ref(), given, like)?;

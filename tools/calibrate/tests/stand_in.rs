@@ -21,11 +21,15 @@ enum Wrong {
     AnswersOthers,
     SeveralEngines,
     NoModels,
+    WantsKey,
 }
 
 async fn server(wrong: Wrong) -> String {
-    let models = move || async move {
+    let models = move |headers: HeaderMap| async move {
         match wrong {
+            Wrong::WantsKey if headers.get("authorization").is_none() => {
+                StatusCode::UNAUTHORIZED.into_response()
+            }
             Wrong::NoModels => StatusCode::NOT_FOUND.into_response(),
             _ => Json(json!({ "data": [{ "id": "m", "max_model_len": 2048 }] })).into_response(),
         }
@@ -111,4 +115,18 @@ async fn an_address_at_which_nobody_listens_is_refused() {
             calibrate(target, &Given::default(), &like, time, |_| ()).await.unwrap_err().to_string();
         assert!(refused.contains(reason), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn a_key_goes_with_every_page_that_is_asked_for() {
+    let target = server(Wrong::WantsKey).await;
+    let like = Profile::shipped(Profile::DEFAULT).unwrap();
+    let mut given = Given { max_seqs: Some(1), ..Given::default() };
+    let time = Duration::from_secs(20);
+    let refused = calibrate(&target, &given, &like, time, |_| ()).await.unwrap_err().to_string();
+    assert!(refused.contains("/v1/models of the server: 401"), "{refused}");
+    given.headers.insert("authorization", HeaderValue::from_static("Bearer k"));
+    let refused = calibrate(&target, &given, &like, time, |_| ()).await.unwrap_err().to_string();
+    // Its tokens come all at once: it is no engine, but it let us in.
+    assert!(refused.contains("seems to take no time"), "{refused}");
 }

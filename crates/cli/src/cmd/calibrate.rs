@@ -1,6 +1,7 @@
 //! `forebay calibrate`: measure a running engine and write a profile of it. It turns arguments into
 //! a measurement and its outcome into a file; how an engine is measured is `forebay-calibrate`'s.
 
+use super::access::Access;
 use super::values::seconds;
 use forebay_calibrate::{Calibration, Given, Header, TIME_MAX, calibrate};
 use forebay_results::output::{CommandResult, Error};
@@ -16,6 +17,8 @@ pub struct Args {
     /// The engine, such as http://127.0.0.1:8000; nobody else may use it meanwhile
     #[arg(value_name = "URL")]
     target: String,
+    #[command(flatten)]
+    access: Access,
     /// File to write the profile to; its name ends in .toml
     #[arg(long, value_name = "FILE", value_parser = toml_file)]
     out: PathBuf,
@@ -51,6 +54,8 @@ pub fn run(args: Args) -> CommandResult {
     }
     let like = Profile::find(&args.like)?;
     let given = Given {
+        headers: args.access.headers()?,
+        ca: args.access.ca,
         model: args.model,
         max_model_tokens: args.max_model_len.map(NonZeroUsize::get),
         pool_tokens: args.pool_tokens.map(NonZeroUsize::get),

@@ -1,6 +1,7 @@
 //! One module per command. A module turns arguments into a call of a library crate and prints what
 //! came back.
 
+mod access;
 pub mod calibrate;
 pub mod engine;
 pub mod node;

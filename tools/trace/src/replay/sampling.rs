@@ -3,7 +3,7 @@
 
 use super::Transport;
 use crate::record::{LoadSample, Start};
-use http::Uri;
+use http::{HeaderMap, Uri};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -72,7 +72,7 @@ pub async fn sample_load(
         ticks.tick().await;
         for instance in instances {
             let at_s = start.elapsed().as_secs_f64() * clock_ratio;
-            let page = transport.page(&instance.url, "/metrics").await;
+            let page = transport.page(&instance.url, "/metrics", &HeaderMap::new()).await;
             let Some(load) = page.ok().as_deref().and_then(read_load) else { continue };
             sink(LoadSample {
                 arm: arm.to_owned(),
@@ -90,7 +90,7 @@ pub async fn sample_load(
 pub async fn read_start(transport: &Transport, instances: &[Instance]) -> Option<Start> {
     let mut ended = 0.0;
     for instance in instances {
-        let page = transport.page(&instance.url, "/metrics").await.ok()?;
+        let page = transport.page(&instance.url, "/metrics", &HeaderMap::new()).await.ok()?;
         ended += ended_requests(&page)?;
     }
     let start = if ended > 0.0 { Start::Warm } else { Start::Fresh };

@@ -2,7 +2,7 @@
 
 use super::error::{ReplayError, chain};
 use bytes::Bytes;
-use http::{StatusCode, Uri};
+use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -63,17 +63,18 @@ impl Transport {
     }
 
     /// The text of the page at `path` of a server, or why there is none.
-    pub async fn page(&self, server: &Uri, path: &str) -> Result<String, String> {
-        match timeout(PAGE_TIMEOUT, self.whole_page(server, path)).await {
+    pub async fn page(&self, server: &Uri, path: &str, headers: &HeaderMap) -> Result<String, String> {
+        match timeout(PAGE_TIMEOUT, self.whole_page(server, path, headers)).await {
             Ok(page) => page,
             Err(_) => Err(format!("no answer within {} s", PAGE_TIMEOUT.as_secs())),
         }
     }
 
-    async fn whole_page(&self, server: &Uri, path: &str) -> Result<String, String> {
+    async fn whole_page(&self, server: &Uri, path: &str, headers: &HeaderMap) -> Result<String, String> {
         let url = format!("{}{path}", server.to_string().trim_end_matches('/'));
-        let url = url.parse().map_err(|error| format!("{url}: {error}"))?;
-        let response = self.http.get(url).await.map_err(|error| chain(&error))?;
+        let mut request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
+        request.headers_mut().extend(headers.clone());
+        let response = self.http.request(request).await.map_err(|error| chain(&error))?;
         if response.status() != StatusCode::OK {
             return Err(response.status().to_string());
         }
