@@ -32,6 +32,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure a running engine and write a profile of it, for the router and emulated engines
+    Calibrate(cmd::calibrate::Args),
     /// Replay a trace through a router and emulated engines, once per routing policy, and report
     Demo(demo::Args),
     /// Run an emulated inference engine with an OpenAI API
@@ -42,6 +44,8 @@ enum Command {
     Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(cmd::route::Args),
+    /// Decide again what a decision log of the router holds, by other policies
+    RouteReplay(cmd::route_replay::Args),
     /// Run a program so that its large CUDA copies use every path
     Run(cmd::run::Args),
     /// Make, look at, check and empty logs of the SSD tier
@@ -77,11 +81,13 @@ fn main() -> ExitCode {
     }
     let done = |()| ExitCode::SUCCESS;
     let outcome = match command {
+        Command::Calibrate(args) => cmd::calibrate::run(args).map(done),
         Command::Demo(args) => demo::run(args).map(done),
         Command::Engine(args) => cmd::engine::run(args).map(done),
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
         Command::Route(args) => cmd::route::run(args).map(done),
+        Command::RouteReplay(args) => cmd::route_replay::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),

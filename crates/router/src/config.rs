@@ -1,5 +1,6 @@
 //! What a router is told at its start, and the limits it keeps to.
 
+use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
 use crate::request_log::RequestLogPlace;
@@ -46,6 +47,8 @@ pub struct RouterConfig {
     pub any_model: bool,
     /// Where requests are logged, if they are.
     pub request_log: Option<RequestLogPlace>,
+    /// Where decisions are logged, if they are.
+    pub decision_log: Option<DecisionLogPlace>,
     /// Times and sizes.
     pub limits: Limits,
 }
@@ -151,6 +154,9 @@ pub enum ConfigError {
     /// A time that no load takes.
     #[error("load us per token: {0} is no time; 0 and more are allowed")]
     LoadTime(f64),
+    /// Next to nothing would fit the decision log.
+    #[error("decision log: {0} bytes, at least {BYTES_MIN} are allowed")]
+    DecisionLogBytes(u64),
     /// What probes ask for is no path.
     #[error("probe path: '{0}' is not a path such as /health")]
     ProbePath(String),
@@ -197,6 +203,7 @@ impl RouterConfig {
             threads: (cpus / 2).clamp(1, 8),
             any_model: false,
             request_log: None,
+            decision_log: None,
             limits: Limits::default(),
         }
     }
@@ -224,6 +231,9 @@ impl RouterConfig {
         }
         if self.engine_model.max_seqs == 0 {
             return Err(ConfigError::Zero("max num seqs"));
+        }
+        if let Some(log) = self.decision_log.as_ref().filter(|log| log.bytes < BYTES_MIN) {
+            return Err(ConfigError::DecisionLogBytes(log.bytes));
         }
         self.limits.check()?;
         check_backends(&self.backends)
@@ -371,6 +381,10 @@ mod tests {
             let message = format!("load us per token: {load_us} is no time; 0 and more are allowed");
             assert_eq!(bad.check().unwrap_err().to_string(), message);
         }
+        let place = DecisionLogPlace { path: "log".into(), bytes: 1_000 };
+        let small = RouterConfig { decision_log: Some(place), ..config(&[("a", "http://h:1")]) };
+        let message = "decision log: 1000 bytes, at least 1048576 are allowed";
+        assert_eq!(small.check().unwrap_err().to_string(), message);
         for path in ["", "health", "http://h/health", "/a b"] {
             let mut bad = config(&[("a", "http://h:1")]);
             bad.limits.probe_path = path.into();

@@ -2,16 +2,17 @@
 //! plain values in a ring of fixed size.
 
 use crate::health::Failure;
-use crate::policy::{Candidate, Decision, Reason};
-use serde::Serialize;
+use crate::policy::{Candidate, Decision, Policy, Reason};
+use crate::prediction::Prediction;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Decisions that are remembered.
 pub const REMEMBERED: usize = 256;
 
 /// One decision and what came of it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecisionRecord {
     /// Counts decisions from 0; a request that is tried again has one for each attempt.
     pub number: u64,
@@ -21,12 +22,20 @@ pub struct DecisionRecord {
     pub session: String,
     /// Estimated length of the prompt.
     pub input_tokens: u64,
+    /// Expected length of the answer.
+    pub output_tokens: u64,
+    /// Name of the backend that the session had before.
+    pub home: Option<String>,
+    /// By which policy it was decided.
+    pub policy: Policy,
     /// Which attempt at the request this was, from 1.
     pub attempt: u32,
     /// Name of the chosen backend.
     pub backend: String,
     /// Which rule settled it.
     pub reason: Reason,
+    /// How long the chosen backend was expected to take.
+    pub predicted: Prediction,
     /// What was known of each backend.
     pub candidates: Vec<CandidateRecord>,
     /// How it ended; absent while it is under way.
@@ -34,7 +43,7 @@ pub struct DecisionRecord {
 }
 
 /// What was known of one backend when a decision was made.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CandidateRecord {
     pub backend: String,
     /// Its score, lower is better; absent when it could not be chosen.
@@ -44,7 +53,7 @@ pub struct CandidateRecord {
 }
 
 /// How an attempt ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Status of the answer; absent if there was none.
     pub status: Option<u16>,
@@ -58,60 +67,57 @@ pub struct Outcome {
     pub prompt_tokens: Option<u64>,
     /// Predicted hit, scaled to the engine's count.
     pub predicted_tokens: Option<u64>,
-    /// The hit that the engine reported.
+    /// The hit that the engine reported. The rest of the prompt was computed.
     pub cached_tokens: Option<u64>,
+    /// Length of the answer as the engine counted it.
+    pub completion_tokens: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 pub struct Decisions {
-    entries: VecDeque<Entry>,
-    /// Number of the first entry.
-    first: u64,
+    entries: VecDeque<Arc<Entry>>,
 }
 
 /// A [`DecisionRecord`] before names are filled in.
 #[derive(Debug)]
 pub struct Entry {
+    pub number: u64,
     pub at_us: u64,
     pub session: u64,
     pub input_tokens: u64,
+    pub output_tokens: u64,
+    pub home: Option<usize>,
+    pub policy: Policy,
     pub attempt: u32,
     pub decision: Decision,
+    pub predicted: Prediction,
     /// Of the candidates; empty where a slot was free.
     pub names: Arc<[String]>,
     /// On what grounds.
     pub candidates: Vec<Candidate>,
-    pub outcome: Option<Outcome>,
+    /// Set once, at its end.
+    pub outcome: OnceLock<Outcome>,
 }
 
 impl Decisions {
-    /// Adds a decision and returns its number.
-    pub fn push(&mut self, entry: Entry) -> u64 {
+    /// Remembers a decision, in the place of the oldest.
+    pub fn push(&mut self, entry: Arc<Entry>) {
         if self.entries.len() == REMEMBERED {
             self.entries.pop_front();
-            self.first += 1;
         }
         self.entries.push_back(entry);
-        self.first + self.entries.len() as u64 - 1
-    }
-
-    /// Notes how a decision ended, if it is still remembered.
-    pub fn finish(&mut self, number: u64, outcome: Outcome) {
-        let place = number.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
-        if let Some(entry) = place.and_then(|place| self.entries.get_mut(place)) {
-            entry.outcome = Some(outcome);
-        }
     }
 
     /// All that are remembered, oldest first.
     pub fn records(&self) -> Vec<DecisionRecord> {
-        let numbers = self.first..;
-        numbers.zip(&self.entries).map(|(number, entry)| entry.record(number)).collect()
+        self.entries.iter().map(|entry| entry.record()).collect()
     }
 }
 
 impl Entry {
-    fn record(&self, number: u64) -> DecisionRecord {
+    /// The whole of it.
+    pub fn record(&self) -> DecisionRecord {
+        let name = |index: usize| self.names.get(index).cloned();
         let scores = &self.decision.scores;
         let candidates = self.names.iter().zip(&self.candidates).zip(scores);
         let candidates = candidates.filter(|((name, _), _)| !name.is_empty());
@@ -121,15 +127,19 @@ impl Entry {
             known,
         });
         DecisionRecord {
-            number,
+            number: self.number,
             at_us: self.at_us,
             session: format!("{:016x}", self.session),
             input_tokens: self.input_tokens,
+            output_tokens: self.output_tokens,
+            home: self.home.and_then(name),
+            policy: self.policy,
             attempt: self.attempt,
-            backend: self.names.get(self.decision.chosen).cloned().unwrap_or_default(),
+            backend: name(self.decision.chosen).unwrap_or_default(),
             reason: self.decision.reason,
+            predicted: self.predicted,
             candidates: candidates.collect(),
-            outcome: self.outcome,
+            outcome: self.outcome.get().copied(),
         }
     }
 }
@@ -138,21 +148,32 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn entry(at_us: u64) -> Entry {
-        let decision = Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] };
-        let candidates = vec![Candidate {
-            eligible: true,
-            in_flight: 1,
-            pending_prefill_tokens: 2,
-            pending_prefill_us: 7,
-            context_tokens: 3,
-            pool_tokens: 8,
-            hit_tokens: 4,
-            stored_tokens: 5,
-            load_us_per_token: 1.5,
-        }];
-        let names = ["a".to_owned()].into();
-        Entry { at_us, session: 5, input_tokens: 6, attempt: 1, decision, names, candidates, outcome: None }
+    fn entry(number: u64) -> Arc<Entry> {
+        Arc::new(Entry {
+            number,
+            at_us: 10 * number,
+            session: 5,
+            input_tokens: 6,
+            output_tokens: 150,
+            home: Some(0),
+            policy: Policy::Lpwl,
+            attempt: 1,
+            decision: Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] },
+            predicted: Prediction { first_byte_us: 8, output_us: 9 },
+            names: ["a".to_owned()].into(),
+            candidates: vec![Candidate {
+                eligible: true,
+                in_flight: 1,
+                pending_prefill_tokens: 2,
+                pending_prefill_us: 7,
+                context_tokens: 3,
+                pool_tokens: 8,
+                hit_tokens: 4,
+                stored_tokens: 5,
+                load_us_per_token: 1.5,
+            }],
+            outcome: OnceLock::new(),
+        })
     }
 
     #[test]
@@ -160,13 +181,23 @@ mod tests {
         let done = Outcome { status: Some(200), first_byte_us: Some(7), ..Outcome::default() };
         let mut decisions = Decisions::default();
         for number in 0..REMEMBERED as u64 + 10 {
-            assert_eq!(decisions.push(entry(number)), number);
+            let entry = entry(number);
+            decisions.push(entry.clone());
+            if number == 10 {
+                entry.outcome.set(done).unwrap();
+            }
         }
-        decisions.finish(3, done);
-        decisions.finish(10, done);
         let records = decisions.records();
-        assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 10));
+        assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 100));
         assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));
+        assert_eq!(records[0].home.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn what_is_written_of_a_decision_can_be_read_again() {
+        let record = entry(3).record();
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<DecisionRecord>(&text).unwrap(), record);
     }
 }

@@ -10,6 +10,7 @@ use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Thresholds};
 use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::prediction::predict;
 use crate::prefill::Prefill;
 use crate::prefix::{Bounds, PrefixIndex, Visit};
 use crate::reported_load::{self, Load, Unread};
@@ -21,7 +22,7 @@ use crate::store_index::{Found, Sought, StoreIndex};
 use crate::tokens::{AnswerTokens, AveragePrefill, BytesPerToken, Length};
 use crate::usage::Usage;
 use backend::Backend;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 mod backend;
 
@@ -66,7 +67,8 @@ pub struct RoutingFacts {
 pub struct Assignment {
     /// Slot of the backend.
     pub backend: usize,
-    decision: u64,
+    /// What was decided. It gets its outcome when the assignment ends.
+    pub decision: Arc<Entry>,
     assigned_us: u64,
     first_byte_us: Option<u64>,
     input_tokens: u64,
@@ -221,6 +223,8 @@ impl Dispatcher {
         let chosen = decision.chosen;
         let prefill = Prefill::new(&self.engine_model, &candidates[chosen], input_tokens);
         let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
+        let predicted = predict(&self.engine_model, &candidates[chosen], &request);
+        let number = self.turn;
         self.turn += 1;
         if routing.endpoint.is_some() {
             let tenant = self.backends[chosen].tenant;
@@ -235,19 +239,25 @@ impl Dispatcher {
         backend.context_tokens += input_tokens;
         let attempt = tried.len() as u32 + 1;
         let session = routing.session;
-        let entry = Entry {
+        let entry = Arc::new(Entry {
+            number,
             at_us: now_us,
             session,
             input_tokens,
+            output_tokens: request.output_tokens,
+            home,
+            policy,
             attempt,
             decision,
+            predicted,
             names: self.names.clone(),
             candidates,
-            outcome: None,
-        };
+            outcome: OnceLock::new(),
+        });
+        self.decisions.push(entry.clone());
         Some(Assignment {
             backend: chosen,
-            decision: self.decisions.push(entry),
+            decision: entry,
             assigned_us: now_us,
             first_byte_us: None,
             input_tokens,
@@ -364,7 +374,8 @@ impl Dispatcher {
                 outcome.cancelled = true;
             }
         }
-        self.decisions.finish(assignment.decision, outcome);
+        // It ends once, so this sets what was not set.
+        let _ = assignment.decision.outcome.set(outcome);
         if assignment.computed {
             let of_engine = cached.map(|cached| cached.in_engine_bytes);
             self.index.settle(assignment.visit, of_engine);
@@ -503,6 +514,7 @@ fn learn(
     outcome: &mut Outcome,
 ) -> Option<Cached> {
     outcome.prompt_tokens = Some(usage.prompt_tokens);
+    outcome.completion_tokens = Some(usage.completion_tokens);
     let endpoint = routing.endpoint?;
     ratio.learn(&routing.length, usage.prompt_tokens);
     let in_engine = assignment.visit.predicted_chunks();

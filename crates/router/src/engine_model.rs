@@ -4,7 +4,7 @@
 use forebay_steps::{Launch, Profile, StepModel};
 
 /// An engine as the router reckons with it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct EngineModel {
     pub steps: StepModel,
     /// Microseconds that a token takes from a store in host memory to the GPU.

@@ -2,6 +2,7 @@
 //! each of its slots. Engines come and go.
 
 use crate::config::{Backend, ConfigError, Target};
+use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
 use crate::engine::Engine;
@@ -26,6 +27,8 @@ pub struct Engines {
     inner: Mutex<Inner>,
     /// Tells of each engine that comes.
     come: mpsc::UnboundedSender<Arc<Engine>>,
+    /// Where decisions are logged when they have ended, if they are.
+    decision_log: Option<DecisionLog>,
     started: Instant,
 }
 
@@ -64,13 +67,14 @@ pub enum AddError {
 
 impl Engines {
     /// None yet.
-    pub fn new(dispatcher: Dispatcher) -> (Engines, Comers) {
+    pub fn new(dispatcher: Dispatcher, decision_log: Option<DecisionLog>) -> (Engines, Comers) {
         let (come, comers) = mpsc::unbounded_channel();
         let engines = Engines {
             lines: RouterLines::default(),
             models: Models::default(),
             inner: Mutex::new(Inner { dispatcher, slots: Vec::new(), next_id: 0 }),
             come,
+            decision_log,
             started: Instant::now(),
         };
         (engines, comers)
@@ -219,6 +223,11 @@ impl Engines {
         self.inner.lock().dispatcher.decisions()
     }
 
+    /// Where decisions are logged, if they are.
+    pub fn decision_log(&self) -> Option<&DecisionLog> {
+        self.decision_log.as_ref()
+    }
+
     /// Tells the log that an engine failed a request which another one gets.
     pub fn tell_sent_elsewhere(&self, from: &Engine, to: &Engine, failure: Failure) {
         if from.id != to.id {
@@ -294,11 +303,17 @@ impl Attempt {
 
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
+            let decision = assignment.decision.clone();
             let mut inner = self.engines.inner.lock();
             let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
             self.engines.announce(&inner, &self.engine, change);
             if is_gone {
                 inner.free(&self.engine);
+            }
+            drop(inner);
+            if let Some(log) = &self.engines.decision_log {
+                let total_us = self.engines.now_us().saturating_sub(decision.at_us);
+                log.push(&decision, total_us);
             }
         }
     }
@@ -323,7 +338,7 @@ mod tests {
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let model = EngineModel::new(&profile, Launch::Graph);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
-        Arc::new(Engines::new(Dispatcher::new(Policy::Lpwl, model, thresholds)).0)
+        Arc::new(Engines::new(Dispatcher::new(Policy::Lpwl, model, thresholds), None).0)
     }
 
     fn target(name: &str, port: u16) -> Target {

@@ -6,7 +6,7 @@
 //! as probes are answered: long prompts and long answers are slow on a healthy engine, too.
 
 /// Why a request, or an attempt at one, got no whole answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Failure {
     /// Nobody listens: the connection was refused.

@@ -6,14 +6,15 @@
 //!
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
-//!   `added_latency`), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold
-//!   what), `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of
-//!   themselves), `slots`, `models`, `dispatcher` (all of that as one state, with time as an
-//!   argument), `membership` (which engines come and go), `routes` (what is done with which path),
-//!   and `json`, `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
+//!   `added_latency`), `prediction` (how long it will take), `decision_replay` (of a log, by other
+//!   policies), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold what),
+//!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of themselves),
+//!   `slots`, `models`, `dispatcher` (all of that as one state, with time as an argument),
+//!   `membership` (which engines come and go), `routes` (what is done with which path), and `json`,
+//!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body` (of
 //!   a request), `probe`, `scrape` (of metrics), `listing` (of models), `sources` (of engines),
-//!   `request_log`.
+//!   `request_log` and `decision_log` (by `line_log` and `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
 //!   `local` (the router's own pages), `admin`, `engine`, `engines`, `state`, `log_lines`, `server`.
 //!
@@ -25,6 +26,8 @@ mod attempts;
 mod body;
 mod chain;
 mod config;
+mod decision_log;
+mod decision_replay;
 mod decisions;
 mod dispatcher;
 mod encoding;
@@ -35,6 +38,7 @@ mod engines;
 mod generations;
 mod health;
 mod json;
+mod line_log;
 mod listing;
 mod local;
 mod log_lines;
@@ -43,6 +47,7 @@ mod membership;
 mod metrics;
 mod models;
 pub mod policy;
+mod prediction;
 mod prefill;
 mod prefix;
 mod probe;
@@ -53,6 +58,7 @@ mod reported_load;
 mod request;
 mod request_log;
 mod respond;
+mod rotating_file;
 mod routes;
 mod scrape;
 mod server;
@@ -70,11 +76,14 @@ mod usage;
 mod view;
 
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
+pub use decision_log::{DecisionLogPlace, Line, LineError};
+pub use decision_replay::{Accuracy, Figures, Replay, ReplayError, Replayed};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use engine_model::EngineModel;
 pub use engines::{AddError, MembershipError};
 pub use health::Failure;
 pub use policy::Policy;
+pub use prediction::Prediction;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
 pub use sources::FileError;

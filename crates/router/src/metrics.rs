@@ -31,12 +31,12 @@ pub struct Counters {
 
 impl Counters {
     /// All of it now, beside what engines answered.
-    pub fn counts(&self, engines: &[Arc<Engine>], log_lines_dropped: u64) -> Counts {
+    pub fn counts(&self, engines: &[Arc<Engine>], lost_lines: LostLines) -> Counts {
         let of_engine = |engine: &Arc<Engine>| (engine.name().to_owned(), engine.statuses.counts());
         let own = (String::new(), self.own_statuses.counts());
         Counts {
             statuses: engines.iter().map(of_engine).chain([own]).collect(),
-            log_lines_dropped,
+            lost_lines,
             bad_request: self.bad_requests.load(Ordering::Relaxed),
             overloaded: self.overloaded.load(Ordering::Relaxed),
             no_answer: self.unanswered.load(Ordering::Relaxed),
@@ -44,13 +44,19 @@ impl Counters {
     }
 }
 
+/// Lines of logs that were lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostLines {
+    pub requests: u64,
+    pub decisions: u64,
+}
+
 /// [`Counters`] at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
     /// Answers by status: those of each backend, and last, without a name, the router's own.
     pub statuses: Vec<(String, Vec<(u16, u64)>)>,
-    /// Lines of the request log that were lost.
-    pub log_lines_dropped: u64,
+    pub lost_lines: LostLines,
     /// What the client sent was wrong: status 400 to 413.
     pub bad_request: u64,
     /// Too many requests in flight: 503.
@@ -94,8 +100,11 @@ impl Collector for Page {
         ];
         let refused = refused.map(|(reason, count)| ([("reason", reason)], count));
         page.counter("refused", "Requests answered by the router itself.", refused)?;
-        let dropped = [([], self.counts.log_lines_dropped)];
-        page.counter("request_log_dropped", "Lines of the request log that were lost.", dropped)
+        let lost = self.counts.lost_lines;
+        let help = "Lines of the request log that were lost.";
+        page.counter("request_log_dropped", help, [([], lost.requests)])?;
+        let help = "Lines of the decision log that were lost.";
+        page.counter("decision_log_dropped", help, [([], lost.decisions)])
     }
 }
 
@@ -230,7 +239,8 @@ mod tests {
         backend.count_failure(Failure::Garbage);
         let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend], stores: Vec::new() };
         let statuses = vec![("a".into(), vec![(200, 5), (500, 6)]), (String::new(), vec![(404, 7)])];
-        let counts = Counts { statuses, log_lines_dropped: 8, bad_request: 1, overloaded: 2, no_answer: 3 };
+        let lost_lines = LostLines { requests: 8, decisions: 9 };
+        let counts = Counts { statuses, lost_lines, bad_request: 1, overloaded: 2, no_answer: 3 };
         let text = render(stats, counts);
         for line in [
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"0.02\"} 2",
@@ -242,6 +252,7 @@ mod tests {
             "forebay_route_responses_total{backend=\"a\",code=\"500\"} 6",
             "forebay_route_responses_total{backend=\"\",code=\"404\"} 7",
             "forebay_route_request_log_dropped_total 8",
+            "forebay_route_decision_log_dropped_total 9",
             "# TYPE forebay_route_in_flight gauge",
         ] {
             assert!(text.lines().any(|candidate| candidate == line), "{line} missing in\n{text}");

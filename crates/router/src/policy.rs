@@ -11,7 +11,8 @@ pub use crate::view::{Candidate, Request, View};
 
 /// How an engine is chosen. Every policy is an argmin over a score; ties go to fewer requests in
 /// flight, then in turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// One after the other. Score: places from the engine whose turn it is.
     RoundRobin,
@@ -30,7 +31,7 @@ pub enum Policy {
 }
 
 /// Which rule settled a decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
     /// One engine had the lowest score.

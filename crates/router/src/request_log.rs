@@ -1,22 +1,18 @@
 //! The request log: a JSON object on a line of its own for each request, off by default. It knows
-//! how requests ended and a bounded queue to the thread that writes.
+//! how requests ended; how lines are written is `line_log`'s.
 
+use crate::line_log::LineLog;
 use crate::usage::Usage;
 use http::{Method, StatusCode};
 use serde::Serialize;
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Lines that wait to be written; more are dropped and counted.
 const QUEUE_LINES: usize = 4096;
-
-/// A log line about lost lines comes at most this often.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 /// Where the lines go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,49 +22,29 @@ pub enum RequestLogPlace {
 }
 
 #[derive(Debug)]
-pub struct RequestLog {
-    queue: SyncSender<Message>,
-    dropped: Arc<AtomicU64>,
-}
-
-enum Message {
-    Line(Vec<u8>),
-    /// Answer when everything before this has been written.
-    Flush(SyncSender<()>),
-}
+pub struct RequestLog(LineLog);
 
 impl RequestLog {
     /// Opens the place and starts the thread that writes.
     pub fn open(place: &RequestLogPlace) -> io::Result<RequestLog> {
-        match place {
-            RequestLogPlace::Stderr => RequestLog::start(io::stderr()),
+        let lines = match place {
+            RequestLogPlace::Stderr => LineLog::start("request", QUEUE_LINES, io::stderr())?,
             RequestLogPlace::File(path) => {
-                RequestLog::start(OpenOptions::new().create(true).append(true).open(path)?)
+                let file = OpenOptions::new().create(true).append(true).open(path)?;
+                LineLog::start("request", QUEUE_LINES, file)?
             }
-        }
-    }
-
-    fn start(output: impl Write + Send + 'static) -> io::Result<RequestLog> {
-        let (queue, lines) = sync_channel(QUEUE_LINES);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let writer = Writer { output, dropped: dropped.clone(), complaint: None };
-        std::thread::Builder::new().name("request-log".into()).spawn(move || writer.run(&lines))?;
-        Ok(RequestLog { queue, dropped })
+        };
+        Ok(RequestLog(lines))
     }
 
     /// Lines that were lost because the queue was full or could not be written.
     pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+        self.0.dropped()
     }
 
     /// Waits until all lines so far have been written, for at most `limit`.
     pub fn flush(&self, limit: Duration) {
-        let (done, written) = sync_channel(1);
-        if self.queue.try_send(Message::Flush(done)).is_ok() {
-            // A writer that takes longer has a disk that hangs; its lines are lost with the
-            // process.
-            let _ = written.recv_timeout(limit);
-        }
+        self.0.flush(limit);
     }
 
     /// The entry of a request that begins now.
@@ -82,17 +58,6 @@ impl RequestLog {
             ..Line::default()
         };
         Box::new(LogEntry { log: self.clone(), started: Instant::now(), line })
-    }
-
-    fn push(&self, line: &Line) {
-        // Strings and numbers: nothing in it can fail.
-        let mut text = serde_json::to_vec(line).unwrap_or_default();
-        text.push(b'\n');
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.queue.try_send(Message::Line(text))
-        {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -161,7 +126,8 @@ impl LogEntry {
 impl Drop for LogEntry {
     fn drop(&mut self) {
         self.line.total_s = rounded(self.started.elapsed());
-        self.log.push(&self.line);
+        // Strings and numbers: nothing in it can fail.
+        self.log.0.push(serde_json::to_vec(&self.line).unwrap_or_default());
     }
 }
 
@@ -170,94 +136,9 @@ fn rounded(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e6
 }
 
-struct Writer<W> {
-    output: W,
-    dropped: Arc<AtomicU64>,
-    /// The last time that lost lines were complained of, and how many there were.
-    complaint: Option<(Instant, u64)>,
-}
-
-impl<W: Write> Writer<W> {
-    /// Writes until the log is gone. What waits is written in one go.
-    fn run(mut self, messages: &Receiver<Message>) {
-        while let Ok(message) = messages.recv() {
-            let (mut text, mut lines, mut asking) = (Vec::new(), 0, Vec::new());
-            for message in std::iter::once(message).chain(messages.try_iter().take(QUEUE_LINES)) {
-                match message {
-                    Message::Line(line) => {
-                        lines += 1;
-                        text.extend_from_slice(&line);
-                    }
-                    Message::Flush(done) => asking.push(done),
-                }
-            }
-            let error = self.output.write_all(&text).err();
-            if error.is_some() {
-                self.dropped.fetch_add(lines, Ordering::Relaxed);
-            }
-            self.complain(error.as_ref());
-            for done in asking {
-                // Who asked may have stopped waiting.
-                let _ = done.try_send(());
-            }
-        }
-    }
-
-    fn complain(&mut self, error: Option<&io::Error>) {
-        let (at, known) = self.complaint.map_or((None, 0), |(at, known)| (Some(at), known));
-        let dropped = self.dropped.load(Ordering::Relaxed);
-        if dropped == known || at.is_some_and(|at| at.elapsed() < COMPLAIN_EVERY) {
-            return;
-        }
-        self.complaint = Some((Instant::now(), dropped));
-        let lost = dropped - known;
-        match error {
-            Some(error) => tracing::warn!(lost, %error, "lines of the request log could not be written"),
-            None => tracing::warn!(lost, "lines of the request log were dropped: it is written too slowly"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Sender, channel};
-
-    /// Waits for a permit before each write, and says what was written.
-    struct Slow(Receiver<()>, Sender<Vec<u8>>);
-
-    impl Write for Slow {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let gone = |_| io::Error::other("the test has ended");
-            self.0.recv().map_err(gone)?;
-            self.1.send(bytes.to_vec()).map_err(|_| io::Error::other("the test has ended"))?;
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn lines_that_find_no_room_are_dropped_and_counted_and_nobody_waits() {
-        let ((permits, permit), (written, writes)) = (channel(), channel());
-        let log = RequestLog::start(Slow(permit, written)).map(Arc::new).unwrap();
-        let asked = 3 * QUEUE_LINES as u64;
-        for _ in 0..asked {
-            log.begin(&Method::POST, "/v1/completions").refused(StatusCode::NOT_FOUND, "nothing");
-        }
-        let dropped = log.dropped();
-        assert!(dropped > 0 && dropped < asked, "{dropped}");
-        let kept = asked - dropped;
-        let mut lines = 0;
-        while lines < kept {
-            permits.send(()).unwrap();
-            let bytes = writes.recv_timeout(Duration::from_secs(20)).unwrap();
-            lines += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
-        }
-        assert_eq!((lines, log.dropped()), (kept, dropped));
-    }
 
     #[test]
     fn lines_that_cannot_be_written_are_counted() {

@@ -4,6 +4,7 @@
 
 use crate::attempts::Worker;
 use crate::config::{Backend, ConfigError, RouterConfig};
+use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::engines::{AddError, Comers, MembershipError};
 use crate::listing;
@@ -58,6 +59,9 @@ pub enum StartError {
     /// The address cannot be listened on.
     #[error("listen on {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
+    /// The decision log cannot be opened.
+    #[error("open the decision log {}: {source}", path.display())]
+    DecisionLog { path: PathBuf, source: io::Error },
     /// The request log cannot be opened.
     #[error("open the request log {place}: {source}")]
     RequestLog {
@@ -111,12 +115,13 @@ impl Router {
         listener.set_nonblocking(true).map_err(listen)?;
         let addr = listener.local_addr().map_err(listen)?;
         let log = config.request_log.as_ref().map(open_log).transpose()?;
+        let decision_log = open_decision_log(&config)?;
         let thread_count = config.threads;
         if let Some(path) = &config.backends_file {
             sources::read_file(path)?;
         }
         let (file, names) = (config.backends_file.clone(), config.dns_backends.clone());
-        let (router, comers) = RouterState::new(config, log);
+        let (router, comers) = RouterState::new(config, log, decision_log);
         for target in &targets {
             router.engines.add(target)?;
         }
@@ -212,6 +217,9 @@ impl RouterHandle {
         if let Some(log) = &self.router.log {
             log.flush(LOG_FLUSH);
         }
+        if let Some(log) = self.router.engines.decision_log() {
+            log.flush(LOG_FLUSH);
+        }
     }
 }
 
@@ -223,6 +231,13 @@ fn open_log(place: &RequestLogPlace) -> Result<RequestLog, StartError> {
         };
         StartError::RequestLog { place, source }
     })
+}
+
+fn open_decision_log(config: &RouterConfig) -> Result<Option<DecisionLog>, StartError> {
+    let Some(place) = &config.decision_log else { return Ok(None) };
+    DecisionLog::open(place, config.policy, config.engine_model)
+        .map(Some)
+        .map_err(|source| StartError::DecisionLog { path: place.path.clone(), source })
 }
 
 impl Drop for RouterHandle {

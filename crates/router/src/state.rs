@@ -2,10 +2,11 @@
 //! counted beside the engines' figures.
 
 use crate::config::{Limits, RouterConfig};
+use crate::decision_log::DecisionLog;
 use crate::dispatcher::Dispatcher;
 use crate::engines::{Comers, Engines};
 use crate::health::Thresholds;
-use crate::metrics::{self, Counters};
+use crate::metrics::{self, Counters, LostLines};
 use crate::request_log::RequestLog;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -33,10 +34,14 @@ pub struct RouterState {
 
 impl RouterState {
     /// The state of a router that has just started.
-    pub fn new(config: RouterConfig, log: Option<RequestLog>) -> (Arc<RouterState>, Comers) {
+    pub fn new(
+        config: RouterConfig,
+        log: Option<RequestLog>,
+        decision_log: Option<DecisionLog>,
+    ) -> (Arc<RouterState>, Comers) {
         let RouterConfig { policy, engine_model, limits, any_model, admin_token, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
-        let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds));
+        let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds), decision_log);
         let state = Arc::new(RouterState {
             any_model,
             admin_token,
@@ -93,9 +98,11 @@ impl RouterState {
 
     /// The figures as Prometheus text.
     pub fn metrics(&self) -> String {
-        let log_lines_dropped = self.log.as_ref().map_or(0, |log| log.dropped());
+        let requests = self.log.as_ref().map_or(0, |log| log.dropped());
+        let decisions = self.engines.decision_log().map_or(0, DecisionLog::dropped);
+        let lost = LostLines { requests, decisions };
         let engines = self.engines.all();
-        metrics::render(self.engines.stats(), self.counters.counts(&engines, log_lines_dropped))
+        metrics::render(self.engines.stats(), self.counters.counts(&engines, lost))
     }
 }
 

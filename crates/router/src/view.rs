@@ -4,10 +4,9 @@
 use crate::engine_model::EngineModel;
 
 /// What the router knows of one engine when it decides.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Candidate {
     /// May this engine be chosen at all: healthy and not yet tried for this request.
-    #[serde(skip)]
     pub eligible: bool,
     /// Requests sent to it that have not ended, and those that others have sent it.
     pub in_flight: u32,

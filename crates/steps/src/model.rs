@@ -19,7 +19,8 @@
 //! Outside of steps a request pays the API: parsing, hashing and tokenising, a fixed time and a
 //! time per prompt token, during which the GPU works for others.
 
-use crate::profile::Profile;
+use crate::profile::{ApiCosts, Profile, StepCosts};
+use serde::{Deserialize, Serialize};
 
 /// One request's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub enum Launch {
 }
 
 /// The time model of one model on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepModel {
     floor_us: f64,
     linear_us: f64,
@@ -55,7 +56,11 @@ pub struct StepModel {
 impl StepModel {
     /// The model with a profile's constants.
     pub fn new(profile: &Profile, launch: Launch) -> StepModel {
-        let step = &profile.step;
+        StepModel::of_costs(&profile.step, &profile.api, launch)
+    }
+
+    /// The model with these constants.
+    pub fn of_costs(step: &StepCosts, api: &ApiCosts, launch: Launch) -> StepModel {
         StepModel {
             floor_us: match launch {
                 Launch::Eager => step.floor_eager_us,
@@ -65,8 +70,8 @@ impl StepModel {
             attention_us: step.attention_ns_per_pair / 1e3,
             kv_read_us: step.kv_read_ns_per_context_token / 1e3,
             request_us: step.us_per_request,
-            api_us: profile.api.us_per_request,
-            api_token_us: profile.api.us_per_token,
+            api_us: api.us_per_request,
+            api_token_us: api.us_per_token,
         }
     }
 

@@ -2,6 +2,7 @@
 //! which values make sense.
 
 use serde::Deserialize;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The constants of one (GPU, model) pair. Each shipped profile states its sources beside the
@@ -98,11 +99,14 @@ pub struct HostLinkFacts {
 #[derive(Debug, Error)]
 pub enum ProfileError {
     /// No shipped profile has this name.
-    #[error("unknown profile {name:?}; shipped are: {shipped}")]
+    #[error("unknown profile {name:?}; allowed are a file whose name ends in .toml, and: {shipped}")]
     Unknown { name: String, shipped: String },
     /// Not TOML, a field is missing, unknown or of the wrong type.
     #[error("profile: {0}")]
     Format(#[from] toml::de::Error),
+    /// A file that cannot be read.
+    #[error("profile {}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
     /// A value that no machine has.
     #[error("profile: {field} is {value}; it must be {allowed}")]
     Value { field: &'static str, value: f64, allowed: &'static str },
@@ -135,8 +139,19 @@ impl Profile {
         }
     }
 
+    /// The profile in a file if `name` ends in `.toml`, as `forebay calibrate` writes them, else the
+    /// shipped one called so.
+    pub fn find(name: &str) -> Result<Profile, ProfileError> {
+        let path = Path::new(name);
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            return Profile::shipped(name);
+        }
+        let text = std::fs::read_to_string(path);
+        Profile::from_toml(&text.map_err(|source| ProfileError::File { path: path.to_owned(), source })?)
+    }
+
     /// A profile from the text of a file.
-    fn from_toml(text: &str) -> Result<Profile, ProfileError> {
+    pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         let profile: Profile = toml::from_str(text)?;
         profile.check()?;
         Ok(profile)
@@ -159,18 +174,26 @@ impl Profile {
         }
         let rates = [
             ("step.linear_us_per_token", self.step.linear_us_per_token),
+            ("step.floor_eager_us", self.step.floor_eager_us),
+            ("step.floor_graph_us", self.step.floor_graph_us),
+            ("host_link.gb_per_s", self.host_link.gb_per_s),
+        ];
+        if let Some((field, value)) =
+            rates.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0))
+        {
+            return Err(ProfileError::Value { field, value, allowed: "a finite number above 0" });
+        }
+        // A small engine shows none of these within what a measurement can tell apart.
+        let costs = [
             ("step.attention_ns_per_pair", self.step.attention_ns_per_pair),
             ("step.kv_read_ns_per_context_token", self.step.kv_read_ns_per_context_token),
             ("step.us_per_request", self.step.us_per_request),
-            ("step.floor_eager_us", self.step.floor_eager_us),
-            ("step.floor_graph_us", self.step.floor_graph_us),
             ("api.us_per_request", self.api.us_per_request),
             ("api.us_per_token", self.api.us_per_token),
-            ("host_link.gb_per_s", self.host_link.gb_per_s),
         ];
-        match rates.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0)) {
+        match costs.into_iter().find(|(_, value)| !(value.is_finite() && *value >= 0.0)) {
             Some((field, value)) => {
-                Err(ProfileError::Value { field, value, allowed: "a finite number above 0" })
+                Err(ProfileError::Value { field, value, allowed: "a finite number, 0 or more" })
             }
             None => Ok(()),
         }
@@ -186,6 +209,12 @@ mod tests {
         for (name, _) in SHIPPED {
             assert_eq!(Profile::shipped(name).unwrap().name, name);
         }
+    }
+
+    #[test]
+    fn a_profile_is_found_by_its_name_or_in_a_file() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/profiles/h100-llama-3.1-8b.toml");
+        assert_eq!(Profile::find(file).unwrap(), Profile::find("h100-llama-3.1-8b").unwrap());
     }
 
     #[test]
@@ -214,10 +243,12 @@ mod tests {
         assert!(Profile::from_toml(&endless).unwrap_err().to_string().contains("host_link.gb_per_s"));
         let negative = text.replace("us_per_token = 1.1", "us_per_token = -1.1");
         let error = Profile::from_toml(&negative).unwrap_err().to_string();
-        assert_eq!(error, "profile: api.us_per_token is -1.1; it must be a finite number above 0");
+        assert_eq!(error, "profile: api.us_per_token is -1.1; it must be a finite number, 0 or more");
         let misspelt = text.replace("max_seqs", "max_sequences");
         assert!(Profile::from_toml(&misspelt).unwrap_err().to_string().contains("max_sequences"));
-        let unknown = Profile::shipped("b300").unwrap_err().to_string();
+        let absent = Profile::find("nowhere/b300.toml").unwrap_err().to_string();
+        assert!(absent.starts_with("profile nowhere/b300.toml: "), "{absent}");
+        let unknown = Profile::find("b300").unwrap_err().to_string();
         assert!(Profile::names().all(|name| unknown.contains(name)), "{unknown}");
     }
 }

@@ -152,7 +152,7 @@ fn commit() -> String {
 
 /// Now, as an ISO 8601 day and time in UTC. Civil-from-days after H. Hinnant, "chrono-Compatible
 /// Low-Level Date Algorithms".
-fn date() -> String {
+pub fn date() -> String {
     let seconds = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |elapsed| elapsed.as_secs());

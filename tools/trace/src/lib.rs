@@ -15,6 +15,7 @@ pub mod replay;
 pub mod report;
 pub mod request;
 pub mod reuse;
+pub mod roofline;
 pub mod sample;
 pub mod tiers;
 pub mod tokens;

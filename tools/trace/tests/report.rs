@@ -50,6 +50,7 @@ fn full_log() -> RecordLog {
     for arm in ["round-robin", "least-loaded", "session-sticky", "linear", "lmetric", "lpwl"] {
         log.push(Line::Run(RunInfo {
             arm: arm.into(),
+            start: None,
             parameters: vec![("clock ratio".into(), "20".into())],
         }));
         (0..40).for_each(|number| log.push(Line::Request(request(arm, number))));
@@ -212,6 +213,7 @@ fn names_of_a_log_cannot_become_markup() {
     let mut log = log_of([request("<img src=x onerror=alert(1)>", 0)]);
     log.push(Line::Run(RunInfo {
         arm: "b".into(),
+        start: None,
         parameters: vec![("<b>".into(), "</td><script>".into())],
     }));
     let page = html(&summarize(&log), &log);

@@ -44,8 +44,8 @@ pub struct Args {
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
-    /// GPU and model to emulate
-    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    /// GPU and model to emulate: a shipped profile, or a file as `forebay calibrate` writes it
+    #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
     /// Name by which requests ask for the model [default: the profile's]
     #[arg(long, value_name = "NAME")]
@@ -150,7 +150,7 @@ impl Args {
     }
 
     fn into_config(self) -> Result<EngineConfig, Error> {
-        let mut profile = Profile::shipped(&self.profile)?;
+        let mut profile = Profile::find(&self.profile)?;
         profile.memory.pool_tokens = self.pool_tokens.unwrap_or(profile.memory.pool_tokens);
         let limits = &mut profile.scheduler;
         limits.max_batched_tokens = self.max_num_batched_tokens.unwrap_or(limits.max_batched_tokens);

@@ -1,6 +1,8 @@
 //! One module per command. A module turns arguments into a call of a library crate and prints what
 //! came back.
 
+mod access;
+pub mod calibrate;
 pub mod engine;
 pub mod node;
 pub mod preflight;
@@ -8,6 +10,7 @@ mod program;
 mod reading;
 pub mod replay;
 pub mod route;
+pub mod route_replay;
 pub mod run;
 pub mod signals;
 pub mod store;

@@ -2,6 +2,7 @@
 //! what a record log holds. It joins reader, replayer, log and report; what they do is
 //! `forebay-trace`'s.
 
+use super::access::Access;
 use super::reading::{ReadArgs, show_notes};
 use super::values::seconds;
 use forebay_emulator::truth::Oracle;
@@ -10,15 +11,14 @@ use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_steps::Profile;
 use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
-use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo};
+use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{
     CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
-    Replayer, Timeouts, sample_load,
+    Replayer, Timeouts, read_start, sample_load,
 };
 use forebay_trace::report::{self, LiveLine, Summary};
 use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
 use forebay_transfer::lock::Mutex;
-use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,9 @@ pub struct ReplayArgs {
     target: String,
     #[command(flatten)]
     access: Access,
+    /// API that requests use; chat takes no token ids, so that a word stands for each
+    #[arg(long, value_enum, default_value = "completions")]
+    endpoint: EndpointArg,
     /// Name of this run in the records, usually the routing policy
     #[arg(long, value_name = "NAME", default_value = "replay")]
     arm: String,
@@ -58,6 +61,10 @@ pub struct ReplayArgs {
     /// Most requests under way at once
     #[arg(long, value_name = "N", default_value_t = Options::default().max_in_flight)]
     max_in_flight: usize,
+    /// Most sessions under way at once, sub-agents not counted; the next one begins when another has
+    /// ended [default: as the trace has them]
+    #[arg(long, value_name = "N")]
+    max_sessions: Option<usize>,
     /// Longest time for connecting, in real seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "5")]
     connect_timeout: Duration,
@@ -73,9 +80,14 @@ pub struct ReplayArgs {
     /// With --check: bytes of KV that those engines keep for a token in a layer
     #[arg(long, value_name = "BYTES", default_value_t = 4)]
     kv_bytes_per_token_layer: usize,
-    /// An engine whose load is sampled from its metrics; repeat for each
+    /// An engine whose load is sampled from its metrics, and which says whether it has answered
+    /// before; repeat for each
     #[arg(long, value_name = "NAME=URL")]
     engine: Vec<Instance>,
+    /// The engines have answered before, and their caches and stores were emptied: they count as
+    /// fresh ones
+    #[arg(long)]
+    emptied: bool,
     /// Seed of what is random in reading the trace
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -86,71 +98,10 @@ pub struct ReplayArgs {
     output: Output,
 }
 
-/// How the server is talked to. Keys are never arguments: others on the machine see those.
-#[derive(clap::Args)]
-struct Access {
-    /// API that requests use; chat takes no token ids, so that a word stands for each
-    #[arg(long, value_enum, default_value = "completions")]
-    endpoint: EndpointArg,
-    /// Environment variable that holds the API key, such as OPENAI_API_KEY
-    #[arg(long, value_name = "VARIABLE", conflicts_with = "api_key_file")]
-    api_key_env: Option<String>,
-    /// File that holds the API key
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// A header that every request has; repeat for each
-    #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
-    header: Vec<(HeaderName, HeaderValue)>,
-    /// For https: a PEM file with the certificates to trust instead of the system's
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum EndpointArg {
     Completions,
     Chat,
-}
-
-impl Access {
-    /// The headers that every request has, with the API key if there is one.
-    fn headers(&self) -> Result<HeaderMap, String> {
-        let mut headers: HeaderMap = self.header.iter().cloned().collect();
-        let (place, key) = match (&self.api_key_env, &self.api_key_file) {
-            (Some(variable), _) => {
-                let place = format!("environment variable {variable}");
-                let key = std::env::var(variable).map_err(|error| format!("{place}: {error}"))?;
-                (place, key)
-            }
-            (None, Some(path)) => {
-                let place = path.display().to_string();
-                let key = std::fs::read_to_string(path).map_err(|error| format!("{place}: {error}"))?;
-                (place, key)
-            }
-            (None, None) => return Ok(headers),
-        };
-        let key = key.trim();
-        let allowed = "an API key is one line of characters that a header may have";
-        if key.is_empty() {
-            return Err(format!("{place} is empty: {allowed}"));
-        }
-        let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
-            .map_err(|_| format!("{place} holds other characters: {allowed}"))?;
-        value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
-        Ok(headers)
-    }
-}
-
-/// Reads `NAME: VALUE`. What the value is nobody shows again: it may be a key.
-fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let (name, value) = text.split_once(':').ok_or("it is not NAME: VALUE")?;
-    let name: HeaderName =
-        name.trim().parse().map_err(|_| format!("{name:?} is not the name of a header"))?;
-    let mut value = HeaderValue::from_str(value.trim())
-        .map_err(|_| format!("the value of {name} has characters that a header may not have"))?;
-    value.set_sensitive(true);
-    Ok((name, value))
 }
 
 /// Arguments of `forebay trace report`.
@@ -199,19 +150,22 @@ pub fn run_report(args: ReportArgs) -> CommandResult {
     for path in &args.logs {
         log.extend(RecordLog::read(path)?);
     }
+    log.check_starts()?;
     args.output.show(&log)
 }
 
 async fn replay(args: ReplayArgs) -> CommandResult {
     refuse_known_arm(&args.log, &args.arm)?;
-    if args.access.endpoint == EndpointArg::Chat && args.check.is_some() {
+    if args.endpoint == EndpointArg::Chat && args.check.is_some() {
         return Err("--check needs --endpoint completions: a chat has no token ids to check".into());
     }
     let options = args.options()?;
     let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
+    let run = args.run_info(&replayer, &trace).await;
+    refuse_other_start(&args.log, &run)?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
-    log.write(&Line::Run(RunInfo { arm: args.arm.clone(), parameters: args.parameters(&trace) }))?;
+    log.write(&Line::Run(run))?;
     let Trace { requests, ending, .. } = trace;
 
     let cancel = cancelled_by_ctrl_c();
@@ -243,6 +197,13 @@ fn refuse_known_arm(log: &Path, arm: &str) -> CommandResult {
     Ok(())
 }
 
+/// A log whose arms began with other caches than this one would compare what cannot be compared.
+fn refuse_other_start(log: &Path, run: &RunInfo) -> CommandResult {
+    let mut all = if log.exists() { RecordLog::read(log)? } else { RecordLog::default() };
+    all.push(Line::Run(run.clone()));
+    Ok(all.check_starts()?)
+}
+
 fn cancelled_by_ctrl_c() -> CancellationToken {
     let cancel = CancellationToken::new();
     let canceller = cancel.clone();
@@ -259,7 +220,7 @@ impl ReplayArgs {
         Ok(Options {
             arm: self.arm.clone(),
             model: self.model.clone(),
-            endpoint: match self.access.endpoint {
+            endpoint: match self.endpoint {
                 EndpointArg::Completions => Endpoint::Completions,
                 EndpointArg::Chat => Endpoint::Chat,
             },
@@ -269,6 +230,7 @@ impl ReplayArgs {
             clock_ratio: self.clock_ratio,
             vocab: self.vocab,
             max_in_flight: self.max_in_flight,
+            sessions_max: self.max_sessions,
             timeouts: Timeouts {
                 connect: self.connect_timeout,
                 first_token: self.first_token_timeout,
@@ -281,13 +243,22 @@ impl ReplayArgs {
     /// What the engines must answer, if that is known.
     fn check(&self) -> Result<Option<Arc<dyn Check>>, Error> {
         let Some(name) = &self.check else { return Ok(None) };
-        let profile = Profile::shipped(name)?;
+        let profile = Profile::find(name)?;
         let (vocab, namespace) = (profile.model.vocab, namespace(&profile).key());
         let engines = EngineConfig {
             kv_bytes_per_token_layer: self.kv_bytes_per_token_layer,
             ..EngineConfig::new(profile, namespace)
         };
         Ok(Some(Arc::new(Oracle::new(engines.truth()?, vocab, ORACLE_BLOCKS))))
+    }
+
+    /// How this arm is run.
+    async fn run_info(&self, replayer: &Replayer, trace: &Trace) -> RunInfo {
+        let start = match self.emptied {
+            true => Some(Start::Fresh),
+            false => read_start(&replayer.transport(), &self.engine).await,
+        };
+        RunInfo { arm: self.arm.clone(), start, parameters: self.parameters(trace) }
     }
 
     /// What a reader of the report needs to know, or to run this again.
@@ -299,7 +270,7 @@ impl ReplayArgs {
         let Trace { format, out_of_order, .. } = trace;
         let sorted = (*out_of_order > 0)
             .then(|| ("sorted", format!("by arrival: {out_of_order} requests were out of order")));
-        let endpoint = match self.access.endpoint {
+        let endpoint = match self.endpoint {
             EndpointArg::Completions => "completions",
             EndpointArg::Chat => "chat, a word for each token",
         };
@@ -312,6 +283,7 @@ impl ReplayArgs {
             ("pacing", pacing.into()),
             ("clock ratio", self.clock_ratio.to_string()),
             ("most in flight", self.max_in_flight.to_string()),
+            ("most sessions", self.max_sessions.map_or_else(|| "no limit".into(), |most| most.to_string())),
             ("version", env!("CARGO_PKG_VERSION").into()),
         ];
         parameters.into_iter().chain(sorted).map(|(name, value)| (name.to_owned(), value)).collect()
@@ -469,48 +441,5 @@ impl From<PacingArg> for Pacing {
             PacingArg::Open => Pacing::Open,
             PacingArg::Closed => Pacing::Closed,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn access() -> Access {
-        Access {
-            endpoint: EndpointArg::Completions,
-            api_key_env: None,
-            api_key_file: None,
-            header: Vec::new(),
-            ca: None,
-        }
-    }
-
-    #[test]
-    fn a_key_comes_from_a_file_or_a_variable_and_is_not_shown() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "sk-1\n").unwrap();
-        let keyed = Access { api_key_file: Some(file.path().into()), ..access() };
-        let headers = keyed.headers().unwrap();
-        assert_eq!(headers[AUTHORIZATION], "Bearer sk-1");
-        assert!(!format!("{headers:?}").contains("sk-1"));
-        std::fs::write(file.path(), "\n").unwrap();
-        assert!(keyed.headers().unwrap_err().contains("is empty"));
-        std::fs::write(file.path(), "two\nlines").unwrap();
-        let error = keyed.headers().unwrap_err();
-        assert!(error.contains("other characters") && !error.contains("two"), "{error}");
-        let unset = Access { api_key_env: Some("FOREBAY_NO_SUCH_VARIABLE".into()), ..access() };
-        assert!(unset.headers().unwrap_err().contains("FOREBAY_NO_SUCH_VARIABLE"));
-        assert!(access().headers().unwrap().is_empty());
-    }
-
-    #[test]
-    fn headers_are_read_or_refused_without_their_value() {
-        let (name, value) = header("X-Team:  blue: 1 ").unwrap();
-        assert_eq!((name.as_str(), value.as_bytes()), ("x-team", &b"blue: 1"[..]));
-        assert!(header("secret").unwrap_err().contains("NAME: VALUE"));
-        assert!(header("a b: secret").unwrap_err().contains("\"a b\""));
-        let error = header("a: sec\nret").unwrap_err();
-        assert!(error.contains("value of a") && !error.contains("sec"), "{error}");
     }
 }

@@ -4,7 +4,9 @@
 use super::signals::Signals;
 use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
-use forebay_router::{Backend, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig};
+use forebay_router::{
+    Backend, DecisionLogPlace, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig,
+};
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -38,8 +40,9 @@ pub struct Args {
     /// added-latency
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
-    /// For added-latency, and for loads from stores: GPU and model that the engines are taken for
-    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    /// For added-latency, and for loads from stores: GPU and model that the engines are taken for, a
+    /// shipped profile or a file as `forebay calibrate` writes it
+    #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
     /// For engines with a store: microseconds that a token takes from there to the GPU [default: the
     /// profile's, from host memory]
@@ -119,6 +122,12 @@ pub struct Args {
     /// Write a JSON line for each request to this file, or to stderr with '-'
     #[arg(long, value_name = "FILE", value_parser = request_log)]
     request_log: Option<RequestLogPlace>,
+    /// Write a JSON line for each decision to this file, for `forebay route-replay`
+    #[arg(long, value_name = "FILE")]
+    decision_log: Option<PathBuf>,
+    /// What the decision log may take: when the file has half of it, it becomes FILE.1
+    #[arg(long, value_name = "SIZE", value_parser = size::<u64>, default_value = "1GiB", requires = "decision_log")]
+    decision_log_size: u64,
 }
 
 /// A store, and the names of the engines that share it.
@@ -140,7 +149,7 @@ enum StoreError {
 pub fn run(mut args: Args) -> CommandResult {
     share_stores(args.backend.iter_mut().chain(&mut args.backend_dns).collect(), &args.store)?;
     // As vLLM launches its steps if it is told nothing.
-    let mut engine_model = EngineModel::new(&Profile::shipped(&args.profile)?, Launch::Graph);
+    let mut engine_model = EngineModel::new(&Profile::find(&args.profile)?, Launch::Graph);
     engine_model.load_us_per_token = args.load_us_per_token.unwrap_or(engine_model.load_us_per_token);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
@@ -151,6 +160,8 @@ pub fn run(mut args: Args) -> CommandResult {
     config.threads = args.threads.unwrap_or(config.threads);
     config.any_model = args.any_model;
     config.request_log = args.request_log;
+    let bytes = args.decision_log_size;
+    config.decision_log = args.decision_log.map(|path| DecisionLogPlace { path, bytes });
     config.limits = Limits {
         connect: args.connect_timeout,
         first_byte: args.first_byte_timeout,

@@ -5,12 +5,14 @@
 use super::reading::{ReadArgs, micros, show_notes};
 use super::replay::{ReplayArgs, ReportArgs, run_replay, run_report};
 use forebay_results::output::{CommandResult, Error};
+use forebay_steps::Profile;
 use forebay_store::admission::Policy;
 use forebay_trace::format::{Rereadable, TraceError, TraceReader, write_line};
 use forebay_trace::generate::{Generator, Marginals};
 use forebay_trace::info::{DEFAULT_CACHE_TOKENS, Info, InfoError, PrefixInfo, info};
 use forebay_trace::request::TraceRequest;
 use forebay_trace::reuse::Reuse;
+use forebay_trace::roofline::Roofline;
 use forebay_trace::sample::{SampleOptions, SampleReport, sample};
 use forebay_trace::tiers::{ModelCost, TierReport, TierSizes, TierStudy};
 use serde::Serialize;
@@ -29,6 +31,8 @@ pub struct Args {
 enum Command {
     /// Print the figures of a trace: lengths, reuse, hits of caches, sessions
     Info(InfoArgs),
+    /// Print what a trace takes of a GPU at least, and whether prompts or answers bound it
+    Roofline(RooflineArgs),
     /// Make a smaller trace of whole sessions
     Sample(SampleArgs),
     /// Make a trace of agent sessions from stated distributions
@@ -93,6 +97,18 @@ struct Figures<'a> {
 }
 
 #[derive(clap::Args)]
+struct RooflineArgs {
+    #[command(flatten)]
+    read: ReadArgs,
+    /// GPU and model, a shipped profile or a file as `forebay calibrate` writes it
+    #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
+    profile: String,
+    /// Write the figures to a file as JSON too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
 struct SampleArgs {
     #[command(flatten)]
     read: ReadArgs,
@@ -150,6 +166,7 @@ enum Preset {
 pub fn run(args: Args) -> CommandResult {
     match args.command {
         Command::Info(args) => run_info(&args),
+        Command::Roofline(args) => run_roofline(&args),
         Command::Sample(args) => run_sample(&args),
         Command::Generate(args) => run_generate(&args),
         Command::Replay(args) => run_replay(*args),
@@ -168,6 +185,16 @@ fn run_info(args: &InfoArgs) -> CommandResult {
     let tiers = args.tiers.study(trace.open(options)?, info.prefix.as_ref())?;
     print!("{tiers}");
     write_json(args.json.as_deref(), &Figures { info: &info, tiers: Some(&tiers) })
+}
+
+fn run_roofline(args: &RooflineArgs) -> CommandResult {
+    let profile = Profile::find(&args.profile)?;
+    let mut reader = args.read.open(0)?;
+    let roofline = Roofline::of(&mut reader, &profile);
+    show_notes(&reader);
+    let roofline = roofline?;
+    print!("{roofline}");
+    write_json(args.json.as_deref(), &roofline)
 }
 
 impl TierArgs {

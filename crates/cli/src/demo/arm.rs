@@ -5,7 +5,7 @@ use super::system::{Spec, System};
 use super::workload::Workload;
 use forebay_results::output::Error;
 use forebay_router::Policy;
-use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo};
+use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{Options, Replayer};
 use forebay_trace::report::LiveLine;
 use std::time::Duration;
@@ -85,6 +85,7 @@ impl Arm<'_> {
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value)).into();
-        RunInfo { arm: self.policy.name().to_owned(), parameters }
+        // Each arm starts its own engines.
+        RunInfo { arm: self.policy.name().to_owned(), start: Some(Start::Fresh), parameters }
     }
 }

@@ -150,8 +150,8 @@ impl Caches {
         }
     }
 
-    /// Serves the next request from all caches.
-    pub(super) fn add(&mut self, request: &TraceRequest) -> Result<(), InfoError> {
+    /// Serves the next request from all caches; gives the tokens that a cache without limit lacks.
+    pub(super) fn add(&mut self, request: &TraceRequest) -> Result<u64, InfoError> {
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         keys.extend(prefix_keys(request));
@@ -172,7 +172,7 @@ impl Caches {
         if self.known.len() > MAX_DISTINCT_BLOCKS {
             return Err(InfoError::TooLarge { what: "distinct blocks", limit: MAX_DISTINCT_BLOCKS });
         }
-        Ok(())
+        Ok(new_tokens)
     }
 
     /// Remembers the blocks of a prompt; how many were known. These are its first ones, for a key

@@ -3,16 +3,19 @@
 //! blocks, and both have limits.
 
 mod caches;
+mod load;
 mod sessions;
 mod text;
 
 pub use crate::quantile::ValueSummary;
 pub use caches::{CacheInfo, InfoError, MAX_DISTINCT_BLOCKS, MAX_REQUESTS, PrefixInfo};
+pub use load::{ImbalanceInfo, LoadInfo};
 pub use sessions::SessionInfo;
 
 use crate::format::{Format, TraceReader};
 use crate::request::{OutOfOrder, TraceRequest};
 use caches::Caches;
+use load::Load;
 use serde::Serialize;
 use sessions::Sessions;
 
@@ -52,6 +55,8 @@ pub struct Info {
     pub prefix: Option<PrefixInfo>,
     /// Conversations, where the trace records them.
     pub sessions: Option<SessionInfo>,
+    /// What they make of engines, where the trace records them.
+    pub load: Option<LoadInfo>,
 }
 
 /// The share of prompts that fit into a context length.
@@ -84,6 +89,7 @@ struct Survey {
     fitting: [u64; CONTEXT_LENGTHS.len()],
     caches: Caches,
     sessions: Sessions,
+    load: Load,
 }
 
 impl Survey {
@@ -100,6 +106,7 @@ impl Survey {
             fitting: [0; CONTEXT_LENGTHS.len()],
             caches: Caches::new(cache_tokens),
             sessions: Sessions::default(),
+            load: Load::default(),
         }
     }
 
@@ -119,7 +126,9 @@ impl Survey {
             *fitting += u64::from(request.input_tokens <= context_tokens);
         }
         self.sessions.add(request);
-        self.caches.add(request)
+        let new_tokens = self.caches.add(request)?;
+        self.load.add(request, new_tokens);
+        Ok(())
     }
 
     fn finish(self, format: Format, skipped_lines: u64) -> Result<Info, InfoError> {
@@ -130,6 +139,7 @@ impl Survey {
             context_tokens,
             share: fitting as f64 / requests,
         };
+        let sessions = self.sessions.finish();
         Ok(Info {
             format: format.to_string(),
             requests: self.requests,
@@ -143,7 +153,8 @@ impl Survey {
             prefill_share: self.all_input as f64 / (self.all_input + self.all_output) as f64,
             fits: CONTEXT_LENGTHS.into_iter().zip(&self.fitting).map(fit).collect(),
             prefix: self.caches.finish(),
-            sessions: self.sessions.finish(),
+            load: sessions.as_ref().and_then(|_| self.load.finish()),
+            sessions,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The figures of a trace as a table for the terminal, at most 100 columns wide.
 
-use super::{Info, PrefixInfo, SessionInfo, ValueSummary};
+use super::{Info, LoadInfo, PrefixInfo, SessionInfo, ValueSummary};
 use crate::units::count;
 use std::fmt::{self, Display, Formatter};
 
@@ -19,6 +19,15 @@ impl Display for Info {
         }
         if let Some(sessions) = &self.sessions {
             sessions.rows(out)?;
+        }
+        if let Some(load) = &self.load {
+            load.rows(out)?;
+        }
+        if let Some(sessions) = &self.sessions {
+            sessions.text(out)?;
+        }
+        if let Some(load) = &self.load {
+            load.text(out)?;
         }
         if let Some(prefix) = &self.prefix {
             writeln!(out)?;
@@ -70,7 +79,10 @@ impl SessionInfo {
         optional_row(out, "system + tools tokens", self.system_tokens.as_ref())?;
         optional_row(out, "think time s", self.think_s.as_ref())?;
         optional_row(out, "service time s", self.service_s.as_ref())?;
-        row(out, "session length s", &self.length_s)?;
+        row(out, "session length s", &self.length_s)
+    }
+
+    fn text(&self, out: &mut Formatter<'_>) -> fmt::Result {
         let (resets, continuations) = (grouped(self.resets as f64), grouped(self.continuations as f64));
         writeln!(
             out,
@@ -81,6 +93,19 @@ impl SessionInfo {
             "the largest tenth of the sessions has {} of the input tokens",
             percent(self.largest_tenth)
         )
+    }
+}
+
+impl LoadInfo {
+    fn rows(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        row(out, "open sessions", &self.open_sessions)?;
+        row(out, "tokens they hold", &self.held_tokens)
+    }
+
+    fn text(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let engines = self.imbalance.iter().map(|of| format!("{:.2} of {}", of.busiest, of.engines));
+        let engines = engines.collect::<Vec<_>>().join(", ");
+        writeln!(out, "sessions that stay where they are put, busiest engine by the mean: {engines}")
     }
 }
 

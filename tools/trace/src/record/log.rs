@@ -1,7 +1,7 @@
 //! The record log on disk: one JSON object a line, each written by a single append, so that a crash
 //! of the process loses at most the line that was being written.
 
-use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo};
+use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo, Start};
 use crate::format::Lines;
 use forebay_transfer::lock::Mutex;
 use std::fs::{File, OpenOptions};
@@ -34,6 +34,18 @@ pub struct RecordLog {
 pub struct LogError {
     pub path: PathBuf,
     pub source: io::Error,
+}
+
+/// Arms of one log that cannot be compared: what some found cached was another arm's work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "engines had answered nothing when {} began, and had answered before {}: the arms cannot be compared. \
+     Start the engines anew for each arm, or empty their caches and say so with --emptied",
+    fresh.join(", "), warm.join(", ")
+)]
+pub struct MixedStarts {
+    pub fresh: Vec<String>,
+    pub warm: Vec<String>,
 }
 
 /// A line longer than this is damage, not a record.
@@ -99,6 +111,16 @@ impl RecordLog {
         }
     }
 
+    /// Refuses arms of which some began with fresh engines and some with warm ones.
+    pub fn check_starts(&self) -> Result<(), MixedStarts> {
+        let arms = |start: Start| -> Vec<String> {
+            let runs = self.runs.iter().filter(|run| run.start == Some(start));
+            runs.map(|run| run.arm.clone()).collect()
+        };
+        let (fresh, warm) = (arms(Start::Fresh), arms(Start::Warm));
+        if fresh.is_empty() || warm.is_empty() { Ok(()) } else { Err(MixedStarts { fresh, warm }) }
+    }
+
     /// Adds all that another log holds.
     pub fn extend(&mut self, other: RecordLog) {
         self.runs.extend(other.runs);
@@ -114,6 +136,23 @@ impl RecordLog {
 mod tests {
     use super::*;
     use crate::record::{Failure, FailureKind, Outcome};
+
+    #[test]
+    fn a_warm_arm_is_not_compared_with_a_fresh_one() {
+        let log = |starts: &[(&str, Option<Start>)]| {
+            let mut log = RecordLog::default();
+            for (arm, start) in starts {
+                log.push(Line::Run(RunInfo { arm: (*arm).into(), start: *start, parameters: Vec::new() }));
+            }
+            log.check_starts()
+        };
+        let (fresh, warm) = (Some(Start::Fresh), Some(Start::Warm));
+        assert_eq!(log(&[("a", fresh), ("b", fresh), ("c", None)]), Ok(()));
+        assert_eq!(log(&[("a", warm), ("b", warm)]), Ok(()));
+        let refused = log(&[("a", fresh), ("b", warm), ("c", warm)]).unwrap_err();
+        assert_eq!((refused.fresh.len(), refused.warm.len()), (1, 2));
+        assert!(refused.to_string().contains("when a began, and had answered before b, c"), "{refused}");
+    }
 
     fn request(turn: u32, outcome: Outcome) -> Line {
         Line::Request(RequestRecord {
@@ -143,7 +182,11 @@ mod tests {
 
     fn lines() -> Vec<Line> {
         vec![
-            Line::Run(RunInfo { arm: "lpwl".into(), parameters: vec![("model".into(), "m".into())] }),
+            Line::Run(RunInfo {
+                arm: "lpwl".into(),
+                start: Some(Start::Fresh),
+                parameters: vec![("model".into(), "m".into())],
+            }),
             request(0, Outcome::Ok),
             request(1, Outcome::Failed(Failure::new(FailureKind::Reset, "connection reset"))),
             Line::Load(LoadSample {

@@ -4,7 +4,7 @@
 
 mod log;
 
-pub use log::{LogError, RecordLog, RecordWriter};
+pub use log::{LogError, MixedStarts, RecordLog, RecordWriter};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,11 +25,24 @@ pub enum Line {
 }
 
 /// How an arm was run, for the reader of the report.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunInfo {
     pub arm: String,
+    /// What the engines had done before; `None` where nobody asked them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
     /// Names and values, in the order in which they are to be shown.
     pub parameters: Vec<(String, String)>,
+}
+
+/// What the engines of an arm had done before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// Nothing, or all their caches were emptied.
+    Fresh,
+    /// They had answered requests, whose prompts they may still have cached.
+    Warm,
 }
 
 /// One request that ended, well or not.

@@ -11,6 +11,8 @@ use std::borrow::Cow;
 pub struct Answer {
     /// Token ids in order, if the engine returns them.
     pub tokens: Vec<u32>,
+    /// When each of them came.
+    pub token_times_us: Vec<u64>,
     /// When the first token came.
     pub first_token_us: Option<u64>,
     /// When the latest token came.
@@ -103,6 +105,7 @@ impl Answer {
     pub fn new(tokens_max: u32) -> Answer {
         Answer {
             tokens: Vec::new(),
+            token_times_us: Vec::new(),
             first_token_us: None,
             last_token_us: None,
             usage: None,
@@ -192,6 +195,7 @@ impl Answer {
         }
         self.text_events = self.text_events.saturating_add(has_text.into());
         self.tokens.extend(token_ids);
+        self.token_times_us.resize(self.tokens.len(), now_us);
         self.finished |= choice.finish_reason.is_some();
         match choice.finish_reason.as_ref().and_then(failed_finish) {
             Some(reason) => {
@@ -241,6 +245,7 @@ mod tests {
             ("ignored after the end", 33),
         ]);
         assert_eq!(answer.tokens, [7, 8, 9]);
+        assert_eq!(answer.token_times_us, [10, 30, 30]);
         assert_eq!((answer.first_token_us, answer.last_token_us), (Some(10), Some(30)));
         let details = answer.usage.unwrap().prompt_tokens_details.unwrap();
         assert_eq!((details.cached_tokens, details.external_cached_tokens), (Some(4), Some(1)));

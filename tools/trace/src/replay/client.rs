@@ -1,7 +1,7 @@
 //! Sends one prompt to an endpoint of the OpenAI API and follows its stream to whatever end it has.
 
 use super::answer::{Answer, shown};
-use super::error::ReplayError;
+use super::error::{ReplayError, chain};
 use super::options::{Endpoint, Options, Timeouts};
 use super::sse::EventScanner;
 use super::{Transport, words};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// A pool of connections to one target.
 #[derive(Debug, Clone)]
-pub(super) struct Client {
+pub struct Client {
     pub(super) transport: Transport,
     endpoint: Endpoint,
     uri: Uri,
@@ -24,18 +24,21 @@ pub(super) struct Client {
     timeouts: Timeouts,
 }
 
+/// One request.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub struct Call<'a> {
     pub model: &'a str,
     pub session: &'a str,
     pub prompt: &'a [u32],
+    /// How long the answer is to be, neither shorter nor longer.
     pub output_tokens: u32,
 }
 
 /// What came of a request. Times are real microseconds since the request was sent.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub struct Reply {
     pub started: Instant,
+    /// The engine that answered, where a router said so.
     pub backend: Option<String>,
     pub answer: Answer,
     pub ended_us: u64,
@@ -79,7 +82,7 @@ struct StreamOptions {
 
 impl Client {
     /// A client of the server at `target`, such as `http://127.0.0.1:8000`.
-    pub(super) fn new(target: &str, options: &Options, transport: Transport) -> Result<Client, ReplayError> {
+    pub fn new(target: &str, options: &Options, transport: Transport) -> Result<Client, ReplayError> {
         let uri = endpoint_uri(target, options.endpoint)
             .ok_or_else(|| ReplayError::Target { target: target.to_owned() })?;
         if uri.scheme_str() == Some("https") && transport.roots == 0 {
@@ -91,7 +94,7 @@ impl Client {
 
     /// Sends the request and waits for its end, which comes within the timeouts. Dropping the
     /// future closes the connection, so that the engine learns of it.
-    pub(super) async fn call(&self, call: Call<'_>) -> Reply {
+    pub async fn call(&self, call: Call<'_>) -> Reply {
         let request = self.request(&call);
         let started = Instant::now();
         let mut reply = Reply {
@@ -239,12 +242,6 @@ fn no_progress(limit: Duration, answer: &Answer) -> Failure {
 
 fn micros_since(start: Instant) -> u64 {
     start.elapsed().as_micros() as u64
-}
-
-/// An error with its causes: hyper's own text names only the outermost.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]

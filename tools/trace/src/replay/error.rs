@@ -39,3 +39,9 @@ pub enum ReplayError {
     #[error("cannot keep a record: {0}")]
     Record(#[source] io::Error),
 }
+
+/// An error with its causes: hyper's own text names only the outermost.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -21,18 +21,19 @@ pub mod transcript;
 mod transport;
 mod words;
 
+pub use answer::{Answer, PromptTokensDetails, Usage};
+pub use client::{Call, Client, Reply};
 pub use error::ReplayError;
 pub use options::{Endpoint, Options, Timeouts};
 pub use progress::Progress;
 pub use run::{CLOSED_LOOP_REQUESTS_MAX, Check, ReplayOutcome};
-pub use sampling::{Instance, LoadReading, read_load, sample_load};
+pub use sampling::{Instance, LoadReading, read_load, read_start, sample, sample_load};
 pub use schedule::Pacing;
 pub use tokio_util::sync::CancellationToken;
 pub use transport::Transport;
 
 use crate::record::RequestRecord;
 use crate::request::TraceRequest;
-use client::Client;
 use std::io;
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -29,6 +29,9 @@ pub struct Options {
     /// Most requests under way. A request that is due while the window is full waits, and its
     /// latency counts from when it was due.
     pub max_in_flight: usize,
+    /// Most top-level sessions under way, in a closed loop; `None` is no limit. The next session
+    /// begins when another has ended, and is due from then on.
+    pub sessions_max: Option<usize>,
     /// Most tokens kept of what sessions have said, four bytes each; the sessions unused for
     /// longest are forgotten.
     pub transcript_tokens_max: usize,
@@ -68,6 +71,7 @@ impl Default for Options {
             clock_ratio: 1.0,
             vocab: 151_936,
             max_in_flight: 256,
+            sessions_max: None,
             transcript_tokens_max: 64 << 20,
             timeouts: Timeouts::default(),
         }
@@ -96,6 +100,14 @@ impl Options {
         }
         if self.max_in_flight == 0 {
             return bad("max_in_flight", self.max_in_flight.to_string(), "1 or more");
+        }
+        match (self.sessions_max, self.pacing) {
+            (Some(0), _) => return bad("sessions_max", "0".into(), "1 or more"),
+            // An open loop sends at the trace's times, whoever has ended.
+            (Some(most), Pacing::Open) => {
+                return bad("sessions_max", most.to_string(), "no limit in an open loop");
+            }
+            _ => {}
         }
         Ok(())
     }

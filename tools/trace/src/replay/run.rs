@@ -101,7 +101,7 @@ impl<'a, S: FnMut(&RequestRecord) -> io::Result<()>> Run<'a, S> {
             client,
             check,
             sink,
-            schedule: Schedule::new(options.pacing),
+            schedule: Schedule::new(options.pacing, options.sessions_max),
             order: OutOfOrder::default(),
             transcripts: Transcripts::new(options.vocab, options.transcript_tokens_max),
             clock: Clock { start: Instant::now(), ratio: options.clock_ratio },

@@ -2,12 +2,11 @@
 //! as it needs.
 
 use super::Transport;
-use crate::record::LoadSample;
-use http::Uri;
-use http_body_util::{BodyExt, Limited};
+use crate::record::{LoadSample, Start};
+use http::{HeaderMap, Uri};
 use std::str::FromStr;
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::{Instant, MissedTickBehavior};
 
 /// An engine whose load is sampled.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,10 +27,6 @@ pub struct LoadReading {
     /// `vllm:kv_cache_usage_perc`: a share from 0 to 1, whatever its name says.
     pub kv_usage: f64,
 }
-
-/// A reading may take this long, and be this large.
-const READING_TIMEOUT: Duration = Duration::from_secs(2);
-const READING_BYTES_MAX: usize = 4 << 20;
 
 /// The load in a page of metrics, summed over the engine's label sets; `None` when it has no such
 /// metrics.
@@ -77,9 +72,8 @@ pub async fn sample_load(
         ticks.tick().await;
         for instance in instances {
             let at_s = start.elapsed().as_secs_f64() * clock_ratio;
-            let Ok(Some(load)) = timeout(READING_TIMEOUT, fetch(transport, &instance.url)).await else {
-                continue;
-            };
+            let page = transport.page(&instance.url, "/metrics", &HeaderMap::new()).await;
+            let Some(load) = page.ok().as_deref().and_then(read_load) else { continue };
             sink(LoadSample {
                 arm: arm.to_owned(),
                 at_s,
@@ -90,6 +84,23 @@ pub async fn sample_load(
             });
         }
     }
+}
+
+/// What the engines have done so far; `None` where one of them does not say it, or there are none.
+pub async fn read_start(transport: &Transport, instances: &[Instance]) -> Option<Start> {
+    let mut ended = 0.0;
+    for instance in instances {
+        let page = transport.page(&instance.url, "/metrics", &HeaderMap::new()).await.ok()?;
+        ended += ended_requests(&page)?;
+    }
+    let start = if ended > 0.0 { Start::Warm } else { Start::Fresh };
+    (!instances.is_empty()).then_some(start)
+}
+
+/// Requests that have ended, in a page of metrics.
+fn ended_requests(page: &str) -> Option<f64> {
+    let ended = page.lines().filter_map(sample).filter(|(name, _)| *name == "vllm:request_success_total");
+    ended.map(|(_, value)| value).reduce(|all, value| all + value)
 }
 
 impl FromStr for Instance {
@@ -106,15 +117,8 @@ impl FromStr for Instance {
     }
 }
 
-async fn fetch(transport: &Transport, base: &Uri) -> Option<LoadReading> {
-    let url = format!("{}/metrics", base.to_string().trim_end_matches('/')).parse().ok()?;
-    let response = transport.http.get(url).await.ok()?;
-    let page = Limited::new(response.into_body(), READING_BYTES_MAX).collect().await.ok()?.to_bytes();
-    read_load(std::str::from_utf8(&page).ok()?)
-}
-
 /// The name and the value of a sample line `name{labels} value [timestamp]`.
-fn sample(line: &str) -> Option<(&str, f64)> {
+pub fn sample(line: &str) -> Option<(&str, f64)> {
     let name_end = line.find(['{', ' '])?;
     let (name, rest) = line.split_at(name_end);
     // A label value may hold any character, but nothing after the value holds a brace.
@@ -145,6 +149,15 @@ mod tests {
         for bad in ["engine-0", "a=b", "a=ftp://h", "a=http://"] {
             assert!(bad.parse::<Instance>().unwrap_err().contains(bad.trim_start_matches("a=")), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_engine_that_has_answered_is_known_by_its_page() {
+        let page = "vllm:request_success_total{finished_reason=\"stop\"} 2\n\
+                    vllm:request_success_total{finished_reason=\"length\"} 3\n";
+        assert_eq!(ended_requests(page), Some(5.0));
+        assert_eq!(ended_requests(&page.replace(['2', '3'], "0")), Some(0.0));
+        assert_eq!(ended_requests("up 1\n"), None);
     }
 
     #[test]

@@ -28,6 +28,12 @@ pub struct Schedule {
     due: BTreeMap<(u64, u64), TraceRequest>,
     /// Sessions with a turn due or under way (closed loop only).
     sessions: HashMap<String, Session>,
+    /// Top-level sessions under way at most (closed loop only).
+    sessions_max: usize,
+    /// Those, with how many of their sessions, sub-agents' included, are under way.
+    begun: HashMap<String, usize>,
+    /// First turns that are due and whose session may not begin yet.
+    held: VecDeque<Due>,
     next_sequence: u64,
     len: usize,
 }
@@ -42,6 +48,9 @@ pub struct Due {
 
 #[derive(Debug)]
 struct Session {
+    /// The top-level session that it belongs to.
+    root: String,
+    has_begun: bool,
     /// The turn under way: its times in the trace, and when it was due here.
     turn_arrival_us: u64,
     turn_service_us: Option<u64>,
@@ -50,13 +59,17 @@ struct Session {
 }
 
 impl Schedule {
-    /// An empty schedule.
-    pub fn new(pacing: Pacing) -> Schedule {
+    /// An empty schedule. In a closed loop at most `sessions_max` top-level sessions are under way:
+    /// the next one begins when another has ended.
+    pub fn new(pacing: Pacing, sessions_max: Option<usize>) -> Schedule {
         Schedule {
             pacing,
             origin_us: None,
             due: BTreeMap::new(),
             sessions: HashMap::new(),
+            sessions_max: sessions_max.unwrap_or(usize::MAX),
+            begun: HashMap::new(),
+            held: VecDeque::new(),
             next_sequence: 0,
             len: 0,
         }
@@ -84,18 +97,52 @@ impl Schedule {
 
     /// The next request that is due by `now_us`.
     pub fn take(&mut self, now_us: u64) -> Option<Due> {
-        if self.next_due_us()? > now_us {
-            return None;
+        while self.next_due_us()? <= now_us {
+            let ((due_us, _), request) = self.due.pop_first()?;
+            if self.begin(&request) {
+                self.len -= 1;
+                return Some(Due { due_us, request });
+            }
+            self.held.push_back(Due { due_us, request });
         }
-        self.len -= 1;
-        self.due.pop_first().map(|((due_us, _), request)| Due { due_us, request })
+        None
+    }
+
+    /// Whether a request may go now: unless it is the first of a session that has no place yet.
+    fn begin(&mut self, request: &TraceRequest) -> bool {
+        let Some(session) = self.sessions.get_mut(&request.session) else { return true };
+        if session.has_begun {
+            return true;
+        }
+        let is_known = self.begun.contains_key(&session.root);
+        if !is_known && self.begun.len() >= self.sessions_max {
+            return false;
+        }
+        session.has_begun = true;
+        *self.begun.entry(session.root.clone()).or_default() += 1;
+        true
+    }
+
+    /// A session has ended. The first one that waits for a place gets it.
+    fn leave(&mut self, root: &str, now_us: u64) {
+        let Some(sessions) = self.begun.get_mut(root) else { return };
+        *sessions -= 1;
+        if *sessions > 0 {
+            return;
+        }
+        self.begun.remove(root);
+        if let Some(Due { due_us, request }) = self.held.pop_front() {
+            self.put(due_us.max(now_us), request);
+        }
     }
 
     /// The session's turn under way ended, well or not: in a closed loop its next turn becomes due.
     pub fn ended(&mut self, session: &str, now_us: u64) {
         let Some(state) = self.sessions.get_mut(session) else { return };
         let Some(request) = state.waiting.pop_front() else {
-            self.sessions.remove(session);
+            if let Some(Session { root, .. }) = self.sessions.remove(session) {
+                self.leave(&root, now_us);
+            }
             return;
         };
         let due_us = state.next_due_us(&request, now_us);
@@ -124,6 +171,8 @@ impl Schedule {
 impl Session {
     fn starting(request: &TraceRequest, due_us: u64) -> Session {
         Session {
+            root: request.root_session().to_owned(),
+            has_begun: false,
             turn_arrival_us: request.arrival_us,
             turn_service_us: request.service_us,
             turn_due_us: due_us,
@@ -163,7 +212,7 @@ mod tests {
 
     #[test]
     fn an_open_loop_follows_the_trace_and_waits_for_no_answer() {
-        let mut schedule = Schedule::new(Pacing::Open);
+        let mut schedule = Schedule::new(Pacing::Open, None);
         schedule.add(request("a", 0, 5_000, None));
         schedule.add(request("a", 1, 5_300, Some(1_000_000)));
         assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
@@ -175,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_closed_loop_waits_for_the_answer_and_the_think_time() {
-        let mut schedule = Schedule::new(Pacing::Closed);
+        let mut schedule = Schedule::new(Pacing::Closed, None);
         schedule.add(request("a", 0, 0, None));
         schedule.add(request("a", 1, 10, Some(700)));
         assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
@@ -188,7 +237,7 @@ mod tests {
 
     #[test]
     fn without_think_times_the_pause_is_what_the_recorded_service_left() {
-        let mut schedule = Schedule::new(Pacing::Closed);
+        let mut schedule = Schedule::new(Pacing::Closed, None);
         schedule.add(TraceRequest { service_us: Some(600), ..request("a", 0, 100, None) });
         schedule.add(request("a", 1, 1_100, None));
         schedule.take(0);
@@ -198,7 +247,7 @@ mod tests {
 
     #[test]
     fn without_think_and_service_times_a_turn_keeps_the_distance_of_the_trace() {
-        let mut schedule = Schedule::new(Pacing::Closed);
+        let mut schedule = Schedule::new(Pacing::Closed, None);
         for (turn, arrival_us) in [(0, 100), (1, 1_100), (2, 1_500)] {
             schedule.add(request("a", turn, arrival_us, None));
         }
@@ -212,12 +261,46 @@ mod tests {
 
     #[test]
     fn a_session_that_returns_after_its_last_turn_starts_anew() {
-        let mut schedule = Schedule::new(Pacing::Closed);
+        let mut schedule = Schedule::new(Pacing::Closed, None);
         schedule.add(request("a", 0, 0, None));
         schedule.take(0);
         schedule.ended("a", 10);
         schedule.add(request("a", 1, 50, None));
         assert_eq!(taken(schedule.take(50)), ("a".into(), 1, 50));
+    }
+
+    #[test]
+    fn no_more_sessions_are_under_way_than_may_be_and_the_next_begins_when_one_ends() {
+        let mut schedule = Schedule::new(Pacing::Closed, Some(1));
+        for (session, turn) in [("a", 0), ("b", 0), ("c", 0), ("a", 1)] {
+            schedule.add(request(session, turn, 0, Some(10)));
+        }
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!((schedule.take(0), schedule.next_due_us(), schedule.len()), (None, None, 3));
+        schedule.ended("a", 100);
+        // Its second turn is due after the think time; the others wait for its end.
+        assert_eq!((schedule.take(109), schedule.next_due_us()), (None, Some(110)));
+        assert_eq!(taken(schedule.take(110)), ("a".into(), 1, 110));
+        schedule.ended("a", 200);
+        assert_eq!(taken(schedule.take(200)), ("b".into(), 0, 200));
+        assert_eq!(schedule.take(1_000), None);
+        schedule.ended("b", 300);
+        assert_eq!(taken(schedule.take(300)), ("c".into(), 0, 300));
+        assert!(schedule.is_empty());
+    }
+
+    #[test]
+    fn a_sub_agent_needs_no_place_of_its_own() {
+        let mut schedule = Schedule::new(Pacing::Closed, Some(1));
+        schedule.add(request("a", 0, 0, None));
+        schedule.add(TraceRequest { parent_session: Some("a".into()), ..request("a/1", 0, 0, None) });
+        schedule.add(request("b", 0, 0, None));
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!(taken(schedule.take(0)), ("a/1".into(), 0, 0));
+        schedule.ended("a", 10);
+        assert_eq!(schedule.take(10), None, "its sub-agent is under way");
+        schedule.ended("a/1", 20);
+        assert_eq!(taken(schedule.take(20)), ("b".into(), 0, 20));
     }
 
     proptest! {
@@ -226,9 +309,10 @@ mod tests {
             shape in prop::collection::vec((0usize..4, 0u64..1_000, prop::option::of(0u64..500)), 1..60),
             service_us in 0u64..700,
             closed in any::<bool>(),
+            sessions_max in prop::option::of(1usize..3),
         ) {
             let pacing = if closed { Pacing::Closed } else { Pacing::Open };
-            let mut schedule = Schedule::new(pacing);
+            let mut schedule = Schedule::new(pacing, sessions_max);
             let mut arrival_us = 0;
             let mut turns = [0u32; 4];
             for &(session, gap_us, think_us) in &shape {
@@ -241,7 +325,12 @@ mod tests {
             let mut count = 0;
             while let Some(due_us) = schedule.next_due_us() {
                 prop_assert!(due_us == 0 || schedule.take(due_us - 1).is_none());
-                let due = schedule.take(due_us).unwrap();
+                // A session that may not begin yet is put aside, and none is taken.
+                let Some(due) = schedule.take(due_us) else {
+                    prop_assert!(sessions_max.is_some_and(|most| schedule.begun.len() == most));
+                    continue;
+                };
+                prop_assert!(sessions_max.is_none_or(|most| schedule.begun.len() <= most));
                 let turn = next_turn.entry(due.request.session.clone()).or_default();
                 prop_assert_eq!(due.request.turn, *turn);
                 *turn += 1;

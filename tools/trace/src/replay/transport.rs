@@ -1,8 +1,9 @@
 //! Connections to servers over HTTP and HTTPS, and which certificates are trusted.
 
-use super::error::ReplayError;
+use super::error::{ReplayError, chain};
 use bytes::Bytes;
-use http_body_util::Full;
+use http::{HeaderMap, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -14,9 +15,14 @@ use rustls::{ClientConfig, RootCertStore};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// An idle connection is closed after this long.
 const IDLE_CONNECTION: Duration = Duration::from_secs(60);
+
+/// A page that is read whole, such as one of metrics, may take this long, and be this large.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
+const PAGE_BYTES_MAX: usize = 4 << 20;
 
 /// A pool of connections.
 #[derive(Debug, Clone)]
@@ -54,6 +60,27 @@ impl Transport {
             .pool_idle_timeout(IDLE_CONNECTION)
             .build(connector);
         Ok(Transport { http, roots: trusted })
+    }
+
+    /// The text of the page at `path` of a server, or why there is none.
+    pub async fn page(&self, server: &Uri, path: &str, headers: &HeaderMap) -> Result<String, String> {
+        match timeout(PAGE_TIMEOUT, self.whole_page(server, path, headers)).await {
+            Ok(page) => page,
+            Err(_) => Err(format!("no answer within {} s", PAGE_TIMEOUT.as_secs())),
+        }
+    }
+
+    async fn whole_page(&self, server: &Uri, path: &str, headers: &HeaderMap) -> Result<String, String> {
+        let url = format!("{}{path}", server.to_string().trim_end_matches('/'));
+        let mut request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
+        request.headers_mut().extend(headers.clone());
+        let response = self.http.request(request).await.map_err(|error| chain(&error))?;
+        if response.status() != StatusCode::OK {
+            return Err(response.status().to_string());
+        }
+        let body = Limited::new(response.into_body(), PAGE_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| error.to_string())?.to_bytes();
+        String::from_utf8(body.into()).map_err(|error| error.to_string())
     }
 }
 

@@ -1,0 +1,169 @@
+//! `forebay route-replay`: decide again what a router's decision log holds, by other policies. It
+//! reads the log and prints a table; deciding is `forebay-router`'s.
+
+use forebay_results::output::{CommandResult, Error};
+use forebay_results::{Results, Row};
+use forebay_router::{EngineModel, Figures, Line, Policy, Replay, Replayed};
+use forebay_steps::{Launch, Profile};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// A line of a log with a thousand engines is shorter.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Lines that cannot be read are named up to so many; all of them are counted.
+const NAMED_LINES: u64 = 5;
+
+/// Arguments of `forebay route-replay`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Log that `forebay route --decision-log` wrote
+    #[arg(value_name = "LOG")]
+    log: PathBuf,
+    /// A policy to decide by; repeat for each [default: all]
+    #[arg(long, value_name = "NAME")]
+    policy: Vec<Policy>,
+    /// GPU and model that the engines are taken for, a shipped profile or a file [default: what the
+    /// router took them for]
+    #[arg(long, value_name = "NAME_OR_FILE")]
+    profile: Option<String>,
+    /// Write the figures to a file as JSON too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Reads a log and decides again.
+struct Replaying {
+    replay: Replay,
+    /// Given, or what the log says last.
+    engine_model: Option<EngineModel>,
+    is_given: bool,
+    decisions: u64,
+    unread: u64,
+}
+
+pub fn run(args: Args) -> CommandResult {
+    let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy };
+    let profile = args.profile.as_deref().map(Profile::find).transpose()?;
+    let engine_model = profile.map(|profile| EngineModel::new(&profile, Launch::Graph));
+    let mut replaying = Replaying {
+        replay: Replay::new(&policies),
+        is_given: engine_model.is_some(),
+        engine_model,
+        decisions: 0,
+        unread: 0,
+    };
+    replaying.read(&args.log)?;
+    if replaying.decisions == 0 {
+        return Err(format!("{}: no decisions", args.log.display()).into());
+    }
+    replaying.show();
+    if let Some(path) = &args.json {
+        replaying.results().write(path)?;
+    }
+    Ok(())
+}
+
+impl Replaying {
+    fn read(&mut self, path: &Path) -> CommandResult {
+        let wrong = |error: std::io::Error| -> Error { format!("{}: {error}", path.display()).into() };
+        let mut log = BufReader::new(File::open(path).map_err(wrong)?);
+        let mut line = Vec::new();
+        for number in 1_u64.. {
+            line.clear();
+            let read = log.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(wrong)?;
+            if read == 0 {
+                break;
+            }
+            let is_cut = read as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n');
+            if is_cut {
+                log.skip_until(b'\n').map_err(wrong)?;
+            }
+            let text = line.trim_ascii();
+            // A file that was torn has an empty line where it goes on.
+            if text.is_empty() {
+                continue;
+            }
+            let outcome = if is_cut { Err("longer than 1 MiB".to_owned()) } else { self.take(text) };
+            if let Err(reason) = outcome {
+                self.unread += 1;
+                if self.unread <= NAMED_LINES {
+                    eprintln!("{}: line {number}: {reason}", path.display());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, text: &[u8]) -> Result<(), String> {
+        match Line::read(text).map_err(|error| error.to_string())? {
+            Line::Router(router) if !self.is_given => self.engine_model = Some(router.engine_model),
+            Line::Router(_) => {}
+            Line::Decision(decision) => {
+                let engine_model = self
+                    .engine_model
+                    .as_ref()
+                    .ok_or("no line before it says what the router took its engines for: give a --profile")?;
+                self.replay.add(engine_model, &decision).map_err(|error| error.to_string())?;
+                self.decisions += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&self) {
+        println!("{} decisions; {} lines could not be read", self.decisions, self.unread);
+        let accuracy = self.replay.accuracy();
+        for (name, errors) in [("first byte", &accuracy.first_byte_s), ("output", &accuracy.output_s)] {
+            let [low, middle, high] = [0.1, 0.5, 0.9].map(|share| errors.quantile(share));
+            println!(
+                "{name}, predicted less realised, {} answers: median {middle:+.3} s, p10 {low:+.3}, p90 {high:+.3}",
+                errors.count()
+            );
+        }
+        println!(
+            "\n{:<15} {:>9} {:>14} {:>14} {:>11} {:>13}",
+            "", "different", "added s, mean", "regret s, mean", "regret, p99", "first byte s"
+        );
+        for replayed in self.replay.replayed() {
+            println!(
+                "{:<15} {:>9} {:>14.3} {:>14.3} {:>11.3} {:>13.3}",
+                name(replayed),
+                replayed.different,
+                replayed.cost_s.mean(),
+                replayed.regret_s.mean(),
+                replayed.regret_s.quantile(0.99),
+                replayed.first_byte_s.mean(),
+            );
+        }
+    }
+
+    fn results(&self) -> Results {
+        let mut results = Results::new("route-replay");
+        let mut row = |name: String, unit, value: f64| {
+            results.rows.push(Row::of_runs(format!("replay.{name}"), unit, &[value]));
+        };
+        row("decisions".into(), "decisions", self.decisions as f64);
+        row("unread".into(), "lines", self.unread as f64);
+        let accuracy = self.replay.accuracy();
+        let mut errors = |name: &str, errors: &Figures| {
+            row(format!("{name}_error_p50"), "s", errors.quantile(0.5));
+            row(format!("{name}_error_p90"), "s", errors.quantile(0.9));
+        };
+        errors("first_byte", &accuracy.first_byte_s);
+        errors("output", &accuracy.output_s);
+        for replayed in self.replay.replayed() {
+            let name = name(replayed);
+            row(format!("{name}.different"), "decisions", replayed.different as f64);
+            row(format!("{name}.added_mean"), "s", replayed.cost_s.mean());
+            row(format!("{name}.regret_mean"), "s", replayed.regret_s.mean());
+            row(format!("{name}.regret_p99"), "s", replayed.regret_s.quantile(0.99));
+            row(format!("{name}.first_byte_mean"), "s", replayed.first_byte_s.mean());
+        }
+        results
+    }
+}
+
+fn name(replayed: &Replayed) -> &'static str {
+    replayed.policy.map_or("as-logged", Policy::name)
+}

@@ -1,0 +1,99 @@
+//! `forebay route-replay` on a log that a router wrote, whole and damaged.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+fn forebay(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(arguments);
+    command
+}
+
+/// A server, and its address.
+fn serve(arguments: &[&str]) -> (Child, String) {
+    let mut server = forebay(arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut told = String::new();
+    BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut told).unwrap();
+    let at = told.find("http://").unwrap_or_else(|| panic!("{told}")) + 7;
+    let address = told[at..].split_whitespace().next().unwrap().to_owned();
+    (server, address)
+}
+
+fn complete(address: &str) {
+    let body = r#"{"prompt": [1, 2, 3], "max_tokens": 2}"#;
+    let mut stream = TcpStream::connect(address).unwrap();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
+    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+fn terminate(mut server: Child) {
+    assert!(Command::new("kill").args(["-TERM", &server.id().to_string()]).status().unwrap().success());
+    server.wait().unwrap();
+}
+
+/// The log of four requests.
+fn write_log(path: &Path) {
+    let (engine, engine_address) = serve(&["engine", "--port", "0", "--clock-ratio", "100"]);
+    let backend = format!("a=http://{engine_address}");
+    let log = path.to_str().unwrap();
+    let route = ["route", "--listen", "127.0.0.1:0", "--shutdown-delay", "0", "--backend", &backend];
+    let (router, address) = serve(&[&route[..], &["--decision-log", log]].concat());
+    (0..4).for_each(|_| complete(&address));
+    terminate(router);
+    terminate(engine);
+}
+
+fn replay(log: &Path, more: &[&str]) -> (Output, String, String) {
+    let output = forebay(&["route-replay", log.to_str().unwrap()]).args(more).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let (said, complained) = (text(&output.stdout), text(&output.stderr));
+    (output, said, complained)
+}
+
+#[test]
+fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("decisions.jsonl");
+    write_log(&log);
+    let json = folder.path().join("replay.json");
+    let (output, said, complained) = replay(&log, &["--policy", "lpwl", "--json", json.to_str().unwrap()]);
+    assert!(output.status.success() && complained.is_empty(), "{complained}");
+    assert!(said.starts_with("4 decisions; 0 lines could not be read\n"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("lpwl ")) && !said.contains("lmetric"), "{said}");
+    assert!(std::fs::read_to_string(&json).unwrap().contains("replay.lpwl.regret_mean"));
+
+    let text = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let newer = lines[2].replace("\"version\":1", "\"version\":9");
+    let long = "x".repeat(3 << 20);
+    let cut = &lines[4][..lines[4].len() / 2];
+    let damaged = [lines[0], lines[1], &newer, "", &long, "\u{0}garbage", lines[3], cut].join("\n");
+    std::fs::write(&log, damaged).unwrap();
+    let (output, said, complained) = replay(&log, &[]);
+    assert!(output.status.success(), "{complained}");
+    assert!(said.starts_with("2 decisions; 4 lines could not be read\n"), "{said}");
+    for reason in [
+        "line 3: version 9 is not read here; allowed is 1",
+        "line 5: longer than 1 MiB",
+        "line 6: no line of a decision log: ",
+        "line 8: no line of a decision log: ",
+    ] {
+        assert!(complained.contains(reason), "{complained}");
+    }
+
+    // Without its first line nobody knows what the engines were taken for.
+    std::fs::write(&log, lines[1]).unwrap();
+    let (output, _, complained) = replay(&log, &[]);
+    assert!(
+        !output.status.success() && complained.contains("line 1: no line before it says"),
+        "{complained}"
+    );
+    let (output, said, _) = replay(&log, &["--profile", "h100-llama-3.1-8b"]);
+    assert!(output.status.success() && said.starts_with("1 decisions"), "{said}");
+}
