@@ -44,6 +44,8 @@ enum Command {
     Route(cmd::route::Args),
     /// Run a program so that its large CUDA copies use every path
     Run(cmd::run::Args),
+    /// Run a trace through simulated engines on a virtual clock, once per routing policy
+    Simulate(cmd::simulate::Args),
     /// Make, look at, check and empty logs of the SSD tier
     Store(cmd::store::Args),
     /// Inspect, sample, generate and replay request traces
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Preflight(args) => cmd::preflight::run(args),
         Command::Route(args) => cmd::route::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
+        Command::Simulate(args) => cmd::simulate::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),
         Command::Torture(args) => cmd::torture::run(args).map(done),

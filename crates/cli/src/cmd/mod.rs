@@ -10,6 +10,7 @@ pub mod replay;
 pub mod route;
 pub mod run;
 pub mod signals;
+pub mod simulate;
 pub mod store;
 pub mod torture;
 pub mod trace;
