@@ -139,7 +139,7 @@ fn hand_overs_are_limited_by_engine_and_in_all() {
 #[test]
 fn a_small_saving_moves_nothing() {
     let mut case = Case::new(&QUEUED_HOME);
-    case.rows[0] = (0, 0, 0.3, 0, 38_000);
+    case.rows[0] = (0, 0, 0.4, 0, 38_000);
     let decision = case.decision();
     assert_eq!(decision.choice.transfer(), None, "{decision:?}");
 }
