@@ -48,6 +48,8 @@ enum Command {
     RouteReplay(cmd::route_replay::Args),
     /// Run a program so that its large CUDA copies use every path
     Run(cmd::run::Args),
+    /// Run a trace through simulated engines on a virtual clock, once per routing policy
+    Simulate(cmd::simulate::Args),
     /// Make, look at, check and empty logs of the SSD tier
     Store(cmd::store::Args),
     /// Inspect, sample, generate and replay request traces
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Command::Route(args) => cmd::route::run(args).map(done),
         Command::RouteReplay(args) => cmd::route_replay::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
+        Command::Simulate(args) => cmd::simulate::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),
         Command::Torture(args) => cmd::torture::run(args).map(done),

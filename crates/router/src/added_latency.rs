@@ -7,22 +7,31 @@ use crate::view::{Candidate, Request};
 
 /// Seconds that all requests together, this one included, wait longer if it goes to the candidate.
 pub fn added_latency_s(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
-    let Candidate { in_flight, context_tokens, pending_prefill_us, .. } = *candidate;
+    let prefill_us = prefill_latency_us(engine, candidate, request);
+    (prefill_us + answer_latency_us(engine, candidate, request)) / 1e6
+}
+
+/// What its prefill makes all requests wait: itself, and whoever is in flight there. Nobody else
+/// waits for its load: the engine goes on computing.
+pub fn prefill_latency_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
     let prefill = Prefill::new(engine, candidate, request.input_tokens);
-    // Each token of an answer waits for whoever decodes in the same step. Those whose prefill is
-    // still to come will do so.
+    let own_us = candidate.pending_prefill_us as f64 + prefill.us();
+    own_us + f64::from(candidate.in_flight) * prefill.compute_us
+}
+
+/// What its answer makes all requests wait. Each token of an answer waits for whoever decodes in the
+/// same step. Those whose prefill is still to come will do so.
+pub fn answer_latency_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
+    let Candidate { in_flight, context_tokens, .. } = *candidate;
     let answer_us = |decodes_us: f64| request.output_tokens as f64 * decodes_us;
     let beside_others_us = answer_us(engine.steps.decodes_us(u64::from(in_flight), context_tokens));
     let beside_it_us = answer_us(engine.steps.decodes_us(1, request.input_tokens));
-    let own_us = pending_prefill_us as f64 + prefill.us() + beside_others_us;
-    // Nobody else waits for its load: the engine goes on computing.
-    let others_us = f64::from(in_flight) * (prefill.compute_us + beside_it_us);
-    (own_us + others_us + room_us(engine, candidate, request)) / 1e6
+    beside_others_us + f64::from(in_flight) * beside_it_us + room_us(engine, candidate, request)
 }
 
 /// How long it waits until others have ended and there is room. A full engine gives back all that
 /// it holds in the time of an answer, so who is a tenth too much waits a tenth of that.
-fn room_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
+pub fn room_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
     let held_tokens = candidate.context_tokens;
     let of_pool = (held_tokens as f64 + request.input_tokens as f64) / candidate.pool_tokens as f64;
     let of_seqs = (f64::from(candidate.in_flight) + 1.0) / f64::from(engine.max_seqs);

@@ -77,7 +77,18 @@ impl StepModel {
 
     /// Microseconds that a step of these shares takes; 0 for a step without work.
     pub fn step_us(&self, shares: impl IntoIterator<Item = StepShare>) -> f64 {
-        let (mut tokens, mut beside_us) = (0, 0.0);
+        self.mixed_step_us(0, 0, shares)
+    }
+
+    /// Microseconds of a step in which `requests` decode behind `context_tokens` in all, beside
+    /// these shares; 0 for a step without work.
+    pub fn mixed_step_us(
+        &self,
+        requests: u64,
+        context_tokens: u64,
+        shares: impl IntoIterator<Item = StepShare>,
+    ) -> f64 {
+        let (mut tokens, mut beside_us) = (requests as usize, self.decodes_us(requests, context_tokens));
         for share in shares.into_iter().filter(|share| share.new_tokens > 0) {
             tokens += share.new_tokens;
             let (new, context) = (share.new_tokens as f64, share.context_tokens as f64);
@@ -219,6 +230,20 @@ mod tests {
             prop_assert!((added - model.decodes_us(1, context as u64)).abs() < 1e-6 * before);
             let step = model.decode_step_us(contexts.len() as u64, contexts.iter().sum::<usize>() as u64);
             prop_assert!((step / before - 1.0).abs() < 1e-9, "{} {}", step, before);
+        }
+
+        #[test]
+        fn a_mixed_step_takes_what_all_of_its_shares_take(
+            profile in any_profile(),
+            contexts in prop::collection::vec(1..100_000_usize, 0..50),
+            chunks in prop::collection::vec(any_share(), 0..4),
+        ) {
+            let model = StepModel::new(&profile, Launch::Graph);
+            let decodes = contexts.iter().map(|&context| share(context, 1));
+            let whole = model.step_us(decodes.chain(chunks.iter().copied()));
+            let context_tokens = contexts.iter().sum::<usize>() as u64;
+            let mixed = model.mixed_step_us(contexts.len() as u64, context_tokens, chunks);
+            prop_assert!((mixed - whole).abs() <= 1e-9 * whole, "{} {}", mixed, whole);
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod route;
 pub mod route_replay;
 pub mod run;
 pub mod signals;
+pub mod simulate;
 pub mod store;
 pub mod torture;
 pub mod trace;

@@ -137,15 +137,8 @@ struct GenerateArgs {
     /// File to write the trace to
     #[arg(long, value_name = "FILE", required_unless_present = "show")]
     out: Option<PathBuf>,
-    /// Distributions to draw from
-    #[arg(long, default_value = "claude-code")]
-    preset: Preset,
-    /// File with distributions of your own, in TOML as --show prints them
-    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
-    marginals: Option<PathBuf>,
-    /// Number of sessions [default: the preset's]
-    #[arg(long, value_name = "N")]
-    sessions: Option<u32>,
+    #[command(flatten)]
+    source: Source,
     /// Seed of all that is random; the same seed gives the same trace
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -154,12 +147,47 @@ struct GenerateArgs {
     show: bool,
 }
 
+/// The distributions that a generated trace is drawn from.
+#[derive(clap::Args)]
+pub struct Source {
+    /// Distributions to draw from [default: claude-code]
+    #[arg(long)]
+    preset: Option<Preset>,
+    /// File with distributions of your own, in TOML as --show prints them
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    marginals: Option<PathBuf>,
+    /// Number of sessions [default: the preset's]
+    #[arg(long, value_name = "N")]
+    sessions: Option<u32>,
+}
+
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Preset {
     /// Coding agents as Weka recorded them
     ClaudeCode,
     /// A small trace for four emulated H20 and four minutes
     Demo,
+    /// Agents with long contexts: many warm turns, and prompts of 50,000 tokens
+    LongContext,
+    /// Agents as the agentic-kv report describes them: half of the requests have 20,000 new tokens
+    /// and more
+    HeavyPrefill,
+}
+
+impl Source {
+    pub fn marginals(&self) -> Result<Marginals, Error> {
+        let mut marginals: Marginals = match (&self.marginals, self.preset) {
+            (Some(file), _) => {
+                read_text(file)?.parse().map_err(|error| format!("{}: {error}", file.display()))?
+            }
+            (None, None | Some(Preset::ClaudeCode)) => Marginals::CLAUDE_CODE.parse()?,
+            (None, Some(Preset::Demo)) => Marginals::DEMO.parse()?,
+            (None, Some(Preset::LongContext)) => Marginals::LONG_CONTEXT.parse()?,
+            (None, Some(Preset::HeavyPrefill)) => Marginals::HEAVY_PREFILL.parse()?,
+        };
+        marginals.sessions = self.sessions.unwrap_or(marginals.sessions);
+        Ok(marginals)
+    }
 }
 
 /// Runs the command.
@@ -263,14 +291,7 @@ fn run_sample(args: &SampleArgs) -> CommandResult {
 }
 
 fn run_generate(args: &GenerateArgs) -> CommandResult {
-    let mut marginals: Marginals = match (&args.marginals, args.preset) {
-        (Some(file), _) => {
-            read_text(file)?.parse().map_err(|error| format!("{}: {error}", file.display()))?
-        }
-        (None, Preset::ClaudeCode) => Marginals::CLAUDE_CODE.parse()?,
-        (None, Preset::Demo) => Marginals::DEMO.parse()?,
-    };
-    marginals.sessions = args.sessions.unwrap_or(marginals.sessions);
+    let marginals = args.source.marginals()?;
     if args.show {
         print!("{}", toml::to_string(&marginals)?);
     }

@@ -127,6 +127,10 @@ impl Marginals {
     pub const DEMO: &str = include_str!("../../presets/demo.toml");
     /// A small trace for a real engine on a CPU, as TOML.
     pub const DEMO_SMALL: &str = include_str!("../../presets/demo-small.toml");
+    /// Agents with long contexts, as TOML.
+    pub const LONG_CONTEXT: &str = include_str!("../../presets/long-context.toml");
+    /// Agents half of whose requests have 20,000 new tokens and more, as TOML.
+    pub const HEAVY_PREFILL: &str = include_str!("../../presets/heavy-prefill.toml");
 
     /// Refuses marginals from which no trace can be made, naming the field.
     pub fn check(&self) -> Result<(), MarginalsError> {
@@ -201,7 +205,14 @@ mod tests {
 
     #[test]
     fn the_presets_make_sense() {
-        for preset in [Marginals::CLAUDE_CODE, Marginals::DEMO, Marginals::DEMO_SMALL] {
+        let presets = [
+            Marginals::CLAUDE_CODE,
+            Marginals::DEMO,
+            Marginals::DEMO_SMALL,
+            Marginals::LONG_CONTEXT,
+            Marginals::HEAVY_PREFILL,
+        ];
+        for preset in presets {
             assert_eq!(preset.parse::<Marginals>().unwrap().check(), Ok(()));
         }
     }
