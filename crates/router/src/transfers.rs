@@ -83,14 +83,14 @@ impl Transfers {
         record.stopped_until_us.is_none_or(|until_us| now_us >= until_us && !record.is_tried)
     }
 
-    /// Seconds by which predictions of this kind are usually wrong, the median.
+    /// Seconds by which predictions of this kind are usually wrong, in either direction: the median.
     pub fn usual_error_s(&self, kind: TransferKind) -> f64 {
-        let mut errors: Vec<f64> = self.record(kind).errors_s.iter().copied().collect();
+        let mut errors: Vec<f64> = self.record(kind).errors_s.iter().map(|error| error.abs()).collect();
         let middle = errors.len() / 2;
         if errors.is_empty() {
             return 0.0;
         }
-        errors.select_nth_unstable_by(middle, f64::total_cmp).1.abs()
+        *errors.select_nth_unstable_by(middle, f64::total_cmp).1
     }
 
     /// A session's requests go to another engine from now on.
@@ -98,23 +98,36 @@ impl Transfers {
         self.moves.insert(session, Move { from, at_us: now_us });
     }
 
-    pub fn started(&mut self, kind: TransferKind) {
+    /// A transfer has started. Says whether it is the one that is tried.
+    pub fn started(&mut self, kind: TransferKind) -> bool {
         let record = self.record_mut(kind);
         record.is_tried = record.stopped_until_us.is_some();
+        record.is_tried
     }
 
-    /// The first token of a request whose KV was moved came after so many seconds.
-    pub fn ended(&mut self, kind: TransferKind, predicted_s: f64, realised_s: f64, now_us: u64) {
+    /// The first token of a request whose KV was moved came after so many seconds. `is_tried` is
+    /// what [`Transfers::started`] said of it.
+    pub fn ended(
+        &mut self,
+        kind: TransferKind,
+        is_tried: bool,
+        predicted_s: f64,
+        realised_s: f64,
+        now_us: u64,
+    ) {
         let record = self.record_mut(kind);
         let excess = (realised_s - predicted_s) / predicted_s.max(1e-3);
         record.errors_s.push_back(realised_s - predicted_s);
         if record.errors_s.len() > ERRORS {
             record.errors_s.pop_front();
         }
-        if std::mem::take(&mut record.is_tried) && excess <= ERROR_MAX {
-            record.excess = 0.0;
-            record.stopped_until_us = None;
-            return;
+        if is_tried {
+            record.is_tried = false;
+            if excess <= ERROR_MAX {
+                record.excess = 0.0;
+                record.stopped_until_us = None;
+                return;
+            }
         }
         record.excess += (excess - record.excess) / AVERAGED;
         if record.excess > ERROR_MAX {
@@ -159,16 +172,18 @@ mod tests {
     fn transfers_that_take_much_longer_than_predicted_are_stopped_until_one_is_as_predicted() {
         let mut transfers = Transfers::default();
         let kind = TransferKind::HandOver;
-        (0..12).for_each(|_| transfers.ended(kind, 1.0, 2.0, 0));
+        (0..12).for_each(|_| transfers.ended(kind, false, 1.0, 2.0, 0));
         assert!(!transfers.may_start(kind, 29 * SECOND_US));
         assert!(transfers.may_start(TransferKind::Pull, 0), "the other kind goes on");
         assert!(transfers.may_start(kind, 30 * SECOND_US));
-        transfers.started(kind);
+        assert!(transfers.started(kind));
         assert!(!transfers.may_start(kind, 31 * SECOND_US), "one is tried at a time");
-        transfers.ended(kind, 1.0, 3.0, 40 * SECOND_US);
+        transfers.ended(kind, false, 1.0, 1.0, 32 * SECOND_US);
+        assert!(!transfers.may_start(kind, 80 * SECOND_US), "another one, from before, says nothing");
+        transfers.ended(kind, true, 1.0, 3.0, 40 * SECOND_US);
         assert!(!transfers.may_start(kind, 69 * SECOND_US));
-        transfers.started(kind);
-        transfers.ended(kind, 1.0, 1.1, 71 * SECOND_US);
+        assert!(transfers.started(kind));
+        transfers.ended(kind, true, 1.0, 1.1, 71 * SECOND_US);
         assert!(transfers.may_start(kind, 71 * SECOND_US));
     }
 
@@ -176,8 +191,19 @@ mod tests {
     fn the_usual_error_is_the_median_of_the_last_ones() {
         let mut transfers = Transfers::default();
         assert_eq!(transfers.usual_error_s(TransferKind::Pull), 0.0);
-        (0..32).for_each(|_| transfers.ended(TransferKind::Pull, 1.0, 9.0, 0));
-        (0..32).for_each(|error| transfers.ended(TransferKind::Pull, 1.0, 1.0 + f64::from(error) / 100.0, 0));
+        let mut ended = |error_s| transfers.ended(TransferKind::Pull, false, 1.0, 1.0 + error_s, 0);
+        (0..32).for_each(|_| ended(8.0));
+        (0..32).for_each(|error| ended(f64::from(error) / 100.0));
         assert!((transfers.usual_error_s(TransferKind::Pull) - 0.16).abs() < 1e-9);
+    }
+
+    #[test]
+    fn errors_in_both_directions_do_not_cancel() {
+        let mut transfers = Transfers::default();
+        for error_s in [0.5, -0.5].repeat(16) {
+            transfers.ended(TransferKind::Pull, false, 1.0, 1.0 + error_s, 0);
+        }
+        transfers.ended(TransferKind::Pull, false, 1.0, 1.0, 0);
+        assert_eq!(transfers.usual_error_s(TransferKind::Pull), 0.5);
     }
 }

@@ -70,6 +70,14 @@ pub struct Outcome {
     pub requests: u64,
 }
 
+/// Nothing is left to happen, and yet not all is answered: a defect of the simulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{left} of {requests} requests were never answered: the simulated engines stand still")]
+pub struct Stuck {
+    pub left: u64,
+    pub requests: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The next turn of a session.
@@ -171,7 +179,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Runs until all is answered, or as many as were wanted.
-    pub fn run(mut self) -> Outcome {
+    pub fn run(mut self) -> Result<Outcome, Stuck> {
         for next in self.sessions.start() {
             self.ask_next(next);
         }
@@ -190,14 +198,18 @@ impl<'a> Cluster<'a> {
                 }
             }
         }
-        debug_assert!(!self.events.is_empty() || self.router.is_idle(), "all that was sent has ended");
+        let left = (self.requests.len() - self.free_requests.len()) as u64;
+        if self.events.is_empty() && left > 0 {
+            return Err(Stuck { left, requests: self.outcome.requests });
+        }
+        debug_assert!(!self.events.is_empty() || self.router.is_idle(), "the books are empty");
         self.outcome.counted_us = self.sessions.counted_us(self.now_us);
         for Host { engine, .. } in &self.hosts {
             self.outcome.steps += engine.counters.steps;
             self.outcome.prefill_tokens += engine.counters.prefill_tokens;
             self.outcome.preemptions += engine.counters.preemptions;
         }
-        self.outcome
+        Ok(self.outcome)
     }
 
     fn at(&mut self, at_us: u64, event: Event) {
@@ -365,16 +377,21 @@ impl<'a> Cluster<'a> {
     }
 
     /// Loads KV into an engine, and says when it is there. Of a tier that all hosts share, each has
-    /// as much as any other.
+    /// as much as any other, and what others have takes their networks, too.
     fn load(&mut self, engine: u32, bytes: u64) -> u64 {
-        let others = self.hosts.len() as u64 - 1;
-        let is_shared = self.config.tier.is_some_and(|tier| tier.shared);
-        let host = &mut self.hosts[engine as usize];
-        let loaded_us = host.link.carry(self.now_us, bytes);
-        match is_shared && others > 0 {
-            true => loaded_us.max(host.network.carry(self.now_us, bytes / (others + 1) * others)),
-            false => loaded_us,
+        let mut there_us = self.hosts[engine as usize].link.carry(self.now_us, bytes);
+        if !self.config.tier.is_some_and(|tier| tier.shared) {
+            return there_us;
         }
+        let part = bytes / self.hosts.len() as u64;
+        let begin_us = self.now_us + self.config.router.network.start_us as u64;
+        for (index, host) in self.hosts.iter_mut().enumerate() {
+            let carried = if index == engine as usize { bytes - part } else { part };
+            if carried > 0 {
+                there_us = there_us.max(host.network.carry(begin_us, carried));
+            }
+        }
+        there_us
     }
 
     fn end_step(&mut self, engine: u32) {

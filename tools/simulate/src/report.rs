@@ -31,6 +31,7 @@ pub enum Unit {
     Millis,
     PerSecond,
     Share,
+    Count,
 }
 
 impl Unit {
@@ -40,6 +41,7 @@ impl Unit {
             Unit::Seconds | Unit::Millis => "s",
             Unit::PerSecond => "1/s",
             Unit::Share => "fraction",
+            Unit::Count => "answers",
         }
     }
 }
@@ -55,7 +57,8 @@ pub struct Metric {
 }
 
 /// What is said of a run, in order.
-pub const METRICS: [Metric; 11] = [
+pub const METRICS: [Metric; 12] = [
+    Metric { name: "answers", title: "answers", unit: Unit::Count, value: |run| run.answers as f64 },
     Metric { name: "ttft_mean_s", title: "TTFT s mean", unit: Unit::Seconds, value: |run| run.ttft_mean_s },
     Metric { name: "ttft_p50_s", title: "p50", unit: Unit::Seconds, value: |run| run.ttft_p50_s },
     Metric { name: "ttft_p90_s", title: "p90", unit: Unit::Seconds, value: |run| run.ttft_p90_s },

@@ -58,6 +58,8 @@ pub struct Assigned {
     input_tokens: u64,
     /// Seconds until its first token, as predicted.
     own_s: f64,
+    /// Whether its transfer is the one that is tried after many were predicted badly.
+    is_tried: bool,
 }
 
 /// What the router hears of a request.
@@ -222,17 +224,18 @@ impl Router {
         if prefill != home {
             self.add_in_flight(prefill, input_tokens);
             self.hand_overs[prefill] += 1;
-            self.sent.send(prefill as u32, ask.path, self.candidates[prefill].hit_tokens as u32);
         }
-        if let Some(kind) = choice.transfer() {
-            self.transfers.started(kind);
-        }
+        let is_tried = choice.transfer().is_some_and(|kind| self.transfers.started(kind));
         let former = self.homes[ask.session as usize].replace(home as u32);
         if let Some(former) = former.filter(|&former| former != home as u32) {
             self.transfers.moved(u64::from(ask.session), former as usize, now_us);
         }
-        let visit = self.sent.send(home as u32, ask.path, self.candidates[home].hit_tokens as u32);
-        (Assigned { choice, new_tokens, prefill_us, input_tokens, own_s }, visit)
+        if prefill != home {
+            self.sent.send(home as u32, ask.path, self.candidates[home].hit_tokens as u32);
+        }
+        // The answer says what was cached where the prompt was computed.
+        let visit = self.sent.send(prefill as u32, ask.path, self.candidates[prefill].hit_tokens as u32);
+        (Assigned { choice, new_tokens, prefill_us, input_tokens, own_s, is_tried }, visit)
     }
 
     fn add_in_flight(&mut self, engine: usize, input_tokens: u64) {
@@ -255,7 +258,7 @@ impl Router {
         self.tell(now_us, News::FirstToken(assigned, ttft_s));
     }
 
-    /// An answer has ended, and says how many tokens of its prompt the engine had.
+    /// An answer has ended, and says how many tokens of its prompt the engine that computed it had.
     pub fn end(
         &mut self,
         now_us: u64,
@@ -303,9 +306,9 @@ impl Router {
                     self.hand_overs[prefill] -= 1;
                 }
             }
-            News::FirstToken(Assigned { choice, own_s, .. }, ttft_s) => {
+            News::FirstToken(Assigned { choice, own_s, is_tried, .. }, ttft_s) => {
                 if let Some(kind) = choice.transfer() {
-                    self.transfers.ended(kind, own_s, ttft_s, now_us);
+                    self.transfers.ended(kind, is_tried, own_s, ttft_s, now_us);
                 }
             }
             News::End {
@@ -316,7 +319,7 @@ impl Router {
             } => {
                 self.end_in_flight(choice.home(), input_tokens);
                 self.answers.learn(output_tokens);
-                self.sent.learn(choice.home() as u32, &visit, cached_tokens);
+                self.sent.learn(choice.prefill() as u32, &visit, cached_tokens);
             }
         }
     }
@@ -328,5 +331,42 @@ impl Router {
         }
         let error = (self.random.random::<f64>() * 2.0 - 1.0) * self.config.errors.hits;
         (f64::from(tokens) * (1.0 + error)) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefixes::NodeId;
+    use forebay_steps::{Launch, Profile};
+
+    fn router(arm: Arm) -> Router {
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let engine_model = EngineModel::new(&profile, Launch::Graph);
+        let network = KvNetwork { start_us: 0.0, us_per_token: 1.0, layers: 32 };
+        let errors = ViewErrors::default();
+        let config = RouterConfig { arm, engine_model, network, errors, knows_hits: false };
+        Router::new(config, 2, 1, 1, 1)
+    }
+
+    #[test]
+    fn what_a_prefiller_had_cached_says_nothing_of_the_engine_that_says_the_answer() {
+        let mut router = router(Arm::Threshold);
+        let mut ask = |turn, tokens| {
+            let path = [Run { node: NodeId(0), start: 0, end: tokens }];
+            let ask = Ask { session: 0, turn, path: &path, input_tokens: tokens };
+            let (assigned, visit) = router.choose(0, &ask, |_| 0, None);
+            router.prefilled(0, assigned);
+            router.end(0, (assigned, visit), 1, 0);
+            let mut hits = [0; 2];
+            router.sent.hits(&path, &mut hits);
+            (assigned.choice, hits)
+        };
+        let (first, _) = ask(0, 8_000);
+        let home = first.home();
+        let (second, hits) = ask(1, 40_000);
+        assert_eq!(second, Choice::HandOver { prefill: 1 - home, decode: home });
+        assert_eq!(hits, [40_000; 2], "both have the prompt, the decoder all of it");
+        assert!(router.is_idle());
     }
 }

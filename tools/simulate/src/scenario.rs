@@ -2,10 +2,10 @@
 //! user says into a cluster, and refuses what makes no sense by name.
 
 use crate::arm::Arm;
-use crate::cluster::{Cluster, ClusterConfig, Outcome, TierConfig};
+use crate::cluster::{Cluster, ClusterConfig, Outcome, Stuck, TierConfig};
 use crate::engine::{Admission, EngineConfig};
 use crate::router::{RouterConfig, ViewErrors};
-use crate::sessions::Pacing;
+use crate::sessions::{Pacing, WarmUp};
 use crate::workload::Workload;
 use forebay_router::EngineModel;
 use forebay_router::elastic::KvNetwork;
@@ -45,9 +45,12 @@ pub struct ScenarioError {
 }
 
 impl Scenario {
-    /// The longest prompt and answer of a request: what fits the model and an engine's pool.
+    /// The longest prompt and answer of a request: what fits the model and an engine's pool. A
+    /// prompt that is cached whole computes its last block again, beside the cached one.
     pub fn most_tokens(&self) -> u32 {
-        self.profile.model.max_model_tokens.min(self.profile.memory.pool_tokens) as u32
+        let Profile { model, memory, .. } = &self.profile;
+        let blocks = (memory.pool_tokens / memory.block_tokens).saturating_sub(1);
+        model.max_model_tokens.min(blocks * memory.block_tokens) as u32
     }
 
     /// Refuses what cannot be simulated.
@@ -58,18 +61,28 @@ impl Scenario {
                 Err(ScenarioError { field, found: value.to_string(), allowed: format!("{least} to {most}") })
             }
         };
-        within("engines", self.engines as f64, 1.0, 1e5)?;
+        within("--engines", self.engines as f64, 1.0, 1e5)?;
         if let Pacing::Closed { at_once, .. } = self.pacing {
-            within("sessions at once", at_once as f64, 1.0, 1e7)?;
+            within("--at-once", at_once as f64, 1.0, 1e7)?;
         }
-        within("network", self.network_gb_per_s, 1e-3, 1e6)?;
-        within("hit error", self.errors.hits, 0.0, 1.0)?;
-        let scheduler = &self.profile.scheduler;
-        within("tokens in a step", scheduler.max_batched_tokens as f64, scheduler.max_seqs as f64, 1e9)
+        if let Pacing::Closed { warm_up: WarmUp::Ramp { share, .. }, .. } = self.pacing {
+            within("--warm-up", share, 0.0, 1.0)?;
+        }
+        within("--answers", self.most_answers as f64, 1.0, usize::MAX as f64)?;
+        within("--network", self.network_gb_per_s, 1e-3, 1e6)?;
+        within("--hit-error", self.errors.hits, 0.0, 1.0)?;
+        let Profile { scheduler, memory, .. } = &self.profile;
+        within("--pool-tokens", memory.pool_tokens as f64, 2.0 * memory.block_tokens as f64, 1e12)?;
+        within(
+            "--max-num-batched-tokens",
+            scheduler.max_batched_tokens as f64,
+            scheduler.max_seqs as f64,
+            1e9,
+        )
     }
 
     /// Runs a workload under an arm.
-    pub fn run(&self, arm: Arm, workload: &Workload, seed: u64) -> Outcome {
+    pub fn run(&self, arm: Arm, workload: &Workload, seed: u64) -> Result<Outcome, Stuck> {
         let Profile { model, memory, scheduler, host_link, .. } = &self.profile;
         let engine = EngineConfig {
             steps: StepModel::new(&self.profile, self.launch),

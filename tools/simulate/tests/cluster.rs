@@ -54,7 +54,7 @@ fn session(lengths: &[u32], output_tokens: u32) -> Workload {
 fn answers_alone(scenario: Scenario, workload: &Workload) -> Vec<Answer> {
     let pacing = Pacing::Closed { at_once: 1, warm_up: WarmUp::Ramp { over_us: 0, share: 0.0 } };
     let alone = Scenario { engines: 1, pacing, ..scenario };
-    alone.run(Arm::Policy(Policy::Lpwl), workload, 1).answers
+    alone.run(Arm::Policy(Policy::Lpwl), workload, 1).unwrap().answers
 }
 
 fn all_arms() -> Vec<Arm> {
@@ -69,12 +69,12 @@ fn every_request_is_answered_once_and_the_same_run_is_the_same() {
         let scenario = Scenario { errors, ..scenario() };
         let workload = workload(&scenario, 60);
         for arm in all_arms() {
-            let Outcome { answers, .. } = scenario.run(arm, &workload, 5);
+            let Outcome { answers, .. } = scenario.run(arm, &workload, 5).unwrap();
             assert_eq!(answers.len(), workload.turns() - 24, "{arm}");
             assert!(
                 answers.iter().all(|it| it.asked_us < it.first_token_us && it.first_token_us <= it.end_us)
             );
-            assert_eq!(scenario.run(arm, &workload, 5).answers, answers, "{arm}");
+            assert_eq!(scenario.run(arm, &workload, 5).unwrap().answers, answers, "{arm}");
         }
     }
 }
@@ -84,7 +84,7 @@ fn arms_that_move_kv_move_some() {
     let scenario = scenario();
     let workload = workload(&scenario, 60);
     let moved = |arm| {
-        let outcome = scenario.run(arm, &workload, 5);
+        let outcome = scenario.run(arm, &workload, 5).unwrap();
         (outcome.pulls > 0, outcome.hand_overs > 0)
     };
     assert_eq!(moved(Arm::Policy(Policy::AddedLatency)), (false, false));
@@ -127,7 +127,7 @@ fn a_cached_prompt_still_computes_a_block() {
     };
     let workload = Workload::new([("a", 0), ("b", 60_000_000)].map(prompt), 10_000).unwrap();
     let open = Scenario { engines: 1, pacing: Pacing::Open, ..scenario() };
-    let answers = open.run(Arm::Policy(Policy::Lpwl), &workload, 1).answers;
+    let answers = open.run(Arm::Policy(Policy::Lpwl), &workload, 1).unwrap().answers;
     assert_eq!([answers[0], answers[1]].map(|it| it.found.gpu_tokens), [0, 6_384]);
 }
 
@@ -149,7 +149,7 @@ fn what_the_gpu_has_lost_is_loaded_from_host_memory() {
     let workload = Workload::new(requests, 30_000).unwrap();
     let run = |tier_bytes| {
         let open = Scenario { engines: 1, pacing: Pacing::Open, tier_bytes, ..scenario.clone() };
-        open.run(Arm::Policy(Policy::Lpwl), &workload, 1).answers[2]
+        open.run(Arm::Policy(Policy::Lpwl), &workload, 1).unwrap().answers[2]
     };
     let (with, without) = (run(16 * GIB), run(0));
     // Both sessions are 39,000 tokens, of which 32,000 fit.
@@ -164,8 +164,9 @@ fn a_router_that_is_wrong_about_hits_makes_requests_wait_longer() {
     let pacing = Pacing::Closed { at_once: 12, warm_up: WarmUp::FirstTurns };
     let scenario = Scenario { pacing, ..scenario() };
     let workload = workload(&scenario, 200);
-    let ttft_mean_s =
-        |scenario: &Scenario| Figures::of(&scenario.run(Arm::Policy(Policy::Lpwl), &workload, 5)).ttft_mean_s;
+    let ttft_mean_s = |scenario: &Scenario| {
+        Figures::of(&scenario.run(Arm::Policy(Policy::Lpwl), &workload, 5).unwrap()).ttft_mean_s
+    };
     let wrong = Scenario { errors: ViewErrors { delay_us: 0, hits: 1.0 }, ..scenario.clone() };
     let (wrong_s, right_s) = (ttft_mean_s(&wrong), ttft_mean_s(&scenario));
     assert!(wrong_s > 1.1 * right_s, "{wrong_s} {right_s}");
@@ -178,9 +179,33 @@ fn what_cannot_be_simulated_is_refused_by_name() {
         change(&mut scenario);
         scenario.check().unwrap_err().to_string()
     };
-    assert_eq!(refused(|it| it.engines = 0), "engines: 0, allowed 1 to 100000");
-    assert_eq!(refused(|it| it.errors.hits = 1.5), "hit error: 1.5, allowed 0 to 1");
-    assert!(refused(|it| it.network_gb_per_s = f64::NAN).starts_with("network: NaN"));
-    assert!(refused(|it| it.profile.scheduler.max_batched_tokens = 512).starts_with("tokens in a step: 512"));
+    assert_eq!(refused(|it| it.engines = 0), "--engines: 0, allowed 1 to 100000");
+    assert_eq!(refused(|it| it.errors.hits = 1.5), "--hit-error: 1.5, allowed 0 to 1");
+    assert!(refused(|it| it.network_gb_per_s = f64::NAN).starts_with("--network: NaN"));
+    assert!(
+        refused(|it| it.profile.scheduler.max_batched_tokens = 512)
+            .starts_with("--max-num-batched-tokens: 512")
+    );
+    assert!(refused(|it| it.profile.memory.pool_tokens = 31).starts_with("--pool-tokens: 31, allowed 32"));
+    assert!(refused(|it| it.most_answers = 0).starts_with("--answers: 0"));
+    let ramp = |share| Pacing::Closed { at_once: 1, warm_up: WarmUp::Ramp { over_us: 0, share } };
+    for share in [f64::NAN, -0.1, 1.1] {
+        let refused = Scenario { pacing: ramp(share), ..scenario() }.check().unwrap_err();
+        assert_eq!(refused.field, "--warm-up");
+    }
     assert!(scenario().check().is_ok());
+}
+
+#[test]
+fn requests_as_long_as_a_pool_of_any_size_are_answered() {
+    for pool_tokens in [32, 47, 50_010] {
+        let mut scenario = Scenario { pacing: Pacing::Open, ..scenario() };
+        scenario.profile.memory.pool_tokens = pool_tokens;
+        scenario.check().unwrap();
+        let workload = workload(&scenario, 4);
+        for arm in all_arms() {
+            let outcome = scenario.run(arm, &workload, 1).unwrap();
+            assert_eq!(outcome.answers.len(), workload.turns(), "{arm} {pool_tokens}");
+        }
+    }
 }

@@ -28,7 +28,7 @@ pub struct Args {
     #[command(flatten)]
     source: Source,
     /// With --preset or --marginals: so many runs, each of a trace of its own
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "trace")]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "trace", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// What is compared: the router's policies; elastic, which also moves KV by cost (elastic-pulls,
     /// elastic-hand-overs: in one way only); threshold, which hands long prompts over; migrate-TURNS, which moves sessions now and then
@@ -39,7 +39,7 @@ pub struct Args {
         default_values_t = [Arm::Policy(Policy::Lpwl), Arm::Policy(Policy::AddedLatency), Arm::Elastic(Kinds::Both)]
     )]
     policies: Vec<Arm>,
-    /// Of these too, say what part of their figures the others' are: rows
+    /// Of these --policies, say what part of their figures the others' are: rows
     /// sim.NAME.POLICY.METRIC.of_OTHER, the median of the runs' ratios
     #[arg(long, value_name = "POLICY,..", value_delimiter = ',')]
     against: Vec<Arm>,
@@ -61,8 +61,8 @@ struct ClusterArgs {
     /// Number of engines
     #[arg(long, value_name = "N", default_value_t = 8)]
     engines: usize,
-    /// GPU and model of the engines
-    #[arg(long, value_name = "NAME", default_value = Profile::DEFAULT)]
+    /// GPU and model of the engines: a shipped profile, or a .toml file of forebay calibrate
+    #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
     /// Tokens whose KV fits an engine's GPU [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
@@ -86,11 +86,11 @@ struct ClusterArgs {
     #[arg(long, value_name = "N", default_value_t = 64)]
     at_once: usize,
     /// Send every request at its time in the trace, however many are under way
-    #[arg(long, conflicts_with_all = ["at_once", "fill"])]
+    #[arg(long, conflicts_with_all = ["at_once", "fill", "ramp", "warm_up"])]
     open: bool,
     /// Answer the first turns of the first sessions before anything else, and count all answers
     /// after that
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["ramp", "warm_up"])]
     fill: bool,
     /// The first sessions begin within this time
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
@@ -113,7 +113,7 @@ struct ViewArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     hit_error: f64,
     /// GPU and model that the router takes the engines for [default: what they are]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME_OR_FILE")]
     router_profile: Option<String>,
     /// Let the router know what engines hold, as no router can
     #[arg(long)]
@@ -129,6 +129,7 @@ struct Runs {
 pub fn run(args: Args) -> CommandResult {
     let scenario = args.scenario()?;
     scenario.check()?;
+    args.check_against()?;
     let mut runs: Vec<Runs> = args.policies.iter().map(|&arm| Runs { arm, figures: Vec::new() }).collect();
     let count = if args.trace.is_empty() { args.seeds } else { args.trace.len() as u64 };
     for index in 0..count {
@@ -136,8 +137,16 @@ pub fn run(args: Args) -> CommandResult {
         let (turns, sessions) = (workload.turns(), workload.sessions.len());
         eprintln!("run {} of {count}: {turns} requests in {sessions} sessions", index + 1);
         for runs in &mut runs {
-            let outcome = scenario.run(runs.arm, &workload, index + 1);
-            runs.figures.push(Figures::of(&outcome));
+            let figures = Figures::of(&scenario.run(runs.arm, &workload, index + 1)?);
+            if figures.answers == 0 {
+                let arm = runs.arm;
+                let error = format!(
+                    "{arm}: none of {turns} answers was counted: counting begins after --warm-up and ends \
+                     when no session is left to begin; allow fewer with --at-once, or ask for more"
+                );
+                return Err(error.into());
+            }
+            runs.figures.push(figures);
         }
     }
     print_table(&runs);
@@ -161,7 +170,7 @@ impl Args {
         let delay_us = micros("--view-delay", self.view.view_delay)?;
         let profile = self.cluster.profile()?;
         let router_profile = match &self.view.router_profile {
-            Some(name) => Profile::shipped(name)?,
+            Some(name) => Profile::find(name)?,
             None => profile.clone(),
         };
         Ok(Scenario {
@@ -179,6 +188,14 @@ impl Args {
         })
     }
 
+    /// Refuses to compare with what is not run.
+    fn check_against(&self) -> Result<(), Error> {
+        match self.against.iter().find(|other| !self.policies.contains(other)) {
+            Some(other) => Err(format!("--against {other}: allowed are those of --policies").into()),
+            None => Ok(()),
+        }
+    }
+
     /// What the run with this index asks.
     fn workload(&self, index: u64, most_tokens: u32) -> Result<Workload, Error> {
         if let Some(trace) = self.trace.get(index as usize) {
@@ -192,7 +209,7 @@ impl Args {
 
 impl ClusterArgs {
     fn profile(&self) -> Result<Profile, Error> {
-        let mut profile = Profile::shipped(&self.profile)?;
+        let mut profile = Profile::find(&self.profile)?;
         let set = |place: &mut usize, given: Option<usize>| *place = given.unwrap_or(*place);
         set(&mut profile.memory.pool_tokens, self.pool_tokens);
         set(&mut profile.scheduler.max_batched_tokens, self.max_num_batched_tokens);
@@ -233,6 +250,7 @@ fn shown(value: f64, unit: Unit) -> String {
         Unit::Millis => format!("{:.1}", value * 1e3),
         Unit::PerSecond => format!("{value:.0}"),
         Unit::Share => format!("{value:.3}"),
+        Unit::Count => format!("{value:.0}"),
     }
 }
 
@@ -243,6 +261,9 @@ fn results(args: &Args, runs: &[Runs]) -> Results {
             let values: Vec<f64> = figures.iter().map(metric.value).collect();
             let name = format!("sim.{}.{arm}.{}", args.name, metric.name);
             results.rows.push(Row::of_runs(&name, metric.unit.name(), &values));
+            if metric.unit == Unit::Count {
+                continue;
+            }
             for other in runs.iter().filter(|other| other.arm != *arm && args.against.contains(&other.arm)) {
                 let others = other.figures.iter().map(metric.value);
                 let ratios: Vec<f64> =
