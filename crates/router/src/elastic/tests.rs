@@ -110,7 +110,7 @@ fn each_guard_stops_a_transfer() {
     let mut moved = Case::new(&QUEUED_HOME);
     moved.transfers.moved(7, 1, 0);
     let mut stopped = Case::new(&QUEUED_HOME);
-    (0..20).for_each(|_| stopped.transfers.ended(TransferKind::Pull, 0.1, 1.0, 0));
+    (0..20).for_each(|_| stopped.transfers.ended(TransferKind::Pull, false, 0.1, 1.0, 0));
     let mut unable = Case::new(&QUEUED_HOME);
     unable.kinds = vec![TransferKind::HandOver];
     let cases = [
