@@ -32,8 +32,11 @@ pub struct Schedule {
     sessions_max: usize,
     /// Those, with how many of their sessions, sub-agents' included, are under way.
     begun: HashMap<String, usize>,
-    /// First turns that are due and whose session may not begin yet.
-    held: VecDeque<Due>,
+    /// First turns that are due and whose top-level session, by whose name they are here, has no
+    /// place yet.
+    held: HashMap<String, Vec<Due>>,
+    /// Those sessions in the order in which they get one.
+    held_order: VecDeque<String>,
     next_sequence: u64,
     len: usize,
 }
@@ -69,7 +72,8 @@ impl Schedule {
             sessions: HashMap::new(),
             sessions_max: sessions_max.unwrap_or(usize::MAX),
             begun: HashMap::new(),
-            held: VecDeque::new(),
+            held: HashMap::new(),
+            held_order: VecDeque::new(),
             next_sequence: 0,
             len: 0,
         }
@@ -99,17 +103,18 @@ impl Schedule {
     pub fn take(&mut self, now_us: u64) -> Option<Due> {
         while self.next_due_us()? <= now_us {
             let ((due_us, _), request) = self.due.pop_first()?;
-            if self.begin(&request) {
+            let due = Due { due_us, request };
+            if self.begin(&due) {
                 self.len -= 1;
-                return Some(Due { due_us, request });
+                return Some(due);
             }
-            self.held.push_back(Due { due_us, request });
+            self.hold(due);
         }
         None
     }
 
     /// Whether a request may go now: unless it is the first of a session that has no place yet.
-    fn begin(&mut self, request: &TraceRequest) -> bool {
+    fn begin(&mut self, Due { due_us, request }: &Due) -> bool {
         let Some(session) = self.sessions.get_mut(&request.session) else { return true };
         if session.has_begun {
             return true;
@@ -119,11 +124,33 @@ impl Schedule {
             return false;
         }
         session.has_begun = true;
-        *self.begun.entry(session.root.clone()).or_default() += 1;
+        let root = session.root.clone();
+        *self.begun.entry(root.clone()).or_default() += 1;
+        self.release(&root, *due_us);
         true
     }
 
-    /// A session has ended. The first one that waits for a place gets it.
+    /// Puts a first turn aside until its top-level session has a place.
+    fn hold(&mut self, due: Due) {
+        let root = due.request.root_session().to_owned();
+        if !self.held.contains_key(&root) {
+            self.held_order.push_back(root.clone());
+        }
+        self.held.entry(root).or_default().push(due);
+    }
+
+    /// All first turns that wait for this top-level session are due. Says whether there were any.
+    fn release(&mut self, root: &str, now_us: u64) -> bool {
+        let first_turns = self.held.remove(root).unwrap_or_default();
+        let any = !first_turns.is_empty();
+        for Due { due_us, request } in first_turns {
+            self.put(due_us.max(now_us), request);
+        }
+        any
+    }
+
+    /// A session has ended. If its top-level session has with it, the first one that waits gets
+    /// its place.
     fn leave(&mut self, root: &str, now_us: u64) {
         let Some(sessions) = self.begun.get_mut(root) else { return };
         *sessions -= 1;
@@ -131,8 +158,11 @@ impl Schedule {
             return;
         }
         self.begun.remove(root);
-        if let Some(Due { due_us, request }) = self.held.pop_front() {
-            self.put(due_us.max(now_us), request);
+        // Some got a place in another way: through a sub-agent that was due when one was free.
+        while let Some(next) = self.held_order.pop_front() {
+            if self.release(&next, now_us) {
+                return;
+            }
         }
     }
 
@@ -303,6 +333,30 @@ mod tests {
         assert_eq!(taken(schedule.take(20)), ("b".into(), 0, 20));
     }
 
+    fn sub_agent(session: &str, parent: &str) -> TraceRequest {
+        TraceRequest { parent_session: Some(parent.into()), ..request(session, 0, 0, None) }
+    }
+
+    #[test]
+    fn a_session_that_gets_a_place_takes_its_waiting_sub_agents_along() {
+        let mut schedule = Schedule::new(Pacing::Closed, Some(1));
+        for first in [request("a", 0, 0, None), request("b", 0, 0, None), sub_agent("b/1", "b")] {
+            schedule.add(first);
+        }
+        for first in [request("c", 0, 0, None), sub_agent("b/2", "b")] {
+            schedule.add(first);
+        }
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!(schedule.take(0), None);
+        schedule.ended("a", 10);
+        for session in ["b", "b/1", "b/2"] {
+            assert_eq!(taken(schedule.take(10)), (session.into(), 0, 10));
+        }
+        assert_eq!(schedule.take(10), None, "c has no place yet");
+        ["b", "b/1", "b/2"].into_iter().for_each(|session| schedule.ended(session, 20));
+        assert_eq!(taken(schedule.take(20)), ("c".into(), 0, 20));
+    }
+
     proptest! {
         #[test]
         fn every_request_is_taken_once_in_turn_order_and_never_early(
@@ -317,7 +371,10 @@ mod tests {
             let mut turns = [0u32; 4];
             for &(session, gap_us, think_us) in &shape {
                 arrival_us += gap_us;
-                schedule.add(request(&session.to_string(), turns[session], arrival_us, think_us));
+                let request = request(&session.to_string(), turns[session], arrival_us, think_us);
+                // The odd ones are sub-agents.
+                let parent_session = (session % 2 == 1).then(|| (session - 1).to_string());
+                schedule.add(TraceRequest { parent_session, ..request });
                 turns[session] += 1;
             }
             let mut next_turn = HashMap::<String, u32>::new();
