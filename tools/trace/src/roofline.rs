@@ -1,6 +1,6 @@
-//! `roofline`: what a trace takes of a GPU at least, by the step model of a profile, and which half
-//! bounds it. It knows lengths, prefixes and constants. No scheduling can need less; queues, the
-//! API and evictions come on top.
+//! `roofline`: an estimate of what a trace takes of a GPU, by the step model of a profile, and which
+//! half bounds it. It knows lengths, prefixes and constants. It is no bound: queues, the API and
+//! evictions come on top, and steps that answers share with prompts take off.
 
 use crate::format::TraceError;
 use crate::info::{InfoError, MAX_DISTINCT_BLOCKS};
@@ -130,8 +130,8 @@ impl Roofline {
         survey.finish()
     }
 
-    /// The least that one GPU needs for all of it.
-    pub fn least_s(&self) -> f64 {
+    /// What one GPU needs for all of it.
+    pub fn total_s(&self) -> f64 {
         self.prefill_s + self.decode_s
     }
 }
@@ -152,7 +152,7 @@ impl Display for Roofline {
             ("prefill, everything that came before cached", self.prefill_s),
             ("decode, one at a time", self.decode_alone_s),
             (&decode[..], self.decode_s),
-            ("at least", self.least_s()),
+            ("both", self.total_s()),
         ] {
             let share = if self.span_s > 0.0 {
                 format!("{:.1} %", 100.0 * seconds / self.span_s)
@@ -162,20 +162,16 @@ impl Display for Roofline {
             writeln!(out, "{name:<52}{seconds:>10.1}{share:>14}")?;
         }
         let (half, share) = if self.prefill_s >= self.decode_s {
-            ("prefill", self.prefill_s / self.least_s())
+            ("prefill", self.prefill_s / self.total_s())
         } else {
-            ("decode", self.decode_s / self.least_s())
+            ("decode", self.decode_s / self.total_s())
         };
-        writeln!(out, "\nbound by {half}, {:.0} % of the least", 100.0 * share)?;
+        writeln!(out, "\nbound by {half}, {:.0} % of both", 100.0 * share)?;
         if self.span_s > 0.0 {
-            let engines = (self.least_s() / self.span_s).ceil().max(1.0);
-            writeln!(out, "engines for the trace's own rate: at least {engines}")?;
+            let engines = (self.total_s() / self.span_s).ceil().max(1.0);
+            writeln!(out, "engines for the trace's own rate: about {engines}")?;
         }
-        writeln!(
-            out,
-            "one engine serves at most {:.2} requests/s of it",
-            self.requests as f64 / self.least_s()
-        )
+        writeln!(out, "one engine serves about {:.2} requests/s of it", self.requests as f64 / self.total_s())
     }
 }
 
@@ -233,8 +229,8 @@ mod tests {
         let long = |arrival_us| request(arrival_us, 8_000, 1, &[]);
         let text = roofline(&[long(0), long(100_000)]).to_string();
         // 0.405 s of prefill in 0.1 s.
-        assert!(text.contains("bound by prefill, 100 % of the least"), "{text}");
-        assert!(text.contains("own rate: at least 5"), "{text}");
+        assert!(text.contains("bound by prefill, 100 % of both"), "{text}");
+        assert!(text.contains("own rate: about 5"), "{text}");
         let text = roofline(&[request(0, 10, 1_000, &[])]).to_string();
         assert!(text.contains("bound by decode") && !text.contains("own rate"), "{text}");
     }

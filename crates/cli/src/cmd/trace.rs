@@ -31,7 +31,7 @@ pub struct Args {
 enum Command {
     /// Print the figures of a trace: lengths, reuse, hits of caches, sessions
     Info(InfoArgs),
-    /// Print what a trace takes of a GPU at least, and whether prompts or answers bound it
+    /// Estimate what a trace takes of a GPU, and whether prompts or answers bound it
     Roofline(RooflineArgs),
     /// Make a smaller trace of whole sessions
     Sample(SampleArgs),
