@@ -3,6 +3,7 @@
 use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
+use crate::reported_load::FRESH_US;
 use crate::request_log::RequestLogPlace;
 use crate::slots::MAX_ENGINES;
 use http::HeaderValue;
@@ -11,6 +12,9 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Two readings of metrics are compared, so the one before must still be believed.
+const METRICS_INTERVAL_MAX: Duration = Duration::from_micros(FRESH_US / 2);
 
 /// An engine to route to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +158,9 @@ pub enum ConfigError {
     /// A time that no load takes.
     #[error("load us per token: {0} is no time; 0 and more are allowed")]
     LoadTime(f64),
+    /// Every reading of metrics would be stale before the next one.
+    #[error("metrics interval: {0:?}, at most {METRICS_INTERVAL_MAX:?} are allowed")]
+    MetricsInterval(Duration),
     /// Next to nothing would fit the decision log.
     #[error("decision log: {0} bytes, at least {BYTES_MIN} are allowed")]
     DecisionLogBytes(u64),
@@ -313,6 +320,9 @@ impl Limits {
             ("maximum in flight", self.max_in_flight),
             ("maximum connections", self.max_connections),
         ];
+        if self.metrics_interval > METRICS_INTERVAL_MAX {
+            return Err(ConfigError::MetricsInterval(self.metrics_interval));
+        }
         let zero_duration = durations.iter().find(|(_, duration)| duration.is_zero()).map(|(name, _)| *name);
         let zero_count = counts.iter().find(|(_, count)| *count == 0).map(|(name, _)| *name);
         zero_duration.or(zero_count).map_or(Ok(()), |name| Err(ConfigError::Zero(name)))
@@ -381,6 +391,10 @@ mod tests {
             let message = format!("load us per token: {load_us} is no time; 0 and more are allowed");
             assert_eq!(bad.check().unwrap_err().to_string(), message);
         }
+        let mut slow = config(&[("a", "http://h:1")]);
+        slow.limits.metrics_interval = Duration::from_secs(3);
+        let message = "metrics interval: 3s, at most 2.5s are allowed";
+        assert_eq!(slow.check().unwrap_err().to_string(), message);
         let place = DecisionLogPlace { path: "log".into(), bytes: 1_000 };
         let small = RouterConfig { decision_log: Some(place), ..config(&[("a", "http://h:1")]) };
         let message = "decision log: 1000 bytes, at least 1048576 are allowed";

@@ -109,8 +109,8 @@ impl Decisions {
     }
 
     /// All that are remembered, oldest first.
-    pub fn records(&self) -> Vec<DecisionRecord> {
-        self.entries.iter().map(|entry| entry.record()).collect()
+    pub fn entries(&self) -> Vec<Arc<Entry>> {
+        self.entries.iter().cloned().collect()
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
                 entry.outcome.set(done).unwrap();
             }
         }
-        let records = decisions.records();
+        let records: Vec<_> = decisions.entries().iter().map(|entry| entry.record()).collect();
         assert_eq!((records.len(), records[0].number, records[0].at_us), (REMEMBERED, 10, 100));
         assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));

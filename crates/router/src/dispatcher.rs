@@ -4,7 +4,7 @@
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
 use crate::chain::{CHUNK_BYTES, Chain};
-use crate::decisions::{DecisionRecord, Decisions, Entry, Outcome};
+use crate::decisions::{Decisions, Entry, Outcome};
 use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
@@ -215,7 +215,11 @@ impl Dispatcher {
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
         let former_home = self.homes.get(routing.session);
-        let home = former_home.filter(|home| self.backends[home.slot].tenant == home.tenant);
+        let is_there = |home: &Home| {
+            let backend = &self.backends[home.slot];
+            backend.tenant == home.tenant && backend.membership != Membership::Gone
+        };
+        let home = former_home.filter(is_there);
         let home = home.map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
@@ -229,8 +233,8 @@ impl Dispatcher {
         if routing.endpoint.is_some() {
             let tenant = self.backends[chosen].tenant;
             self.homes.insert(routing.session, Home { slot: chosen, tenant });
+            self.average_prefill.learn(prefill.tokens, prefill_us);
         }
-        self.average_prefill.learn(prefill.tokens, prefill_us);
         let backend = &mut self.backends[chosen];
         backend.in_flight += 1;
         backend.waiting += 1;
@@ -263,7 +267,7 @@ impl Dispatcher {
             input_tokens,
             new_tokens: prefill.tokens,
             prefill_us,
-            sought: self.stores.seek(chosen, &routing.chain),
+            sought: self.stores.seek(chosen, &routing.chain, prefill.load_us > 0.0),
             visit: self.index.visit(chosen, &routing.chain),
             former_home,
             computed: false,
@@ -310,13 +314,7 @@ impl Dispatcher {
 
     /// The first byte of the answer's body has come, after this status. If it is below 400 the
     /// prompt is computed; other answers teach nothing.
-    pub fn first_byte(
-        &mut self,
-        now_us: u64,
-        routing: &RoutingFacts,
-        assignment: &mut Assignment,
-        status: u16,
-    ) {
+    pub fn first_byte(&mut self, now_us: u64, assignment: &mut Assignment, status: u16) {
         if assignment.first_byte_us.is_some() {
             return;
         }
@@ -327,9 +325,6 @@ impl Dispatcher {
         backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         if assignment.computed {
             backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
-            if let Some(sought) = &assignment.sought {
-                self.stores.computed(sought, &routing.chain);
-            }
         }
     }
 
@@ -379,8 +374,11 @@ impl Dispatcher {
         if assignment.computed {
             let of_engine = cached.map(|cached| cached.in_engine_bytes);
             self.index.settle(assignment.visit, of_engine);
-            if let Some((sought, cached)) = assignment.sought.zip(cached) {
-                self.stores.settle(&sought, cached.found);
+            if let Some(sought) = assignment.sought {
+                self.stores.computed(&sought, &routing.chain);
+                if let Some(cached) = cached {
+                    self.stores.settle(&sought, cached.found);
+                }
             }
         } else {
             self.forget_home(routing.session, index, assignment.former_home);
@@ -483,8 +481,8 @@ impl Dispatcher {
     }
 
     /// The last decisions, oldest first.
-    pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.decisions.records()
+    pub fn decisions(&self) -> Vec<Arc<Entry>> {
+        self.decisions.entries()
     }
 }
 

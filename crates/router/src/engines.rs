@@ -220,7 +220,9 @@ impl Engines {
 
     /// The last decisions, oldest first.
     pub fn decisions(&self) -> Vec<DecisionRecord> {
-        self.inner.lock().dispatcher.decisions()
+        // Names are copied when nobody waits for the lock.
+        let entries = self.inner.lock().dispatcher.decisions();
+        entries.iter().map(|entry| entry.record()).collect()
     }
 
     /// Where decisions are logged, if they are.
@@ -292,7 +294,7 @@ impl Attempt {
         if let Some(assignment) = &mut self.open {
             let now_us = self.engines.now_us();
             let mut inner = self.engines.inner.lock();
-            inner.dispatcher.first_byte(now_us, &self.routing, assignment, status);
+            inner.dispatcher.first_byte(now_us, assignment, status);
         }
     }
 

@@ -82,13 +82,14 @@ pub struct Decision {
 /// # Ok::<(), forebay_steps::ProfileError>(())
 /// ```
 pub fn choose(policy: Policy, view: &View, request: &Request) -> Option<Decision> {
+    let places = places_from_turn(view);
     let scores: Vec<Option<f64>> = view
         .candidates
         .iter()
-        .enumerate()
-        .map(|(index, candidate)| candidate.eligible.then(|| score(policy, view, request, index)))
+        .zip(&places)
+        .map(|(candidate, place)| candidate.eligible.then(|| score(policy, view, request, candidate, *place)))
         .collect();
-    let (chosen, reason) = lowest(view, &scores)?;
+    let (chosen, reason) = lowest(view, &places, &scores)?;
     if policy == Policy::SessionSticky
         && let Some(home) = request.home
         && scores.get(home).is_some_and(Option::is_some)
@@ -98,14 +99,13 @@ pub fn choose(policy: Policy, view: &View, request: &Request) -> Option<Decision
     Some(Decision { chosen, reason, scores })
 }
 
-fn score(policy: Policy, view: &View, request: &Request, index: usize) -> f64 {
-    let candidate = &view.candidates[index];
+fn score(policy: Policy, view: &View, request: &Request, candidate: &Candidate, place: u64) -> f64 {
     let prefill_tokens = || {
         let new_tokens = Prefill::new(view.engine_model, candidate, request.input_tokens).tokens;
         candidate.pending_prefill_tokens.saturating_add(new_tokens) as f64
     };
     match policy {
-        Policy::RoundRobin => places_from_turn(view, index) as f64,
+        Policy::RoundRobin => place as f64,
         Policy::LeastLoaded | Policy::SessionSticky => f64::from(candidate.in_flight),
         Policy::Linear => prefill_tokens() + candidate.context_tokens as f64,
         Policy::Lmetric => prefill_tokens() * (f64::from(candidate.in_flight) + 1.0),
@@ -114,18 +114,25 @@ fn score(policy: Policy, view: &View, request: &Request, index: usize) -> f64 {
     }
 }
 
-/// How many places after the one whose turn it is.
-fn places_from_turn(view: &View, index: usize) -> u64 {
-    let count = view.candidates.len() as u64;
-    (index as u64 + count - view.turn % count) % count
+/// How many places after the one whose turn it is, among those that are eligible: one that is not
+/// leaves its turns to all of them.
+fn places_from_turn(view: &View) -> Vec<u64> {
+    let count = view.candidates.iter().filter(|candidate| candidate.eligible).count() as u64;
+    let mut before = 0;
+    let place = |candidate: &Candidate| {
+        let place = (before + count - view.turn % count.max(1)) % count.max(1);
+        before += u64::from(candidate.eligible);
+        place
+    };
+    view.candidates.iter().map(place).collect()
 }
 
-fn lowest(view: &View, scores: &[Option<f64>]) -> Option<(usize, Reason)> {
+fn lowest(view: &View, places: &[u64], scores: &[Option<f64>]) -> Option<(usize, Reason)> {
     let load = |index: usize| view.candidates[index].in_flight;
     let eligible =
         || scores.iter().enumerate().filter_map(|(index, score)| score.map(|score| (index, score)));
     let (chosen, lowest) = eligible().min_by(|&(a, score_a), &(b, score_b)| {
-        let by_turn = || places_from_turn(view, a).cmp(&places_from_turn(view, b));
+        let by_turn = || places[a].cmp(&places[b]);
         score_a.total_cmp(&score_b).then_with(|| load(a).cmp(&load(b))).then_with(by_turn)
     })?;
     let rivals = || eligible().filter(|&(index, score)| index != chosen && score == lowest);

@@ -21,10 +21,14 @@ pub fn predict(engine: &EngineModel, candidate: &Candidate, request: &Request) -
     let Candidate { in_flight, context_tokens, pending_prefill_us, .. } = *candidate;
     let api_us = steps.api_us(usize::try_from(request.input_tokens).unwrap_or(usize::MAX));
     let prefill_us = Prefill::new(engine, candidate, request.input_tokens).us();
+    // What does not fit waits, and makes no step longer.
+    let decode_us = |requests: u64, tokens: u64| {
+        steps.decode_step_us(requests.min(u64::from(engine.max_seqs)), tokens.min(candidate.pool_tokens))
+    };
     // The last of its prompt is computed in a step with everybody's decodes.
-    let last_us = steps.decode_step_us(u64::from(in_flight), context_tokens);
+    let last_us = decode_us(u64::from(in_flight), context_tokens);
     let beside_it = u64::from(in_flight) + 1;
-    let step_us = steps.decode_step_us(beside_it, context_tokens.saturating_add(request.input_tokens));
+    let step_us = decode_us(beside_it, context_tokens.saturating_add(request.input_tokens));
     Prediction {
         first_byte_us: (api_us + pending_prefill_us as f64 + prefill_us + last_us).round() as u64,
         output_us: (request.output_tokens as f64 * step_us).round() as u64,

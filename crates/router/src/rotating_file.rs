@@ -40,7 +40,11 @@ impl RotatingFile {
     fn rotate(&mut self) -> io::Result<()> {
         let mut former = self.path.clone().into_os_string();
         former.push(".1");
-        std::fs::rename(&self.path, former)?;
+        match std::fs::rename(&self.path, former) {
+            // Somebody took it away, or it was renamed before and the new one could not be made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed?,
+        }
         self.file = append(&self.path)?;
         self.before = self.header.clone();
         self.written_bytes = 0;
@@ -121,6 +125,19 @@ mod tests {
         std::fs::write(&path, "whole\nhal").unwrap();
         RotatingFile::open(&path, 1_000, b"head\n".to_vec()).unwrap().write_all(b"line\n").unwrap();
         assert_eq!(read(&path), "whole\nhal\nhead\nline\n");
+    }
+
+    #[test]
+    fn a_file_that_somebody_took_away_is_made_anew_when_it_is_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut file = RotatingFile::open(&path, 100, b"head\n".to_vec()).unwrap();
+        file.write_all(b"first\n").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for _ in 0..10 {
+            file.write_all(b"later\n").unwrap();
+        }
+        assert!(read(&path).starts_with("head\nlater\n"));
     }
 
     #[test]

@@ -137,6 +137,8 @@ impl Router {
             let (done, ended) = oneshot::channel();
             let run = move || {
                 runtime.block_on(run_thread(listener, router, arrivals));
+                // A file or a name server that hangs must not hold up the end.
+                runtime.shutdown_background();
                 drop(done);
             };
             let name = format!("route-{number}");

@@ -28,6 +28,8 @@ pub struct Sought {
     predicted: usize,
     /// Ages of the prompt's known chunks, by the store's clock.
     ages: Vec<i64>,
+    /// The engine was taken to load what the store holds.
+    to_load: bool,
 }
 
 /// What an answer says of where its prompt was found.
@@ -81,15 +83,16 @@ impl StoreIndex {
 
     /// What the store of an engine is believed to hold of a prompt that goes there; `None` where
     /// the engine has none.
-    pub fn seek(&self, engine: usize, chain: &Chain) -> Option<Sought> {
+    pub fn seek(&self, engine: usize, chain: &Chain, to_load: bool) -> Option<Sought> {
         let store = self.of_engine[engine]?;
         let cache = &self.stores[store].cache;
         let (predicted, ages) = (cache.hit_chunks(chain), cache.ages(chain));
-        Some(Sought { store, chunks: chain.chunks(), predicted, ages })
+        Some(Sought { store, chunks: chain.chunks(), predicted, ages, to_load })
     }
 
-    /// The prompt is computed: from now on the store is believed to hold it. Unlike an engine, for
-    /// which whoever comes later waits, a store has nothing of a prompt before that.
+    /// The prompt is computed and its answer said, so that the engine had time to store it: from now
+    /// on the store is believed to hold it. Unlike an engine, for which whoever comes later waits, a
+    /// store has nothing of a prompt before that.
     pub fn computed(&mut self, sought: &Sought, chain: &Chain) {
         let cache = &mut self.stores[sought.store].cache;
         let held = cache.hit_chunks(chain);
@@ -101,7 +104,10 @@ impl StoreIndex {
         let cache = &mut self.stores[sought.store].cache;
         let chunks = (found.bytes / CHUNK_BYTES).min(sought.chunks);
         if is_less(chunks, sought.predicted) {
-            cache.lost(chunks, &sought.ages);
+            // An engine that computes what it could load says nothing of the store.
+            if sought.to_load {
+                cache.lost(chunks, &sought.ages);
+            }
         } else if found.in_store && is_more(chunks, sought.predicted) {
             cache.held(chunks, &sought.ages);
         }
@@ -160,7 +166,7 @@ mod tests {
 
     /// An engine computes a prompt, of which so many chunks are found.
     fn serve(index: &mut StoreIndex, engine: usize, chain: &Chain, found: usize, in_store: bool) {
-        let sought = index.seek(engine, chain).unwrap();
+        let sought = index.seek(engine, chain, true).unwrap();
         index.computed(&sought, chain);
         index.settle(&sought, Found { bytes: found * CHUNK_BYTES, in_store });
     }
@@ -169,12 +175,26 @@ mod tests {
     fn what_one_engine_has_computed_is_held_for_all_that_share_its_store() {
         let mut index = index();
         let chain = prompt(1, 20);
-        let sought = index.seek(0, &chain).unwrap();
+        let sought = index.seek(0, &chain, true).unwrap();
         assert_eq!(hits(&index, &chain), [0; 4], "sent is not computed");
         index.computed(&sought, &chain);
         assert_eq!(hits(&index, &chain), [20, 20, 0, 0]);
         assert_eq!(hits(&index, &prompt(2, 20)), [0; 4], "another prompt");
-        assert!(index.seek(3, &chain).is_none());
+        assert!(index.seek(3, &chain, true).is_none());
+    }
+
+    #[test]
+    fn an_engine_that_computes_what_it_could_load_says_nothing_of_the_store() {
+        let mut index = index();
+        let chain = prompt(1, 20);
+        serve(&mut index, 0, &chain, 0, false);
+        let nothing = Found { bytes: 0, in_store: false };
+        let sought = index.seek(1, &chain, false).unwrap();
+        index.settle(&sought, nothing);
+        assert_eq!(hits(&index, &chain)[..2], [20, 20]);
+        let sought = index.seek(1, &chain, true).unwrap();
+        index.settle(&sought, nothing);
+        assert_eq!(hits(&index, &chain)[..2], [0, 0], "it looked there, and found nothing");
     }
 
     #[test]

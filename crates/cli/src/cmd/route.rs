@@ -213,6 +213,8 @@ enum TokenError {
     Io { path: PathBuf, error: std::io::Error },
     #[error("{path}: the token has {bytes} bytes, 1 to {TOKEN_BYTES_MAX} are allowed")]
     Length { path: PathBuf, bytes: usize },
+    #[error("{path}: the token has a byte that no header may have; printable ASCII is allowed")]
+    Byte { path: PathBuf },
 }
 
 const TOKEN_BYTES_MAX: usize = 4096;
@@ -221,8 +223,9 @@ const TOKEN_BYTES_MAX: usize = 4096;
 fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
     let path = path.to_path_buf();
     let token = std::fs::read(&path).map_err(|error| TokenError::Io { path: path.clone(), error })?;
-    let token = token.strip_suffix(b"\n").unwrap_or(&token).to_vec();
+    let token = token.trim_ascii_end().to_vec();
     match token.len() {
+        _ if token.iter().any(|byte| !(b' '..=b'~').contains(byte)) => Err(TokenError::Byte { path }),
         1..=TOKEN_BYTES_MAX => Ok(token),
         bytes => Err(TokenError::Length { path, bytes }),
     }

@@ -38,7 +38,11 @@ struct Replaying {
     /// Given, or what the log says last.
     engine_model: Option<EngineModel>,
     is_given: bool,
+    /// The router's, as the log says last.
+    policy: Option<Policy>,
     decisions: u64,
+    /// Decisions about requests that go by load under every policy.
+    by_load: u64,
     unread: u64,
 }
 
@@ -50,7 +54,9 @@ pub fn run(args: Args) -> CommandResult {
         replay: Replay::new(&policies),
         is_given: engine_model.is_some(),
         engine_model,
+        policy: None,
         decisions: 0,
+        by_load: 0,
         unread: 0,
     };
     replaying.read(&args.log)?;
@@ -97,8 +103,17 @@ impl Replaying {
 
     fn take(&mut self, text: &[u8]) -> Result<(), String> {
         match Line::read(text).map_err(|error| error.to_string())? {
-            Line::Router(router) if !self.is_given => self.engine_model = Some(router.engine_model),
-            Line::Router(_) => {}
+            Line::Router(router) => {
+                self.policy = Some(router.policy);
+                if !self.is_given {
+                    self.engine_model = Some(router.engine_model);
+                }
+            }
+            Line::Decision(decision)
+                if self.policy.is_some_and(|policy| policy != decision.record.policy) =>
+            {
+                self.by_load += 1;
+            }
             Line::Decision(decision) => {
                 let engine_model = self
                     .engine_model
@@ -112,7 +127,10 @@ impl Replaying {
     }
 
     fn show(&self) {
-        println!("{} decisions; {} lines could not be read", self.decisions, self.unread);
+        println!(
+            "{} decisions; {} by load under every policy left out; {} lines could not be read",
+            self.decisions, self.by_load, self.unread
+        );
         let accuracy = self.replay.accuracy();
         for (name, errors) in [("first byte", &accuracy.first_byte_s), ("output", &accuracy.output_s)] {
             let [low, middle, high] = [0.1, 0.5, 0.9].map(|share| errors.quantile(share));

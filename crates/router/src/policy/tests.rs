@@ -201,11 +201,11 @@ fn a_burst_of_one_prompt_does_not_queue_at_its_owner_while_others_idle() {
 }
 
 #[test]
-fn round_robin_takes_turns_and_passes_over_the_ineligible() {
-    let rows = [(true, 9, 0, 0, 0), (false, 0, 0, 0, 0), (true, 0, 0, 0, 0)];
+fn turns_are_shared_evenly_by_those_that_are_eligible() {
+    let rows = [(true, 9, 0, 0, 0), (false, 0, 0, 0, 0), (false, 0, 0, 0, 0), (true, 0, 0, 0, 0)];
     let chosen: Vec<usize> =
         (0..6).map(|turn| decide(Policy::RoundRobin, &rows, turn, None).unwrap().chosen).collect();
-    assert_eq!(chosen, [0, 2, 2, 0, 2, 2]);
+    assert_eq!(chosen, [0, 3, 0, 3, 0, 3]);
 }
 
 #[test]
