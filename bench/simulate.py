@@ -3,8 +3,10 @@
 
     bench/simulate.py [EXPERIMENT ..] [--forebay PROGRAM] [--seeds N]
 
-Without a name all of them run, one after the other. Every cell is a call of `forebay simulate`, which is
-printed first and can be repeated by itself. Knows which cells there are, and what was measured on GPUs.
+Without a name all but `speed` run, one after the other, in a few minutes. Every cell is a call of
+`forebay simulate`, which is printed first and can be repeated by itself. Recorded traces are looked for in
+$FOREBAY_TRACES, and `traces` is left out without them. Knows which cells there are, and what was measured
+on GPUs.
 """
 
 import argparse
@@ -29,6 +31,10 @@ LONG = "--preset long-context --profile h20-qwen3-coder-30b-a3b --tier 140GiB"
 WARM = f"--marginals {BENCH / 'vllm_load.toml'} --sessions 900 --profile h200-llama-3.1-8b --tier 60GiB"
 
 Row = dict[str, Any]
+
+
+class Skipped(Exception):
+    """What an experiment needs is not there."""
 
 
 class Simulator:
@@ -134,6 +140,8 @@ def limits(simulator: Simulator) -> None:
 def traces(simulator: Simulator) -> None:
     """Recorded traffic, of which there is one trace each: those in $FOREBAY_TRACES."""
     folder = Path(os.environ.get("FOREBAY_TRACES", "traces"))
+    if not folder.is_dir():
+        raise Skipped(f"no recorded traces in {folder}: say where they are with FOREBAY_TRACES")
     policies = "--policies lpwl,session-sticky,added-latency,elastic --against lpwl,added-latency"
     h20 = f"--profile h20-qwen3-coder-30b-a3b --tier 140GiB --engines 4 --at-once 24 {policies}"
     h200 = f"--profile h200-llama-3.1-8b --tier 60GiB --engines 8 --open {policies}"
@@ -184,9 +192,13 @@ def main() -> None:
     unknown = set(args.experiment) - EXPERIMENTS.keys()
     if unknown:
         sys.exit(f"{', '.join(sorted(unknown))}: no such experiment; there are {', '.join(EXPERIMENTS)}")
-    for name in args.experiment or EXPERIMENTS:
+    for name in args.experiment or [name for name in EXPERIMENTS if name != "speed"]:
         simulator = Simulator(args.forebay, args.seeds)
-        EXPERIMENTS[name](simulator)
+        try:
+            EXPERIMENTS[name](simulator)
+        except Skipped as reason:
+            print(f"{name}: left out, {reason}")
+            continue
         made = {"bench": "simulate", **simulator.said, "rows": simulator.rows}
         file = RESULTS / f"simulate-{name}.json"
         file.write_text(json.dumps(made, indent=2) + "\n")
