@@ -29,6 +29,7 @@ fn arguments_that_make_no_sense_are_refused_before_anything_is_sent() {
         (["--out", "a.toml", "--time", "91"], "--time is 91 s; allowed are at most 90 s"),
         (["--out", "a.toml", "--max-num-seqs", "0"], "invalid value '0'"),
         (["--out", "a.toml", "--like", "b300"], "unknown profile \"b300\""),
+        (["--out", "/nowhere/a.toml", "--time", "60"], "--out /nowhere/a.toml: No such file or directory"),
     ] {
         let output = forebay(&["calibrate", "http://127.0.0.1:9"]).args(arguments).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -35,13 +35,13 @@ pub enum CalibrateError {
         "the engine is too slow for the time of {seconds} s: it computed prompts of {lengths} lengths, \
          and {needed} are needed"
     )]
-    TooSlow { seconds: u64, lengths: usize, needed: usize },
+    TooSlow { seconds: f64, lengths: usize, needed: usize },
     #[error("the engine returns no token ids (`return_token_ids`), so its tokens cannot be timed")]
     NoTokenIds,
     #[error("{requests} requests never decoded at the same time: say how many can with --max-num-seqs")]
     NotTogether { requests: usize },
     #[error("not done within {seconds} s")]
-    Late { seconds: u64 },
+    Late { seconds: f64 },
     #[error(transparent)]
     Fit(#[from] FitError),
     /// All was measured, and no constants explain it.

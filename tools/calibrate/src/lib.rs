@@ -70,7 +70,7 @@ pub async fn calibrate(
 ) -> Result<Calibration, CalibrateError> {
     let time = time.min(TIME_MAX);
     let measured = timeout(time, measure(target, given, like, time, &mut tell)).await;
-    measured.map_err(|_| CalibrateError::Late { seconds: time.as_secs() })?
+    measured.map_err(|_| CalibrateError::Late { seconds: time.as_secs_f64() })?
 }
 
 async fn measure(

@@ -85,7 +85,7 @@ impl Measurement<'_> {
         }
         if lengths.len() < plan::LENGTHS_NEEDED {
             return Err(CalibrateError::TooSlow {
-                seconds: self.time.as_secs(),
+                seconds: self.time.as_secs_f64(),
                 lengths: lengths.len(),
                 needed: plan::LENGTHS_NEEDED,
             });

@@ -53,6 +53,10 @@ pub fn run(args: Args) -> CommandResult {
         return Err(format!("--time is {} s; allowed are at most 90 s", args.time.as_secs_f64()).into());
     }
     let like = Profile::find(&args.like)?;
+    check_writable("--out", &args.out)?;
+    if let Some(json) = &args.json {
+        check_writable("--json", json)?;
+    }
     let given = Given {
         headers: args.access.headers()?,
         ca: args.access.ca,
@@ -106,10 +110,25 @@ fn write(calibration: &Calibration, target: &str, out: &Path, like: &Profile) ->
         date: forebay_results::date(),
     };
     let text = calibration.profile_text(&header, like)?;
-    std::fs::write(out, text).map_err(|error| -> Error { format!("{}: {error}", out.display()).into() })?;
+    std::fs::write(out, text).map_err(|error| refused("--out", out, &error))?;
     let (error, out) = (calibration.fit.error() * 100.0, out.display());
     println!("{out}: fit error {error:.1} %, measured in {:.0} s", calibration.seconds);
     Ok(())
+}
+
+/// Nobody measures for a minute and then has no place for it. Leaves no file behind.
+fn check_writable(flag: &str, file: &Path) -> CommandResult {
+    let was_there = file.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    opened.map_err(|error| refused(flag, file, &error))?;
+    if !was_there {
+        std::fs::remove_file(file)?;
+    }
+    Ok(())
+}
+
+fn refused(flag: &str, file: &Path, error: &std::io::Error) -> Error {
+    format!("{flag} {}: {error}", file.display()).into()
 }
 
 fn toml_file(text: &str) -> Result<PathBuf, String> {
