@@ -357,6 +357,24 @@ mod tests {
         assert_eq!(taken(schedule.take(20)), ("c".into(), 0, 20));
     }
 
+    #[test]
+    fn a_sub_agent_that_finds_a_free_place_takes_its_waiting_session_along() {
+        let mut schedule = Schedule::new(Pacing::Closed, Some(1));
+        for first in [request("a", 0, 0, None), request("c", 0, 0, None), request("b", 0, 0, None)] {
+            schedule.add(first);
+        }
+        schedule.add(TraceRequest { arrival_us: 5, ..sub_agent("b/1", "b") });
+        assert_eq!(taken(schedule.take(0)), ("a".into(), 0, 0));
+        assert_eq!(schedule.take(0), None, "c and b wait");
+        schedule.ended("a", 10);
+        // It was due before c, whose turn it is from now on.
+        assert_eq!(taken(schedule.take(10)), ("b/1".into(), 0, 5));
+        assert_eq!(taken(schedule.take(10)), ("b".into(), 0, 5));
+        assert_eq!(schedule.take(10), None);
+        ["b", "b/1"].into_iter().for_each(|session| schedule.ended(session, 20));
+        assert_eq!(taken(schedule.take(20)), ("c".into(), 0, 20));
+    }
+
     proptest! {
         #[test]
         fn every_request_is_taken_once_in_turn_order_and_never_early(
