@@ -140,14 +140,18 @@ def limits(simulator: Simulator) -> None:
 def traces(simulator: Simulator) -> None:
     """Recorded traffic, of which there is one trace each: those in $FOREBAY_TRACES."""
     folder = Path(os.environ.get("FOREBAY_TRACES", "traces"))
-    if not folder.is_dir():
-        raise Skipped(f"no recorded traces in {folder}: say where they are with FOREBAY_TRACES")
+    weka = folder / "weka-claude-code"
+    mooncake = {
+        name: folder / "mooncake-fast25" / f"{name}_trace.jsonl" for name in ("conversation", "synthetic")
+    }
+    for trace in (weka, *mooncake.values()):
+        if not trace.exists():
+            raise Skipped(f"{trace} is not there: say with FOREBAY_TRACES where the traces are")
     policies = "--policies lpwl,session-sticky,added-latency,elastic --against lpwl,added-latency"
     h20 = f"--profile h20-qwen3-coder-30b-a3b --tier 140GiB --engines 4 --at-once 24 {policies}"
     h200 = f"--profile h200-llama-3.1-8b --tier 60GiB --engines 8 --open {policies}"
-    simulator.run("traces.weka", f"{folder / 'weka-claude-code'} {h20}", "")
-    for name in ("conversation", "synthetic"):
-        trace = folder / "mooncake-fast25" / f"{name}_trace.jsonl"
+    simulator.run("traces.weka", f"{weka} {h20}", "")
+    for name, trace in mooncake.items():
         simulator.run(f"traces.mooncake_{name}", f"{trace} {h200}", "")
 
 
