@@ -70,6 +70,12 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
 
     let text = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<&str> = text.lines().collect();
+    let by_load = lines[4].replace("\"policy\":\"lpwl\"", "\"policy\":\"least-loaded\"");
+    assert_ne!(by_load, lines[4]);
+    std::fs::write(&log, [&lines[..4], &[&by_load]].concat().join("\n")).unwrap();
+    let (_, said, _) = replay(&log, &[]);
+    assert!(said.starts_with("3 decisions; 0 lines could not be read\n1 more went by load,"), "{said}");
+
     let newer = lines[2].replace("\"version\":1", "\"version\":9");
     let long = "x".repeat(3 << 20);
     let cut = &lines[4][..lines[4].len() / 2];

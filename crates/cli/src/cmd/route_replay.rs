@@ -127,10 +127,10 @@ impl Replaying {
     }
 
     fn show(&self) {
-        println!(
-            "{} decisions; {} by load under every policy left out; {} lines could not be read",
-            self.decisions, self.by_load, self.unread
-        );
+        println!("{} decisions; {} lines could not be read", self.decisions, self.unread);
+        if self.by_load > 0 {
+            println!("{} more went by load, as under every policy, and are left out", self.by_load);
+        }
         let accuracy = self.replay.accuracy();
         for (name, errors) in [("first byte", &accuracy.first_byte_s), ("output", &accuracy.output_s)] {
             let [low, middle, high] = [0.1, 0.5, 0.9].map(|share| errors.quantile(share));
