@@ -87,15 +87,20 @@ def predict(simulator: Simulator) -> None:
             simulator.add(f"sim.predict.{short_name}", "fraction", errors)
 
 
+def ratios(simulator: Simulator, cell: str, found: dict[str, Row], policy: str, other: str) -> None:
+    """The rows of a cell that say what part a policy has of what another one has."""
+    for figure in ("tpot_p90", "ttft_p90", "tokens_per_s"):
+        long_name = figure if figure.endswith("_s") else f"{figure}_s"
+        simulator.copy(f"sim.{cell}.{figure}", found[f"{policy}.{long_name}.of_{other}"])
+
+
 def elastic(simulator: Simulator) -> None:
     """E4: agents with long contexts on eight H20s."""
     for sessions in (8, 12, 16):
         name = f"elastic.{sessions}pergpu"
         policies = f"--policies {COMBINED},{TRANSFERS} --against lpwl,added-latency"
         found = simulator.run(name, f"{LONG} --at-once {8 * sessions} {policies}")
-        for figure in ("tpot_p90", "ttft_p90", "tokens_per_s"):
-            long_name = figure if figure.endswith("_s") else f"{figure}_s"
-            simulator.copy(f"sim.{name}.{figure}", found[f"elastic.{long_name}.of_added-latency"])
+        ratios(simulator, name, found, "elastic", "added-latency")
 
 
 def warm(simulator: Simulator) -> None:
@@ -104,9 +109,7 @@ def warm(simulator: Simulator) -> None:
         name = f"social.{sessions}pergpu"
         policies = f"--policies {COMBINED},elastic --against lpwl,added-latency"
         found = simulator.run(name, f"{WARM} --at-once {8 * sessions} {policies}")
-        for figure in ("tpot_p90", "ttft_p90", "tokens_per_s"):
-            long_name = figure if figure.endswith("_s") else f"{figure}_s"
-            simulator.copy(f"sim.{name}.{figure}", found[f"added-latency.{long_name}.of_lpwl"])
+        ratios(simulator, name, found, "added-latency", "lpwl")
 
 
 def stale(simulator: Simulator) -> None:

@@ -28,10 +28,17 @@ pub struct Args {
     #[command(flatten)]
     source: Source,
     /// With --preset or --marginals: so many runs, each of a trace of its own
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "trace", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        conflicts_with = "trace",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     seeds: u64,
     /// What is compared: the router's policies; elastic, which also moves KV by cost (elastic-pulls,
-    /// elastic-hand-overs: in one way only); threshold, which hands long prompts over; migrate-TURNS, which moves sessions now and then
+    /// elastic-hand-overs: in one way only); threshold, which hands long prompts over;
+    /// migrate-TURNS, which moves sessions now and then
     #[arg(
         long,
         value_name = "POLICY,..",
