@@ -2,7 +2,7 @@
 //! and the facts of one request, both as plain numbers, and returns a decision with its scores.
 //! Formulas, units, sources and degenerate cases are in `docs/routing.md`.
 
-use crate::added_latency::added_latency_s;
+use crate::added_latency::{added_latency_s, room_us};
 use crate::prefill::Prefill;
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +26,8 @@ pub enum Policy {
     Lmetric,
     /// Score: prefill tokens (least pending work after the prefix that is already there).
     Lpwl,
-    /// Score: seconds that all requests together wait longer, this one included.
+    /// Score: seconds that all requests together wait longer, this one included. The engine that
+    /// `Lpwl` would choose keeps the request as long as no other one has a clearly lower score.
     AddedLatency,
 }
 
@@ -42,7 +43,14 @@ pub enum Reason {
     Turn,
     /// The session's engine was eligible.
     Home,
+    /// It had the least pending work and room, and no other engine added less than half of the
+    /// latency.
+    LeastWork,
 }
+
+/// Scores are estimates, and whoever leaves the engine with its KV leaves a copy behind. So an
+/// engine with room is left only for one that adds less than this part of the latency.
+const CLEARLY_LESS: f64 = 0.5;
 
 /// The chosen engine, and why.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,20 +91,48 @@ pub struct Decision {
 /// ```
 pub fn choose(policy: Policy, view: &View, request: &Request) -> Option<Decision> {
     let places = places_from_turn(view);
-    let scores: Vec<Option<f64>> = view
-        .candidates
-        .iter()
-        .zip(&places)
-        .map(|(candidate, place)| candidate.eligible.then(|| score(policy, view, request, candidate, *place)))
-        .collect();
-    let (chosen, reason) = lowest(view, &places, &scores)?;
-    if policy == Policy::SessionSticky
-        && let Some(home) = request.home
-        && scores.get(home).is_some_and(Option::is_some)
-    {
-        return Some(Decision { chosen: home, reason: Reason::Home, scores });
-    }
+    let scores = scores(policy, view, request, &places);
+    let (lowest_score, reason) = lowest(view, &places, &scores)?;
+    let preferred = match policy {
+        Policy::SessionSticky => home(request, &scores).map(|home| (home, Reason::Home)),
+        Policy::AddedLatency => least_work(view, request, &places)
+            .filter(|&engine| engine != lowest_score && is_kept(view, request, &scores, engine, lowest_score))
+            .map(|engine| (engine, Reason::LeastWork)),
+        _ => None,
+    };
+    let (chosen, reason) = preferred.unwrap_or((lowest_score, reason));
     Some(Decision { chosen, reason, scores })
+}
+
+/// The session's engine, if it may be chosen.
+fn home(request: &Request, scores: &[Option<f64>]) -> Option<usize> {
+    request.home.filter(|&home| scores.get(home).is_some_and(Option::is_some))
+}
+
+/// What `Lpwl` chooses.
+fn least_work(view: &View, request: &Request, places: &[u64]) -> Option<usize> {
+    lowest(view, places, &scores(Policy::Lpwl, view, request, places)).map(|(engine, _)| engine)
+}
+
+/// Whether an engine is not left for the one with the lowest score.
+fn is_kept(
+    view: &View,
+    request: &Request,
+    scores: &[Option<f64>],
+    engine: usize,
+    lowest_score: usize,
+) -> bool {
+    let has_room = room_us(view.engine_model, &view.candidates[engine], request) == 0.0;
+    let (Some(its), Some(lowest)) = (scores[engine], scores[lowest_score]) else { return false };
+    has_room && lowest >= CLEARLY_LESS * its
+}
+
+fn scores(policy: Policy, view: &View, request: &Request, places: &[u64]) -> Vec<Option<f64>> {
+    let candidates = view.candidates.iter().zip(places);
+    let score = |(candidate, place): (&Candidate, &u64)| {
+        candidate.eligible.then(|| score(policy, view, request, candidate, *place))
+    };
+    candidates.map(score).collect()
 }
 
 fn score(policy: Policy, view: &View, request: &Request, candidate: &Candidate, place: u64) -> f64 {
