@@ -28,6 +28,8 @@ pub enum Policy {
     Lpwl,
     /// Score: seconds that all requests together wait longer, this one included.
     AddedLatency,
+    /// The same, and a prompt may be computed at one engine and handed over to another.
+    Elastic,
 }
 
 /// Which rule settled a decision.
@@ -42,6 +44,8 @@ pub enum Reason {
     Turn,
     /// The session's engine was eligible.
     Home,
+    /// Another engine computes the prompt, and hands it over to the chosen one.
+    HandOver,
 }
 
 /// The chosen engine, and why.
@@ -110,7 +114,7 @@ fn score(policy: Policy, view: &View, request: &Request, candidate: &Candidate, 
         Policy::Linear => prefill_tokens() + candidate.context_tokens as f64,
         Policy::Lmetric => prefill_tokens() * (f64::from(candidate.in_flight) + 1.0),
         Policy::Lpwl => prefill_tokens(),
-        Policy::AddedLatency => added_latency_s(view.engine_model, candidate, request),
+        Policy::AddedLatency | Policy::Elastic => added_latency_s(view.engine_model, candidate, request),
     }
 }
 
@@ -147,7 +151,7 @@ fn lowest(view: &View, places: &[u64], scores: &[Option<f64>]) -> Option<(usize,
 }
 
 impl Policy {
-    /// All policies, in the order of the documentation.
+    /// The policies that give a request to one engine, in the order of the documentation.
     pub const ALL: [Policy; 7] = [
         Policy::RoundRobin,
         Policy::LeastLoaded,
@@ -168,6 +172,7 @@ impl Policy {
             Policy::Lmetric => "lmetric",
             Policy::Lpwl => "lpwl",
             Policy::AddedLatency => "added-latency",
+            Policy::Elastic => "elastic",
         }
     }
 }
@@ -181,7 +186,8 @@ impl fmt::Display for Policy {
 /// The text names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "policy: '{0}' is none of round-robin, least-loaded, session-sticky, linear, lmetric, lpwl, added-latency"
+    "policy: '{0}' is none of round-robin, least-loaded, session-sticky, linear, lmetric, lpwl, added-latency, \
+     elastic"
 )]
 pub struct UnknownPolicy(String);
 
@@ -189,7 +195,11 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Policy, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| UnknownPolicy(text.into()))
+        Policy::ALL
+            .into_iter()
+            .chain([Policy::Elastic])
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| UnknownPolicy(text.into()))
     }
 }
 
