@@ -9,6 +9,7 @@
 use crate::dispatcher::{End, RoutingFacts};
 use crate::engine::Engine;
 use crate::engines::Attempt;
+use crate::hand_over::{self, Answerer, OpenHandOver};
 use crate::health::Failure;
 use crate::refusal::Refusal;
 use crate::request_log::LogEntry;
@@ -21,10 +22,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 /// What one thread works with.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Worker {
     /// What all threads share.
     pub router: Arc<RouterState>,
@@ -43,6 +44,8 @@ pub struct Outgoing {
     pub stream: bool,
     /// The client did not ask for usage.
     pub hide_usage: bool,
+    /// Another engine may compute its prompt.
+    pub may_hand_over: bool,
 }
 
 /// An answer whose first byte has come.
@@ -61,6 +64,22 @@ pub struct Begun {
     pub attempt: Attempt,
     /// A timer to use.
     pub deadline: Pin<Box<Sleep>>,
+    /// The engine that computed the prompt, if that is another one.
+    pub prefiller: Option<Arc<Engine>>,
+}
+
+/// How one engine is asked.
+#[derive(Clone, Copy)]
+pub struct Begin<'a> {
+    pub outgoing: &'a Outgoing,
+    pub body: &'a Pieces,
+    pub engine: &'a Engine,
+    /// When the first byte must have come.
+    pub by: Instant,
+    /// It may be given up for an engine that is not among these.
+    pub elsewhere: Option<&'a [usize]>,
+    /// On a new connection.
+    pub fresh: bool,
 }
 
 /// Sends the request until an engine begins to answer.
@@ -81,7 +100,8 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let Some(mut attempt) = router.engines.assign(&outgoing.routing, &tried) else { break };
+        let Some((mut attempt, hand_over)) = assign(router, outgoing, &tried) else { break };
+        let mut prefiller = None;
         let engine = attempt.engine.clone();
         if let Some((from, failure)) = &last_failure {
             router.engines.tell_sent_elsewhere(from, &engine, *failure);
@@ -97,7 +117,18 @@ pub async fn send(
         let elsewhere = may_move.then_some(&tried[..]);
         // What remains of an earlier request is not trusted after it has failed once.
         let fresh = last_failure.as_ref().is_some_and(|(_, failure)| *failure == Failure::ClosedKept);
-        let failure = match begin(worker, outgoing, &engine, &mut deadline, elsewhere, fresh).await {
+        let by = deadline.deadline();
+        let ask = Begin { outgoing, body: &outgoing.body, engine: &engine, by, elsewhere, fresh };
+        let begun = match (hand_over, router.hand_over) {
+            (Some(open), Some(protocol)) => {
+                let from = open.prefiller.clone();
+                let (begun, by) = hand_over::begin(worker, ask, &mut attempt, protocol, open).await;
+                prefiller = Some(from).filter(|_| by == Answerer::Both);
+                begun
+            }
+            _ => begin(worker, ask).await,
+        };
+        let failure = match begun {
             Ok(started) => {
                 let status = started.head.status().as_u16();
                 attempt.first_byte(status);
@@ -112,7 +143,7 @@ pub async fn send(
                         attempt.end(End::Failed(Failure::NotFound));
                         break;
                     }
-                    _ => return Ok(Begun { started, attempt, deadline }),
+                    _ => return Ok(Begun { started, attempt, deadline, prefiller }),
                 }
             }
             Err(lost) => {
@@ -135,12 +166,24 @@ pub async fn send(
         last_failure = Some((engine, failure));
     }
     if let Some((started, attempt)) = second_best {
-        return Ok(Begun { started, attempt, deadline });
+        return Ok(Begun { started, attempt, deadline, prefiller: None });
     }
     router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
     let (attempts, failure) = (tried.len() as u32, last_failure.map(|(_, failure)| failure));
     router.engines.lines.unanswered(attempts, failure);
     Err(failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, attempts)))
+}
+
+/// Chooses an engine, and at the first attempt perhaps another one for the prompt.
+fn assign(
+    router: &RouterState,
+    outgoing: &Outgoing,
+    tried: &[usize],
+) -> Option<(Attempt, Option<OpenHandOver>)> {
+    if outgoing.may_hand_over && tried.is_empty() {
+        return router.engines.assign_elastic(&outgoing.routing);
+    }
+    router.engines.assign(&outgoing.routing, tried).map(|attempt| (attempt, None))
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {
@@ -170,17 +213,11 @@ fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[usize]) -> bool
 /// deadline. If the engine stops answering probes meanwhile, and the request may go `elsewhere` (to
 /// an engine that is not among these), it is given up; else it is waited for, but not for longer
 /// than a first byte may take.
-async fn begin(
-    worker: &Worker,
-    outgoing: &Outgoing,
-    engine: &Engine,
-    deadline: &mut Pin<Box<Sleep>>,
-    elsewhere: Option<&[usize]>,
-    fresh: bool,
-) -> Result<Started, NoAnswer> {
+pub async fn begin(worker: &Worker, ask: Begin<'_>) -> Result<Started, NoAnswer> {
+    let Begin { outgoing, body, engine, by: last, elsewhere, fresh } = ask;
     let router = &worker.router;
-    let mut exchange = pin!(exchange(worker, outgoing, engine, fresh));
-    let last = deadline.deadline();
+    let mut exchange = pin!(exchange(worker, &outgoing.head, body, engine, fresh));
+    let mut deadline = pin!(sleep_until(last));
     let mut was_silent = false;
     loop {
         let mut news = pin!(engine.news.notified());
@@ -206,7 +243,7 @@ async fn begin(
 
 /// Waits until answers must end. The connection to the client wakes this task when the phase
 /// changes, so that nothing has to be registered for each request.
-async fn cut(router: &RouterState) {
+pub async fn cut(router: &RouterState) {
     let is_cut = |_: &mut std::task::Context| match router.phase() {
         Phase::Cut => Poll::Ready(()),
         _ => Poll::Pending,
@@ -214,14 +251,16 @@ async fn cut(router: &RouterState) {
     poll_fn(is_cut).await;
 }
 
-async fn exchange(
+/// Sends a request to an engine and waits for the first byte of the answer's body.
+pub async fn exchange(
     worker: &Worker,
-    outgoing: &Outgoing,
+    head: &http::request::Parts,
+    body: &Pieces,
     engine: &Engine,
     fresh: bool,
 ) -> Result<Started, NoAnswer> {
     while !fresh && let Some(upstream) = worker.pool.take(engine.id) {
-        match first_byte(upstream, outgoing, engine).await {
+        match first_byte(upstream, head, body, engine).await {
             // The engine closed it before anything was written.
             Err(lost) if !lost.may_have_arrived => {}
             Err(NoAnswer { failure: Failure::Closed, .. }) => {
@@ -231,14 +270,19 @@ async fn exchange(
         }
     }
     let upstream = Upstream::connect(&engine.target, &worker.router.limits).await?;
-    first_byte(upstream, outgoing, engine).await
+    first_byte(upstream, head, body, engine).await
 }
 
-async fn first_byte(upstream: Upstream, outgoing: &Outgoing, engine: &Engine) -> Result<Started, NoAnswer> {
-    let mut request = Request::new(outgoing.body.clone());
-    *request.method_mut() = outgoing.head.method.clone();
-    *request.uri_mut() = outgoing.head.uri.clone();
-    *request.headers_mut() = outgoing.head.headers.clone();
+async fn first_byte(
+    upstream: Upstream,
+    head: &http::request::Parts,
+    body: &Pieces,
+    engine: &Engine,
+) -> Result<Started, NoAnswer> {
+    let mut request = Request::new(body.clone());
+    *request.method_mut() = head.method.clone();
+    *request.uri_mut() = head.uri.clone();
+    *request.headers_mut() = head.headers.clone();
     request.headers_mut().insert(header::HOST, engine.target.host.clone());
     let (head, mut answer) = upstream.exchange(request).await?.into_parts();
     let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();

@@ -1,6 +1,7 @@
 //! What a router is told at its start, and the limits it keeps to.
 
 use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
+use crate::dispatcher::HandOverConfig;
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
 use crate::reported_load::FRESH_US;
@@ -43,6 +44,8 @@ pub struct RouterConfig {
     pub admin_token: Option<Vec<u8>>,
     /// How to choose among them.
     pub policy: Policy,
+    /// How engines hand prompts over to each other: with `elastic`, and with no other policy.
+    pub hand_over: Option<HandOverConfig>,
     /// What the engines are taken for, all alike.
     pub engine_model: EngineModel,
     /// Threads that serve connections, at least 1.
@@ -149,6 +152,12 @@ pub enum ConfigError {
     /// An address that is not of the form `http://HOST:PORT`.
     #[error("backend {name}: '{url}' is not of the form http://HOST:PORT")]
     BackendUrl { name: String, url: String },
+    /// A policy that cannot do what it is for, or that has no use for a setting.
+    #[error("hand-over: policy {0} {1}")]
+    HandOver(Policy, &'static str),
+    /// A network that moves nothing, or at once.
+    #[error("network: {0} us for a token's KV; a finite number above 0 is allowed")]
+    Network(f64),
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
@@ -206,6 +215,7 @@ impl RouterConfig {
             dns_backends: Vec::new(),
             admin_token: None,
             policy,
+            hand_over: None,
             engine_model,
             threads: (cpus / 2).clamp(1, 8),
             any_model: false,
@@ -232,6 +242,7 @@ impl RouterConfig {
         if self.engine_model.pool_tokens == 0 {
             return Err(ConfigError::Zero("pool tokens"));
         }
+        self.check_hand_over()?;
         let load_us = self.engine_model.load_us_per_token;
         if !load_us.is_finite() || load_us < 0.0 {
             return Err(ConfigError::LoadTime(load_us));
@@ -244,6 +255,21 @@ impl RouterConfig {
         }
         self.limits.check()?;
         check_backends(&self.backends)
+    }
+
+    fn check_hand_over(&self) -> Result<(), ConfigError> {
+        match (self.policy, &self.hand_over) {
+            (Policy::Elastic, None) => {
+                Err(ConfigError::HandOver(self.policy, "needs to know how: forebay or nixl"))
+            }
+            (Policy::Elastic, Some(HandOverConfig { network, .. }))
+                if !(network.us_per_token.is_finite() && network.us_per_token > 0.0) =>
+            {
+                Err(ConfigError::Network(network.us_per_token))
+            }
+            (Policy::Elastic, Some(_)) | (_, None) => Ok(()),
+            (policy, Some(_)) => Err(ConfigError::HandOver(policy, "hands nothing over; elastic is allowed")),
+        }
     }
 }
 
@@ -346,6 +372,32 @@ mod tests {
         let targets =
             config(&[("a", "http://127.0.0.1:8000"), ("b.c-d_1", "http://[::1]:80/")]).check().unwrap();
         assert_eq!((&targets[0].authority[..], &targets[1].authority[..]), ("127.0.0.1:8000", "[::1]:80"));
+    }
+
+    #[test]
+    fn who_hands_prompts_over_says_how_and_nobody_else_does() {
+        let engines = [("a", "http://h:1"), ("b", "http://h:2")];
+        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
+        let how = |gb_per_s| {
+            let network = crate::elastic::KvNetwork::new(&profile, gb_per_s);
+            Some(HandOverConfig { protocol: crate::hand_over::Protocol::Nixl, network })
+        };
+        let refused = |policy, hand_over| {
+            RouterConfig { policy, hand_over, ..config(&engines) }.check().unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(Policy::Elastic, None),
+            "hand-over: policy elastic needs to know how: forebay or nixl"
+        );
+        assert_eq!(
+            refused(Policy::Lpwl, how(25.0)),
+            "hand-over: policy lpwl hands nothing over; elastic is allowed"
+        );
+        for gb_per_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(refused(Policy::Elastic, how(gb_per_s)).starts_with("network: "), "{gb_per_s}");
+        }
+        let config = RouterConfig { policy: Policy::Elastic, hand_over: how(25.0), ..config(&engines) };
+        assert!(config.check().is_ok());
     }
 
     #[test]

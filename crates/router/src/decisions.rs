@@ -1,6 +1,8 @@
 //! Why each of the last requests went where it went. It knows decisions and how they ended, as
 //! plain values in a ring of fixed size.
 
+use crate::elastic::{Choice, WeighedOption};
+use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
 use crate::policy::{Candidate, Decision, Policy, Reason};
 use crate::prediction::Prediction;
@@ -38,6 +40,12 @@ pub struct DecisionRecord {
     pub predicted: Prediction,
     /// What was known of each backend.
     pub candidates: Vec<CandidateRecord>,
+    /// What could have been done with it under `elastic`, the cheapest of each kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<OptionRecord>,
+    /// How its prompt was handed over to the chosen backend, if that was decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hand_over: Option<HandOverRecord>,
     /// How it ended; absent while it is under way.
     pub outcome: Option<Outcome>,
 }
@@ -50,6 +58,48 @@ pub struct CandidateRecord {
     pub score: Option<f64>,
     #[serde(flatten)]
     pub known: Candidate,
+}
+
+/// Something that could have been done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OptionRecord {
+    /// Name of the backend that would say the answer.
+    pub backend: String,
+    /// Name of the one that would compute the prompt, if that is another.
+    pub prefill_backend: Option<String>,
+    /// Seconds that all requests together would wait longer.
+    pub added_s: f64,
+    /// Seconds until its first token.
+    pub first_token_s: f64,
+}
+
+/// A hand-over that was decided.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HandOverRecord {
+    /// Name of the backend that was to compute the prompt.
+    pub prefill_backend: String,
+    /// What it computed; absent if it did not answer, or not yet.
+    pub prefilled: Option<PrefilledRecord>,
+    /// How it ended; absent while it is under way.
+    pub handed: Option<HandedRecord>,
+}
+
+/// A prompt that was computed to be handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PrefilledRecord {
+    /// From the decision to the prefiller's answer.
+    pub after_us: u64,
+    /// As the prefiller counted them.
+    pub prompt_tokens: Option<u64>,
+    pub cached_tokens: Option<u64>,
+}
+
+/// How a hand-over ended.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HandedRecord {
+    pub end: HandOverEnd,
+    /// From the decision on.
+    pub after_us: u64,
 }
 
 /// How an attempt ended.
@@ -95,6 +145,14 @@ pub struct Entry {
     pub names: Arc<[String]>,
     /// On what grounds.
     pub candidates: Vec<Candidate>,
+    /// What was weighed, under `elastic`.
+    pub options: Vec<WeighedOption>,
+    /// Who computes the prompt for the chosen backend, if another one does.
+    pub prefill: Option<usize>,
+    /// Set once, when the prefiller has answered.
+    pub prefilled: OnceLock<PrefilledRecord>,
+    /// Set once, at the end of a hand-over.
+    pub handed: OnceLock<HandedRecord>,
     /// Set once, at its end.
     pub outcome: OnceLock<Outcome>,
 }
@@ -139,7 +197,27 @@ impl Entry {
             reason: self.decision.reason,
             predicted: self.predicted,
             candidates: candidates.collect(),
+            options: self.options.iter().map(|option| self.option(option)).collect(),
+            hand_over: self.prefill.map(|prefill| HandOverRecord {
+                prefill_backend: name(prefill).unwrap_or_default(),
+                prefilled: self.prefilled.get().copied(),
+                handed: self.handed.get().copied(),
+            }),
             outcome: self.outcome.get().copied(),
+        }
+    }
+
+    fn option(&self, option: &WeighedOption) -> OptionRecord {
+        let name = |index: usize| self.names.get(index).cloned().unwrap_or_default();
+        let prefill = match option.choice {
+            Choice::HandOver { prefill, .. } => Some(name(prefill)),
+            Choice::Place { .. } | Choice::Pull { .. } => None,
+        };
+        OptionRecord {
+            backend: name(option.choice.home()),
+            prefill_backend: prefill,
+            added_s: option.cost_s,
+            first_token_s: option.own_s,
         }
     }
 }
@@ -172,6 +250,10 @@ mod tests {
                 stored_tokens: 5,
                 load_us_per_token: 1.5,
             }],
+            options: Vec::new(),
+            prefill: None,
+            prefilled: OnceLock::new(),
+            handed: OnceLock::new(),
             outcome: OnceLock::new(),
         })
     }

@@ -4,13 +4,12 @@
 //! Every assignment is ended exactly once, with how it ended; until then it counts as load.
 
 use crate::chain::{CHUNK_BYTES, Chain};
-use crate::decisions::{Decisions, Entry, Outcome};
+use crate::decisions::{Decisions, Entry, Outcome, PrefilledRecord};
 use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Thresholds};
-use crate::policy::{Candidate, Policy, Request, View, choose};
-use crate::prediction::predict;
+use crate::policy::{Candidate, Policy};
 use crate::prefill::Prefill;
 use crate::prefix::{Bounds, PrefixIndex, Visit};
 use crate::reported_load::{self, Load, Unread};
@@ -22,11 +21,15 @@ use crate::store_index::{Found, Sought, StoreIndex};
 use crate::tokens::{AnswerTokens, AveragePrefill, BytesPerToken, Length};
 use crate::usage::Usage;
 use backend::Backend;
-use std::sync::{Arc, OnceLock};
+use hand_overs::HandOvers;
+use std::sync::Arc;
 
+mod assign;
 mod backend;
+mod hand_overs;
 
 pub use backend::Membership;
+pub use hand_overs::{HandOverConfig, Plan};
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
 /// for all requests overflow.
@@ -81,6 +84,18 @@ pub struct Assignment {
     former_home: Option<Home>,
     /// An answer with a status below 400 has begun: its prompt is computed.
     computed: bool,
+    role: Role,
+}
+
+/// What a backend does for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// All of it.
+    Whole,
+    /// It computes the prompt for another backend.
+    Prefill,
+    /// It says the answer to a prompt that another backend computes.
+    Decode,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -130,6 +145,8 @@ pub struct Dispatcher {
     average_prefill: AveragePrefill,
     homes: Generations<Home>,
     decisions: Decisions,
+    /// Where prompts are handed over.
+    hand_overs: Option<HandOvers>,
     turn: u64,
 }
 
@@ -149,6 +166,7 @@ impl Dispatcher {
             average_prefill: AveragePrefill::default(),
             homes: Generations::new(SESSIONS),
             decisions: Decisions::default(),
+            hand_overs: None,
             turn: 0,
         }
     }
@@ -208,72 +226,6 @@ impl Dispatcher {
         self.names = self.backends.iter().map(name).collect();
     }
 
-    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
-    /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
-        let input_tokens = self.bytes_per_token.estimate(&routing.length);
-        let candidates = self.candidates(now_us, routing, input_tokens, tried);
-        let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
-        let former_home = self.homes.get(routing.session);
-        let is_there = |home: &Home| {
-            let backend = &self.backends[home.slot];
-            backend.tenant == home.tenant && backend.membership != Membership::Gone
-        };
-        let home = former_home.filter(is_there);
-        let home = home.map(|home| home.slot);
-        let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
-        let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
-        let decision = choose(policy, &view, &request)?;
-        let chosen = decision.chosen;
-        let prefill = Prefill::new(&self.engine_model, &candidates[chosen], input_tokens);
-        let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
-        let predicted = predict(&self.engine_model, &candidates[chosen], &request);
-        let number = self.turn;
-        self.turn += 1;
-        if routing.endpoint.is_some() {
-            let tenant = self.backends[chosen].tenant;
-            self.homes.insert(routing.session, Home { slot: chosen, tenant });
-            self.average_prefill.learn(prefill.tokens, prefill_us);
-        }
-        let backend = &mut self.backends[chosen];
-        backend.in_flight += 1;
-        backend.waiting += 1;
-        backend.pending_prefill_tokens += prefill.tokens;
-        backend.pending_prefill_us += prefill_us;
-        backend.context_tokens += input_tokens;
-        let attempt = tried.len() as u32 + 1;
-        let session = routing.session;
-        let entry = Arc::new(Entry {
-            number,
-            at_us: now_us,
-            session,
-            input_tokens,
-            output_tokens: request.output_tokens,
-            home,
-            policy,
-            attempt,
-            decision,
-            predicted,
-            names: self.names.clone(),
-            candidates,
-            outcome: OnceLock::new(),
-        });
-        self.decisions.push(entry.clone());
-        Some(Assignment {
-            backend: chosen,
-            decision: entry,
-            assigned_us: now_us,
-            first_byte_us: None,
-            input_tokens,
-            new_tokens: prefill.tokens,
-            prefill_us,
-            sought: self.stores.seek(chosen, &routing.chain, prefill.load_us > 0.0),
-            visit: self.index.visit(chosen, &routing.chain),
-            former_home,
-            computed: false,
-        })
-    }
-
     fn candidates(
         &self,
         now_us: u64,
@@ -331,9 +283,12 @@ impl Dispatcher {
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
     pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Ended {
         let index = assignment.backend;
+        let keeps_blocks = self.keeps_blocks(&assignment, &end);
         let backend = &mut self.backends[index];
         backend.in_flight -= 1;
-        backend.context_tokens -= assignment.input_tokens;
+        if !keeps_blocks {
+            backend.context_tokens -= assignment.input_tokens;
+        }
         if assignment.first_byte_us.is_none() {
             backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
         }
@@ -354,7 +309,9 @@ impl Dispatcher {
                     }
                 };
                 if let Some(usage) = usage.filter(|_| assignment.computed) {
-                    self.answer_tokens.learn(usage.completion_tokens);
+                    if assignment.role != Role::Prefill {
+                        self.answer_tokens.learn(usage.completion_tokens);
+                    }
                     cached =
                         learn(&mut self.bytes_per_token, backend, routing, &assignment, usage, &mut outcome);
                 }
@@ -369,8 +326,11 @@ impl Dispatcher {
                 outcome.cancelled = true;
             }
         }
-        // It ends once, so this sets what was not set.
-        let _ = assignment.decision.outcome.set(outcome);
+        // It ends once, so these set what was not set.
+        let _ = match assignment.role {
+            Role::Whole | Role::Decode => assignment.decision.outcome.set(outcome).is_ok(),
+            Role::Prefill => assignment.note_prefilled(&outcome),
+        };
         if assignment.computed {
             let of_engine = cached.map(|cached| cached.in_engine_bytes);
             self.index.settle(assignment.visit, of_engine);
@@ -381,7 +341,9 @@ impl Dispatcher {
                 }
             }
         } else {
-            self.forget_home(routing.session, index, assignment.former_home);
+            if assignment.role != Role::Prefill {
+                self.forget_home(routing.session, index, assignment.former_home);
+            }
             self.index.abandon(assignment.visit, &routing.chain);
         }
         let change = self.apply(index, change);
@@ -486,6 +448,25 @@ impl Dispatcher {
     }
 }
 
+impl Assignment {
+    /// The backend says the answer, and does not only compute the prompt for another one.
+    pub fn says_answer(&self) -> bool {
+        self.role != Role::Prefill
+    }
+
+    /// The prompt of a hand-over is computed, or will not be. Says whether that was noted.
+    fn note_prefilled(&self, outcome: &Outcome) -> bool {
+        let Outcome { prompt_tokens, cached_tokens, .. } = *outcome;
+        let Some(after_us) = self.first_byte_us.filter(|_| self.computed) else { return false };
+        self.decision.prefilled.set(PrefilledRecord { after_us, prompt_tokens, cached_tokens }).is_ok()
+    }
+}
+
+/// Microseconds of work on a prompt, as they are summed up.
+fn prefill_us(work: &Prefill) -> u64 {
+    work.us().round().min(PREFILL_US_MAX) as u64
+}
+
 impl RoutingFacts {
     /// Bytes of the prompt and what stands before it that `chunks` chunks of the chain stand for.
     fn hit_bytes(&self, chunks: usize) -> usize {
@@ -515,6 +496,10 @@ fn learn(
     outcome.completion_tokens = Some(usage.completion_tokens);
     let endpoint = routing.endpoint?;
     ratio.learn(&routing.length, usage.prompt_tokens);
+    if assignment.role == Role::Decode {
+        // What it had before it got the prompt from the other backend is not said.
+        return None;
+    }
     let in_engine = assignment.visit.predicted_chunks();
     let predicted = assignment.sought.as_ref().map_or(0, Sought::predicted_chunks).max(in_engine);
     let cached_tokens = backend.cached_tokens(endpoint, usage, predicted > 0)?;

@@ -11,6 +11,7 @@ use crate::policy::{Decision, Policy, choose};
 use crate::prefill::Prefill;
 use crate::transfers::{TransferKind, Transfers};
 use crate::view::{Candidate, Request, View};
+use forebay_steps::Profile;
 
 /// The least that a transfer must save, and the least share of what is saved from.
 const LEAST_SAVED_S: f64 = 0.25;
@@ -75,6 +76,19 @@ pub struct KvNetwork {
 }
 
 impl KvNetwork {
+    /// Before the first byte of a transfer between hosts.
+    const START_US: f64 = 1_000.0;
+
+    /// A network of 10^9 bytes per second for the KV of a profile's model.
+    pub fn new(profile: &Profile, gb_per_s: f64) -> KvNetwork {
+        let model = &profile.model;
+        KvNetwork {
+            start_us: KvNetwork::START_US,
+            us_per_token: model.kv_bytes_per_token as f64 / (gb_per_s * 1e3),
+            layers: model.layers as u32,
+        }
+    }
+
     fn move_us(&self, tokens: u64) -> f64 {
         if tokens == 0 { 0.0 } else { self.start_us + tokens as f64 * self.us_per_token }
     }
@@ -97,6 +111,10 @@ pub struct Fleet<'a> {
     pub network: KvNetwork,
     /// The transfers that engines can do.
     pub kinds: &'a [TransferKind],
+    /// What the decoder has of a prompt can be pulled to the prefiller.
+    pub prefillers_pull: bool,
+    /// Engines that take part in no hand-over.
+    pub barred: &'a [usize],
 }
 
 impl Fleet<'_> {
@@ -119,6 +137,18 @@ pub struct ElasticDecision {
     pub own_s: f64,
     /// What `added-latency` chose among the engines.
     pub placed: Decision,
+    /// What that costs, and the cheapest transfer of each kind that the guards allow.
+    pub options: Vec<WeighedOption>,
+}
+
+/// An option and what it costs, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WeighedOption {
+    pub choice: Choice,
+    /// That all requests wait longer.
+    pub cost_s: f64,
+    /// Until its first token.
+    pub own_s: f64,
 }
 
 /// An option and what it costs.
@@ -155,14 +185,32 @@ pub fn choose_elastic(
             && factor.is_some_and(|factor| place.cost_us - option.cost_us > factor * least_saved_us)
     };
     let mut best = place;
+    let mut options = vec![place];
     for option in pulls(fleet, request).chain(hand_overs(fleet, request)) {
+        keep_cheapest(&mut options, option);
         if option.cost_us < best.cost_us && pays(&option) {
             best = option;
         }
     }
-    let Weighed { choice, cost_us, own_us } = best;
     let api_us = fleet.view.engine_model.steps.api_us(request.input_tokens as usize);
-    Some(ElasticDecision { choice, cost_s: cost_us / 1e6, own_s: (api_us + own_us) / 1e6, placed })
+    let in_seconds = |Weighed { choice, cost_us, own_us }| WeighedOption {
+        choice,
+        cost_s: cost_us / 1e6,
+        own_s: (api_us + own_us) / 1e6,
+    };
+    let WeighedOption { choice, cost_s, own_s } = in_seconds(best);
+    let options = options.into_iter().map(in_seconds).collect();
+    Some(ElasticDecision { choice, cost_s, own_s, placed, options })
+}
+
+/// Puts an option into the place of a dearer one of its kind.
+fn keep_cheapest(options: &mut Vec<Weighed>, option: Weighed) {
+    let kind = option.choice.transfer();
+    match options.iter_mut().find(|other| other.choice.transfer() == kind) {
+        Some(other) if option.cost_us < other.cost_us => *other = option,
+        Some(_) => {}
+        None => options.push(option),
+    }
 }
 
 /// The session's KV goes to another engine, which has time.
@@ -208,7 +256,7 @@ fn hand_overs<'a>(fleet: &'a Fleet, request: &'a Request) -> impl Iterator<Item 
 fn hand_over(fleet: &Fleet, request: &Request, prefill: usize, decode: usize) -> Option<Weighed> {
     let View { candidates, engine_model, .. } = fleet.view;
     let (at, to) = (&candidates[prefill], &candidates[decode]);
-    let (behind, pull_us) = fleet.pulled(at, to);
+    let (behind, pull_us) = if fleet.prefillers_pull { fleet.pulled(at, to) } else { (*at, 0.0) };
     let compute = Prefill::new(engine_model, &behind, request.input_tokens);
     let moved_tokens = request.input_tokens.saturating_sub(held_tokens(to));
     let tail_us = fleet.network.tail_us(moved_tokens, compute.compute_us);
@@ -240,7 +288,9 @@ fn held_tokens(candidate: &Candidate) -> u64 {
 fn decoders(fleet: &Fleet, request: &Request) -> Vec<usize> {
     let View { candidates, engine_model, .. } = fleet.view;
     let has_room = |&engine: &usize| {
-        candidates[engine].eligible && room_us(engine_model, &candidates[engine], request) == 0.0
+        candidates[engine].eligible
+            && !fleet.barred.contains(&engine)
+            && room_us(engine_model, &candidates[engine], request) == 0.0
     };
     let cost = |engine: usize| answer_latency_us(engine_model, &candidates[engine], request);
     let mut engines: Vec<usize> = (0..candidates.len()).filter(has_room).collect();
@@ -259,7 +309,9 @@ fn decoders(fleet: &Fleet, request: &Request) -> Vec<usize> {
 fn prefillers(fleet: &Fleet, request: &Request) -> Vec<usize> {
     let View { candidates, engine_model, .. } = fleet.view;
     let is_free = |engine: &usize| {
-        fleet.hand_overs[*engine] < HAND_OVERS_PER_PREFILLER && may_compute(fleet, *engine, request)
+        fleet.hand_overs[*engine] < HAND_OVERS_PER_PREFILLER
+            && !fleet.barred.contains(engine)
+            && may_compute(fleet, *engine, request)
     };
     let mut engines: Vec<usize> = (0..candidates.len()).filter(is_free).collect();
     let cost = |engine: usize| prefill_latency_us(engine_model, &candidates[engine], request);

@@ -3,8 +3,11 @@
 //! also after it has left.
 
 use crate::config::Target;
+use crate::hand_over::Ticket;
 use crate::log_lines::EngineLines;
+use forebay_transfer::lock::Mutex;
 use http::StatusCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Notify, watch};
 
@@ -22,6 +25,8 @@ pub struct Engine {
     pub news: Notify,
     /// Its answers to clients.
     pub statuses: Statuses,
+    /// What its last prefill for another engine said of itself.
+    ticket: Mutex<Option<Arc<Ticket>>>,
     has_left: watch::Sender<bool>,
 }
 
@@ -34,12 +39,22 @@ impl Engine {
             lines: EngineLines::default(),
             news: Notify::new(),
             statuses: Statuses::default(),
+            ticket: Mutex::default(),
             has_left: watch::Sender::new(false),
         }
     }
 
     pub fn name(&self) -> &str {
         &self.target.name
+    }
+
+    /// What its last prefill for another engine said of itself, if that went well.
+    pub fn ticket(&self) -> Option<Arc<Ticket>> {
+        self.ticket.lock().clone()
+    }
+
+    pub fn set_ticket(&self, ticket: Option<Ticket>) {
+        *self.ticket.lock() = ticket.map(Arc::new);
     }
 
     /// It is gone: whoever watches it may stop.

@@ -7,6 +7,7 @@ use crate::decisions::DecisionRecord;
 use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
+use crate::hand_over::{HandOverEnd, OpenHandOver};
 use crate::health::{Change, Failure};
 use crate::log_lines::RouterLines;
 use crate::models::Models;
@@ -159,6 +160,45 @@ impl Engines {
         Some(Attempt { engines, routing, engine, open: Some(assignment) })
     }
 
+    /// The same for the first attempt at a request whose prompt may be handed over.
+    pub fn assign_elastic(
+        self: &Arc<Engines>,
+        routing: &Arc<RoutingFacts>,
+    ) -> Option<(Attempt, Option<OpenHandOver>)> {
+        let now_us = self.now_us();
+        let mut inner = self.inner.lock();
+        let (assignment, prefill) = inner.dispatcher.assign_elastic(now_us, routing)?;
+        let attempt = |assignment: Assignment| {
+            let engine = inner.slots.get(assignment.backend)?.clone()?;
+            let (engines, routing) = (self.clone(), routing.clone());
+            Some(Attempt { engines, routing, engine, open: Some(assignment) })
+        };
+        let decode = attempt(assignment)?;
+        let open = prefill.and_then(|(assignment, plan)| {
+            Some(OpenHandOver::new(self.clone(), plan, attempt(assignment)?, decode.engine.clone()))
+        });
+        Some((decode, open))
+    }
+
+    /// A hand-over has ended. `is_first_token`: the client gets its first token now.
+    pub fn hand_over_ended(&self, open: &OpenHandOver, end: HandOverEnd, is_first_token: bool) {
+        let now_us = self.now_us();
+        let plan = open.plan();
+        let first_token_s = now_us.saturating_sub(plan.decision.at_us) as f64 / 1e6;
+        let mut inner = self.inner.lock();
+        let barred =
+            inner.dispatcher.hand_over_ended(now_us, plan, end, is_first_token.then_some(first_token_s));
+        drop(inner);
+        let (from, to) = (&open.prefiller, &open.decoder);
+        if end.fault().is_some() {
+            from.lines.hand_over_failed(from.name(), to.name(), end);
+        }
+        let barred = barred.and_then(|slot| [from, to].into_iter().find(|engine| engine.slot == slot));
+        if let Some(engine) = barred {
+            engine.lines.takes_no_part(engine.name(), end);
+        }
+    }
+
     /// Reports how a probe of an engine ended.
     pub fn probed(&self, engine: &Engine, result: Result<(), Failure>) {
         let mut inner = self.inner.lock();
@@ -215,7 +255,9 @@ impl Engines {
 
     pub fn stats(&self) -> RouterStats {
         let now_us = self.now_us();
-        self.inner.lock().dispatcher.stats(now_us)
+        let mut inner = self.inner.lock();
+        inner.dispatcher.expire_held(now_us);
+        inner.dispatcher.stats(now_us)
     }
 
     /// The last decisions, oldest first.
@@ -303,9 +345,16 @@ impl Attempt {
         self.engine.lines.broken(self.engine.name(), failure);
     }
 
+    /// No other engine computes the prompt for this one after all.
+    pub fn computes_itself(&mut self) {
+        if let Some(assignment) = &mut self.open {
+            self.engines.inner.lock().dispatcher.computes_itself(assignment);
+        }
+    }
+
     pub fn end(&mut self, end: End) {
         if let Some(assignment) = self.open.take() {
-            let decision = assignment.decision.clone();
+            let (decision, says_answer) = (assignment.decision.clone(), assignment.says_answer());
             let mut inner = self.engines.inner.lock();
             let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
             self.engines.announce(&inner, &self.engine, change);
@@ -313,7 +362,7 @@ impl Attempt {
                 inner.free(&self.engine);
             }
             drop(inner);
-            if let Some(log) = &self.engines.decision_log {
+            if let Some(log) = self.engines.decision_log.as_ref().filter(|_| says_answer) {
                 let total_us = self.engines.now_us().saturating_sub(decision.at_us);
                 log.push(&decision, total_us);
             }

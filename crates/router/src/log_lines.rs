@@ -1,6 +1,7 @@
 //! The router's log lines about engines and requests. A line that could repeat is written once a
 //! minute for each engine. `docs/reference/logs.md` says what each means.
 
+use crate::hand_over::HandOverEnd;
 use crate::health::{Change, Failure};
 use crate::reported_load;
 use forebay_transfer::LogGate;
@@ -16,6 +17,7 @@ pub struct EngineLines {
     used_again: LogGate,
     metrics_read: LogGate,
     metrics_unread: LogGate,
+    hand_over_failed: LogGate,
 }
 
 impl EngineLines {
@@ -55,6 +57,18 @@ impl EngineLines {
         if let Some(repeated) = self.broken.pass() {
             tracing::warn!(engine, reason = failure.name(), repeated, "answer broke off");
         }
+    }
+
+    /// It did not hand a prompt over to another engine, which then answers without.
+    pub fn hand_over_failed(&self, engine: &str, to: &str, end: HandOverEnd) {
+        if let Some(repeated) = self.hand_over_failed.pass() {
+            tracing::warn!(engine, to, reason = end.name(), repeated, "hand-over failed");
+        }
+    }
+
+    /// It has failed too often in hand-overs, and never done one.
+    pub fn takes_no_part(&self, engine: &str, last: HandOverEnd) {
+        tracing::warn!(engine, last = last.name(), "engine takes part in no hand-overs");
     }
 
     /// Its metrics can be read from now on, or no longer.

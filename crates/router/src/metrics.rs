@@ -2,6 +2,7 @@
 //! itself is written by `prometheus-client`.
 
 use crate::engine::{Engine, Statuses};
+use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
 use crate::reported_load::Unread;
 use crate::stats::{BackendStats, RouterStats};
@@ -89,6 +90,7 @@ impl Collector for Page {
         page.gauge("info", "The policy in use.", [([("policy", self.stats.policy)], 1)])?;
         self.state(&mut page)?;
         self.requests(&mut page)?;
+        self.hand_overs(&mut page)?;
         self.tokens(&mut page)?;
         self.stores(&mut page)?;
         self.statuses(&mut page)?;
@@ -141,6 +143,15 @@ impl Page {
             ends.map(move |(end, count)| ([("backend", &of.name[..]), ("end", end)], count))
         });
         page.counter("attempts", "Attempts to have a request answered, by how they ended.", ends)
+    }
+
+    fn hand_overs(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let ends = self.stats.backends.iter().flat_map(|of| {
+            let ends = HandOverEnd::NAMES.iter().map(|(_, name)| *name).zip(of.hand_overs);
+            ends.map(move |(end, count)| ([("backend", &of.name[..]), ("end", end)], count))
+        });
+        let help = "Prompts that it was to compute for other engines, by how the hand-over ended.";
+        page.counter("hand_overs", help, ends)
     }
 
     fn tokens(&self, page: &mut Families<'_, '_>) -> fmt::Result {

@@ -29,6 +29,8 @@ pub enum Policy {
     /// Score: seconds that all requests together wait longer, this one included. The engine that
     /// `Lpwl` would choose keeps the request as long as no other one has a clearly lower score.
     AddedLatency,
+    /// The same, and a prompt may be computed at one engine and handed over to another.
+    Elastic,
 }
 
 /// Which rule settled a decision.
@@ -46,6 +48,8 @@ pub enum Reason {
     /// It had the least pending work and room, and no other engine added less than half of the
     /// latency.
     LeastWork,
+    /// Another engine computes the prompt, and hands it over to the chosen one.
+    HandOver,
 }
 
 /// Scores are estimates, and whoever leaves the engine with its KV leaves a copy behind. So an
@@ -95,7 +99,7 @@ pub fn choose(policy: Policy, view: &View, request: &Request) -> Option<Decision
     let (lowest_score, reason) = lowest(view, &places, &scores)?;
     let preferred = match policy {
         Policy::SessionSticky => home(request, &scores).map(|home| (home, Reason::Home)),
-        Policy::AddedLatency => least_work(view, request, &places)
+        Policy::AddedLatency | Policy::Elastic => least_work(view, request, &places)
             .filter(|&engine| engine != lowest_score && is_kept(view, request, &scores, engine, lowest_score))
             .map(|engine| (engine, Reason::LeastWork)),
         _ => None,
@@ -146,7 +150,7 @@ fn score(policy: Policy, view: &View, request: &Request, candidate: &Candidate, 
         Policy::Linear => prefill_tokens() + candidate.context_tokens as f64,
         Policy::Lmetric => prefill_tokens() * (f64::from(candidate.in_flight) + 1.0),
         Policy::Lpwl => prefill_tokens(),
-        Policy::AddedLatency => added_latency_s(view.engine_model, candidate, request),
+        Policy::AddedLatency | Policy::Elastic => added_latency_s(view.engine_model, candidate, request),
     }
 }
 
@@ -183,7 +187,7 @@ fn lowest(view: &View, places: &[u64], scores: &[Option<f64>]) -> Option<(usize,
 }
 
 impl Policy {
-    /// All policies, in the order of the documentation.
+    /// The policies that give a request to one engine, in the order of the documentation.
     pub const ALL: [Policy; 7] = [
         Policy::RoundRobin,
         Policy::LeastLoaded,
@@ -204,6 +208,7 @@ impl Policy {
             Policy::Lmetric => "lmetric",
             Policy::Lpwl => "lpwl",
             Policy::AddedLatency => "added-latency",
+            Policy::Elastic => "elastic",
         }
     }
 }
@@ -217,7 +222,8 @@ impl fmt::Display for Policy {
 /// The text names no policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "policy: '{0}' is none of round-robin, least-loaded, session-sticky, linear, lmetric, lpwl, added-latency"
+    "policy: '{0}' is none of round-robin, least-loaded, session-sticky, linear, lmetric, lpwl, added-latency, \
+     elastic"
 )]
 pub struct UnknownPolicy(String);
 
@@ -225,7 +231,11 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Policy, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| UnknownPolicy(text.into()))
+        Policy::ALL
+            .into_iter()
+            .chain([Policy::Elastic])
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| UnknownPolicy(text.into()))
     }
 }
 

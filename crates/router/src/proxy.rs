@@ -14,7 +14,7 @@ use crate::refusal::Refusal;
 use crate::relay::{Parts, Reader, Relay, Reply};
 use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::LogEntry;
-use crate::respond::{self, BACKEND_HEADER};
+use crate::respond::{self, BACKEND_HEADER, PREFILL_HEADER};
 use crate::routes::{self, Group, Rule};
 use crate::slots::Serving;
 use crate::sse::UsageTap;
@@ -222,7 +222,9 @@ fn prepare(
         ]),
     };
     let hide_usage = facts.ask_for_usage.is_some();
-    Outgoing { head, body, routing: Arc::new(routing), stream: facts.stream, hide_usage }
+    let may_hand_over = router.hand_over.is_some() && facts.may_hand_over && routing.endpoint.is_some();
+    let routing = Arc::new(routing);
+    Outgoing { head, body, routing, stream: facts.stream, hide_usage, may_hand_over }
 }
 
 /// A request that goes by load alone, as it came.
@@ -232,7 +234,8 @@ fn prepare_by_load(mut head: Head, body: Bytes, serving: Serving) -> Outgoing {
     let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving };
     address_to_engines(&mut head);
     let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
-    Outgoing { head, body, routing: Arc::new(routing), stream: false, hide_usage: false }
+    let routing = Arc::new(routing);
+    Outgoing { head, body, routing, stream: false, hide_usage: false, may_hand_over: false }
 }
 
 /// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are
@@ -286,7 +289,7 @@ fn relay(
     permit: Permit,
     journey: &mut Journey,
 ) -> Response<Reply> {
-    let Begun { started, attempt, deadline } = answer;
+    let Begun { started, attempt, deadline, prefiller } = answer;
     let router = &worker.router;
     let status = started.head.status();
     attempt.engine.statuses.count(status);
@@ -336,5 +339,8 @@ fn relay(
         response.headers_mut().insert(header::CONTENT_LENGTH, length);
     }
     response.headers_mut().insert(BACKEND_HEADER, backend);
+    if let Some(prefiller) = prefiller {
+        response.headers_mut().insert(PREFILL_HEADER, prefiller.target.header.clone());
+    }
     response
 }

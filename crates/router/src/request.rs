@@ -57,6 +57,11 @@ const SEPARATORS: [&str; 18] = [
 /// Those of [`SEPARATORS`] that are rendered as text before the prompt: from tools to system.
 const PREAMBLE: Range<usize> = 5..10;
 
+/// Fields with which a request stays at one engine: several answers, or what is said of each token
+/// of the prompt. Whoever sends parameters of a hand-over makes it himself.
+const NOT_HANDED_OVER: [&str; 6] =
+    ["kv_transfer_params", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs"];
+
 /// What a body says, as positions in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFacts {
@@ -77,6 +82,8 @@ pub struct RequestFacts {
     pub user: Option<Range<usize>>,
     /// Does the client want a stream?
     pub stream: bool,
+    /// One engine may compute its prompt and another say the answer.
+    pub may_hand_over: bool,
     /// The change that makes the engine report usage in a stream; `None` when it will anyway.
     pub ask_for_usage: Option<Edit>,
 }
@@ -128,6 +135,7 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
         expect("model", model, "a string", &[Kind::String, Kind::Null])?;
     }
     let model = model.filter(|model| model.kind == Kind::String).map_or(0..0, |model| model.at.clone());
+    let may_hand_over = may_hand_over(endpoint, body, &fields, has_media);
     let stream = flag("stream", body, fields.stream.as_ref())?;
     // The other calls report usage in every stream.
     let usage = match endpoint {
@@ -148,6 +156,7 @@ pub fn read(endpoint: Endpoint, body: &[u8]) -> Result<RequestFacts, BadRequest>
         preamble_bytes,
         user: fields.user.filter(|user| user.kind == Kind::String).map(|user| user.at),
         stream,
+        may_hand_over,
         ask_for_usage: if stream { usage } else { None },
     })
 }
@@ -194,6 +203,8 @@ struct Fields {
     user: Option<Value>,
     stream: Option<Value>,
     stream_options: Option<Value>,
+    /// One of [`NOT_HANDED_OVER`] asks for something.
+    is_odd: bool,
 }
 
 impl Fields {
@@ -209,6 +220,10 @@ impl Fields {
                 "user" => &mut fields.user,
                 "stream" => &mut fields.stream,
                 "stream_options" => &mut fields.stream_options,
+                key if NOT_HANDED_OVER.contains(&key) => {
+                    fields.is_odd |= !matches!(&body[value.at], b"null" | b"false" | b"1");
+                    continue;
+                }
                 key => match SEPARATORS.iter().position(|name| *name == key) {
                     Some(number) => &mut fields.separators[number],
                     None => continue,
@@ -246,6 +261,19 @@ impl Fields {
             }
         }
     }
+}
+
+/// A request for one answer to one prompt without media.
+fn may_hand_over(endpoint: Endpoint, body: &[u8], fields: &Fields, has_media: bool) -> bool {
+    let is_one = match (endpoint, &fields.prompt) {
+        (Endpoint::Completions, Some(prompt)) => {
+            let inner = body[prompt.at.start + 1..prompt.at.end].trim_ascii_start();
+            prompt.kind == Kind::String || inner.first().is_some_and(u8::is_ascii_digit)
+        }
+        (Endpoint::ChatCompletions, _) => true,
+        (Endpoint::Completions, None) | (Endpoint::Responses | Endpoint::Messages, _) => false,
+    };
+    is_one && !has_media && !fields.is_odd
 }
 
 /// `prompt` is a string, an array of strings, of token ids, or of arrays of token ids.

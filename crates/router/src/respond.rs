@@ -9,6 +9,9 @@ use http::{HeaderValue, Response, StatusCode};
 /// Names the backend that answered.
 pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backend");
 
+/// Names the backend that computed the prompt, where that is another one.
+pub const PREFILL_HEADER: HeaderName = HeaderName::from_static("x-forebay-prefill");
+
 /// A refusal's answer. With 503 it asks to come again in a second.
 pub fn refuse(refusal: &Refusal) -> Response<Reply> {
     let mut response = json(refusal.json());

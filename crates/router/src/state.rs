@@ -5,6 +5,7 @@ use crate::config::{Limits, RouterConfig};
 use crate::decision_log::DecisionLog;
 use crate::dispatcher::Dispatcher;
 use crate::engines::{Comers, Engines};
+use crate::hand_over::Protocol;
 use crate::health::Thresholds;
 use crate::metrics::{self, Counters, LostLines};
 use crate::request_log::RequestLog;
@@ -20,6 +21,8 @@ pub struct RouterState {
     pub any_model: bool,
     /// Where requests are logged, if they are.
     pub log: Option<Arc<RequestLog>>,
+    /// How engines hand prompts over to each other, if they do.
+    pub hand_over: Option<Protocol>,
     /// Who shows it may add, drain and remove engines.
     pub admin_token: Option<Vec<u8>>,
     pub limits: Limits,
@@ -39,11 +42,16 @@ impl RouterState {
         log: Option<RequestLog>,
         decision_log: Option<DecisionLog>,
     ) -> (Arc<RouterState>, Comers) {
-        let RouterConfig { policy, engine_model, limits, any_model, admin_token, .. } = config;
+        let RouterConfig { policy, engine_model, limits, any_model, admin_token, hand_over, .. } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
-        let (engines, comers) = Engines::new(Dispatcher::new(policy, engine_model, thresholds), decision_log);
+        let mut dispatcher = Dispatcher::new(policy, engine_model, thresholds);
+        if let Some(config) = hand_over {
+            dispatcher = dispatcher.with_hand_overs(config);
+        }
+        let (engines, comers) = Engines::new(dispatcher, decision_log);
         let state = Arc::new(RouterState {
             any_model,
+            hand_over: hand_over.map(|config| config.protocol),
             admin_token,
             log: log.map(Arc::new),
             counters: Counters::default(),

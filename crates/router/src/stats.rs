@@ -1,5 +1,6 @@
 //! The router's figures: what is counted and in which units.
 
+use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
 use crate::reported_load::Unread;
 use prometheus_client::metrics::histogram::Histogram;
@@ -51,6 +52,8 @@ pub struct BackendStats {
     pub cancelled: u64,
     /// Attempts that failed, in the order of [`Failure::NAMES`].
     pub failures: [u64; Failure::NAMES.len()],
+    /// Hand-overs of prompts that it was to compute, in the order of [`HandOverEnd::NAMES`].
+    pub hand_overs: [u64; HandOverEnd::NAMES.len()],
     /// Attempts to read its metrics that failed, in the order of [`Unread::NAMES`].
     pub unread_metrics: [u64; Unread::NAMES.len()],
     /// How often it was taken out of use.
@@ -88,6 +91,7 @@ impl BackendStats {
             answered: 0,
             cancelled: 0,
             failures: [0; Failure::NAMES.len()],
+            hand_overs: [0; HandOverEnd::NAMES.len()],
             ejections: 0,
             prompt_tokens: 0,
             cached_tokens: 0,

@@ -135,6 +135,13 @@ impl Transfers {
         }
     }
 
+    /// A transfer has ended, and nobody knows how long it took.
+    pub fn untold(&mut self, kind: TransferKind, is_tried: bool) {
+        if is_tried {
+            self.record_mut(kind).is_tried = false;
+        }
+    }
+
     fn record(&self, kind: TransferKind) -> &Record {
         match kind {
             TransferKind::Pull => &self.pulls,

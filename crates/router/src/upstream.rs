@@ -36,6 +36,19 @@ impl Pieces {
     }
 }
 
+impl Pieces {
+    /// All of it as one piece.
+    pub fn joined(&self) -> Bytes {
+        self.pieces.concat().into()
+    }
+}
+
+impl From<Bytes> for Pieces {
+    fn from(whole: Bytes) -> Pieces {
+        Pieces::new([whole, Bytes::new(), Bytes::new()])
+    }
+}
+
 impl Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;

@@ -57,6 +57,40 @@ impl DeviceMemory {
         }
     }
 
+    /// The extents of blocks, layer after layer.
+    pub fn read_blocks(&self, blocks: &[BlockId]) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes_of(blocks)];
+        let extents = bytes.chunks_exact_mut(self.shape.extent_bytes());
+        for (extent, (layer, block)) in extents.zip(self.places(blocks)) {
+            self.read(layer, block, extent);
+        }
+        bytes
+    }
+
+    /// Writes what [`DeviceMemory::read_blocks`] gave of as many blocks, but for the first ones.
+    /// Says whether it was as long as these blocks.
+    pub fn write_blocks(&self, blocks: &[BlockId], first: usize, bytes: &[u8]) -> bool {
+        if bytes.len() != self.bytes_of(blocks) {
+            return false;
+        }
+        let all = 0..self.shape.block_tokens();
+        let extents = bytes.chunks_exact(self.shape.extent_bytes());
+        for (index, (extent, (layer, block))) in extents.zip(self.places(blocks)).enumerate() {
+            if index % blocks.len() >= first {
+                self.write(layer, block, &all, extent);
+            }
+        }
+        true
+    }
+
+    fn bytes_of(&self, blocks: &[BlockId]) -> usize {
+        self.shape.layers() * blocks.len() * self.shape.extent_bytes()
+    }
+
+    fn places<'a>(&self, blocks: &'a [BlockId]) -> impl Iterator<Item = (usize, BlockId)> + 'a {
+        (0..self.shape.layers()).flat_map(move |layer| blocks.iter().map(move |&block| (layer, block)))
+    }
+
     fn write_at(&self, offset: usize, bytes: &[u8]) {
         let inside = self.buffer.write(offset, bytes);
         debug_assert!(inside, "bytes outside of the device at {offset}");

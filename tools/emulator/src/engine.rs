@@ -6,13 +6,14 @@ use crate::compute::Compute;
 use crate::device::DeviceMemory;
 use crate::events::{EventsConfig, EventsError, Publisher};
 use crate::external::{External, StoreConnection};
+use crate::hand_over::{Fault, Offers, Reads};
 use crate::http::{self, App};
 use crate::job::{Intake, Message};
 use crate::load_policy::LoadPolicy;
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::stats::Stats;
 use crate::truth::{KvShape, KvTruth, ShapeError};
-use crate::worker::{Jobs, Worker};
+use crate::worker::{Handing, Jobs, Worker};
 use axum::serve::ListenerExt;
 use forebay_kv::{AxisOrder, Digest, KvDtype, Namespace, NamespaceKey, Rank};
 use forebay_steps::{Launch, Profile, ProfileError, StepModel};
@@ -24,6 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle as TaskHandle;
 
@@ -60,6 +62,8 @@ pub struct EngineConfig {
     pub max_requests: usize,
     /// Longest body of a request; beyond that clients get 413.
     pub max_body_bytes: usize,
+    /// What hand-overs to this engine go over, in GB/s.
+    pub kv_network_gb_per_s: f64,
     /// Where the API listens; port 0 lets the system choose.
     pub listen: SocketAddr,
     /// Where KV events are published, if they are.
@@ -97,6 +101,7 @@ impl EngineConfig {
             stream_interval: 1,
             max_requests: 4_096,
             max_body_bytes: 16 << 20,
+            kv_network_gb_per_s: 25.0,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             kv_events: None,
         }
@@ -128,13 +133,16 @@ impl EngineConfig {
     fn check(&self) -> Result<(), SpawnError> {
         self.profile.check()?;
         let block_tokens = self.profile.memory.block_tokens;
-        let ratio = self.clock_ratio;
+        let (ratio, network) = (self.clock_ratio, self.kv_network_gb_per_s);
         match () {
             () if self.chunk_tokens == 0 || !self.chunk_tokens.is_multiple_of(block_tokens) => {
                 Err(SpawnError::value("chunk_tokens", self.chunk_tokens, "a multiple of memory.block_tokens"))
             }
             () if !(ratio.is_finite() && ratio > 0.0) => {
                 Err(SpawnError::value("clock_ratio", ratio, "a finite number above 0"))
+            }
+            () if !(network.is_finite() && network > 0.0) => {
+                Err(SpawnError::value("kv_network_gb_per_s", network, "a finite number above 0"))
             }
             () if self.stream_interval == 0 => Err(SpawnError::value("stream_interval", 0, "at least 1")),
             () if self.max_requests == 0 => Err(SpawnError::value("max_requests", 0, "at least 1")),
@@ -204,6 +212,7 @@ impl Engine {
         };
 
         let (inbox, messages) = mpsc::channel();
+        let identity = format!("{:?}", config.namespace);
         let device = DeviceMemory::new(truth.shape(), pool_blocks);
         let step_model = StepModel::new(&config.profile, config.launch);
         let clock = ModelClock::new(config.clock_ratio);
@@ -230,12 +239,14 @@ impl Engine {
         let limit_tokens = config.profile.model.max_model_tokens.min(pool_blocks as usize * block_tokens);
         let intake = Arc::new(Intake::new(inbox.clone(), limit_tokens, config.max_requests));
         let shared = Arc::new(Mutex::new(Stats::default()));
+        let offers = Arc::new(Offers::default());
+        let model_kv_bytes = config.profile.model.kv_bytes_per_token as f64;
         let worker = Worker {
             inbox: messages,
             deferred: VecDeque::new(),
             arrivals: Arrivals::default(),
             scheduler,
-            compute: Compute::new(truth, device, config.profile.model.vocab),
+            compute: Compute::new(truth, device.clone(), config.profile.model.vocab),
             step_model,
             clock,
             external,
@@ -243,6 +254,12 @@ impl Engine {
             shared: Arc::clone(&shared),
             stats: Stats::default(),
             jobs: Jobs::default(),
+            handed: Handing::new(
+                Reads::new(Handle::current(), inbox.clone()),
+                offers.clone(),
+                device.clone(),
+                model_kv_bytes / (config.kv_network_gb_per_s * 1e3),
+            ),
             stop_by: None,
         };
         let thread = std::thread::Builder::new().name("forebay-engine".into()).spawn(move || worker.run());
@@ -255,6 +272,10 @@ impl Engine {
             stream_interval: config.stream_interval,
             block_tokens,
             stats: Arc::clone(&shared),
+            offers: offers.clone(),
+            device,
+            address,
+            identity,
         };
         let (close, closed) = oneshot::channel::<()>();
         let server = tokio::spawn(serve(listener, Arc::new(app), config.max_body_bytes, closed));
@@ -263,6 +284,7 @@ impl Engine {
             inbox,
             intake,
             stats: shared,
+            offers,
             publisher,
             close: Some(close),
             server,
@@ -287,6 +309,7 @@ pub struct EngineHandle {
     inbox: mpsc::Sender<Message>,
     intake: Arc<Intake>,
     stats: Arc<Mutex<Stats>>,
+    offers: Arc<Offers>,
     publisher: Option<Publisher>,
     close: Option<oneshot::Sender<()>>,
     server: TaskHandle<()>,
@@ -307,6 +330,16 @@ impl EngineHandle {
     /// What the engine has counted, as of its last step.
     pub fn stats(&self) -> Stats {
         self.stats.lock().clone()
+    }
+
+    /// Prompts whose blocks are kept for other engines.
+    pub fn kept_prompts(&self) -> usize {
+        self.offers.kept()
+    }
+
+    /// From now on it does this wrong in hand-overs, or nothing.
+    pub fn set_fault(&self, fault: Option<Fault>) {
+        self.offers.set_fault(fault);
     }
 
     /// Stops the engine: requests that are not done within `grace` are aborted. When this returns

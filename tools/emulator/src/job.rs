@@ -1,6 +1,7 @@
 //! What the API hands to the engine's thread and what comes back. This file knows channels and
 //! limits.
 
+use crate::hand_over::{Read, Source};
 use crate::scheduler::{BlockId, CacheHit};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -25,10 +26,21 @@ pub struct Job {
     pub max_tokens: usize,
     /// When an update is due.
     pub delivery: Delivery,
+    /// Its part in a hand-over, if it has one.
+    pub handed: Option<Handed>,
     /// When it was accepted.
     pub arrived: Instant,
     /// Takes at most one update per token and one more, so the channel needs no bound of its own.
     pub updates: UnboundedSender<Update>,
+}
+
+/// A job's part in a hand-over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handed {
+    /// Its prompt's blocks are kept under these keys when it has ended.
+    Away { keys: [String; 2] },
+    /// Its prompt's KV is there.
+    Here(Source),
 }
 
 /// When output is handed over.
@@ -95,6 +107,10 @@ pub enum Message {
     Loaded(Loaded),
     /// A chunk that was to be stored has been, or will not be.
     Stored(Stored),
+    /// A prompt's KV has come from another engine, or will not.
+    Read(Read),
+    /// Another engine has read blocks that were kept for it.
+    LetGo(Vec<BlockId>),
     /// Finish nothing more: abort everything and end when it is quiet.
     Stop,
 }
@@ -157,6 +173,7 @@ impl Intake {
         prompt: Vec<u32>,
         max_tokens: usize,
         delivery: Delivery,
+        handed: Option<Handed>,
         updates: UnboundedSender<Update>,
     ) -> Result<Ticket, Rejected> {
         let prompt_tokens = prompt.len();
@@ -176,11 +193,17 @@ impl Intake {
         }
         let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let ticket = Ticket { id, intake: Arc::clone(self), ended: false };
-        let job = Job { id, index, prompt, max_tokens, delivery, arrived: Instant::now(), updates };
+        let job = Job { id, index, prompt, max_tokens, delivery, handed, arrived: Instant::now(), updates };
         match self.inbox.send(Message::Submit(job)) {
             Ok(()) => Ok(ticket),
             Err(_) => Err(Rejected::Draining),
         }
+    }
+
+    /// Blocks that were kept for another engine have been read.
+    pub fn let_go(&self, blocks: Vec<BlockId>) {
+        // An engine that is gone keeps nothing.
+        let _ = self.inbox.send(Message::LetGo(blocks));
     }
 
     /// Accepts nothing more.

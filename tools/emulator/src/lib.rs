@@ -10,6 +10,8 @@ mod device;
 mod engine;
 pub mod events;
 mod external;
+pub mod hand_over;
+mod handing;
 mod http;
 mod job;
 mod load_policy;

@@ -7,7 +7,8 @@ use crate::clock::ModelClock;
 use crate::compute::Compute;
 use crate::events::EventSender;
 use crate::external::{External, Fetched};
-use crate::job::{Delivery, End, Job, JobId, Message, Update};
+pub use crate::handing::Handing;
+use crate::job::{Delivery, End, Handed, Job, JobId, Message, Update};
 use crate::scheduler::{Completed, RequestId, Scheduler, Share, Step};
 use crate::stats::Stats;
 use forebay_steps::{StepModel, StepShare};
@@ -43,6 +44,8 @@ pub struct Worker {
     pub shared: Arc<Mutex<Stats>>,
     pub stats: Stats,
     pub jobs: Jobs,
+    /// Prompts that come from other engines and go there.
+    pub handed: Handing,
     /// When to end at the latest, once it was told to stop.
     pub stop_by: Option<Instant>,
 }
@@ -89,6 +92,9 @@ impl Worker {
                 self.submit(job);
             }
             self.take_fetched();
+            for offer in self.handed.offers.take_expired(Instant::now()) {
+                self.scheduler.let_go(&offer.blocks);
+            }
             if self.may_stop() {
                 break;
             }
@@ -114,7 +120,8 @@ impl Worker {
     fn wait(&mut self) {
         self.clock.idle();
         let due = self.external.as_ref().and_then(External::next_due);
-        let until = due.into_iter().chain(self.arrivals.next_due()).chain(self.stop_by).min();
+        let due = due.into_iter().chain(self.arrivals.next_due()).chain(self.handed.offers.next_expiry());
+        let until = due.chain(self.stop_by).min();
         let timeout = until.map_or(IDLE, |until| until.saturating_duration_since(Instant::now()));
         match self.inbox.recv_timeout(timeout) {
             Ok(message) => self.take(message),
@@ -139,6 +146,8 @@ impl Worker {
                     external.stored(&stored);
                 }
             }
+            Message::Read(read) => self.handed.ended(&mut self.scheduler, read),
+            Message::LetGo(blocks) => self.scheduler.let_go(&blocks),
             Message::Stop => self.stop(),
         }
     }
@@ -157,6 +166,9 @@ impl Worker {
             Ok(request) => {
                 if let (Some(external), Some(request)) = (&self.external, self.scheduler.request(request)) {
                     external.used(&request.chunk_ids);
+                }
+                if let Some(Handed::Here(_)) = job.handed {
+                    self.scheduler.hand_over(request);
                 }
                 self.jobs.insert(request, job);
             }
@@ -179,6 +191,7 @@ impl Worker {
     /// Drops a job; says nothing to whoever waits for it.
     fn forget(&mut self, request: RequestId) -> Option<ActiveJob> {
         self.scheduler.abort(request);
+        self.handed.forget(request);
         self.compute.forget(request);
         self.jobs.remove(request)
     }
@@ -217,6 +230,13 @@ impl Worker {
                 end(&active.job, End::Failed("too few KV blocks are left for this request".into()));
             }
         }
+        for read in std::mem::take(&mut step.reads) {
+            if let Some(active) = self.jobs.by_request.get(&read.request)
+                && let Some(Handed::Here(source)) = &active.job.handed
+            {
+                self.handed.start(read, source.clone(), &self.scheduler, &self.clock);
+            }
+        }
         for load in std::mem::take(&mut step.loads) {
             if let Some(external) = &mut self.external {
                 external.load(load, &self.clock, self.scheduler.running());
@@ -237,6 +257,13 @@ impl Worker {
         self.stats.busy_s += step_us / 1e6;
 
         let completed = self.scheduler.complete(step, &sampled);
+        for (request, state) in &completed.finished {
+            if let Some(active) = self.jobs.by_request.get(request)
+                && let Some(Handed::Away { keys }) = &active.job.handed
+            {
+                self.handed.keep(&mut self.scheduler, keys.clone(), state);
+            }
+        }
         let sampling = step.shares.iter().filter(|share| share.samples);
         let mut updates = Vec::new();
         for (share, token) in sampling.zip(sampled) {

@@ -174,6 +174,8 @@ impl Router {
                     hand_overs: &self.hand_overs,
                     network: self.config.network,
                     kinds: kinds.kinds(),
+                    prefillers_pull: true,
+                    barred: &[],
                 };
                 let session = u64::from(ask.session);
                 let decision = choose_elastic(&fleet, request, &self.transfers, session, now_us);

@@ -11,9 +11,6 @@ use forebay_router::EngineModel;
 use forebay_router::elastic::KvNetwork;
 use forebay_steps::{Launch, Profile, StepModel};
 
-/// What a transfer between hosts takes before its first byte.
-const NETWORK_START_US: f64 = 1_000.0;
-
 /// Everything but the trace and the arm.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -94,14 +91,9 @@ impl Scenario {
         };
         let tokens = self.tier_bytes / model.kv_bytes_per_token;
         let tier = TierConfig { tokens, shared: self.shared_tier, link_gb_per_s: host_link.gb_per_s };
-        let network = KvNetwork {
-            start_us: NETWORK_START_US,
-            us_per_token: model.kv_bytes_per_token as f64 / (self.network_gb_per_s * 1e3),
-            layers: model.layers as u32,
-        };
         let router = RouterConfig {
             arm,
-            network,
+            network: KvNetwork::new(&self.profile, self.network_gb_per_s),
             engine_model: EngineModel::new(&self.router_profile, self.launch),
             errors: self.errors,
             knows_hits: self.knows_hits,

@@ -4,8 +4,10 @@
 use super::signals::Signals;
 use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
+use forebay_router::elastic::KvNetwork;
 use forebay_router::{
-    Backend, DecisionLogPlace, EngineModel, Limits, Policy, RequestLogPlace, Router, RouterConfig,
+    Backend, DecisionLogPlace, EngineModel, HandOverConfig, Limits, Policy, Protocol, RequestLogPlace,
+    Router, RouterConfig,
 };
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
@@ -36,11 +38,17 @@ pub struct Args {
     /// repeat for each store
     #[arg(long, value_name = "NAME=ENGINE,ENGINE", value_parser = store)]
     store: Vec<Store>,
-    /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric, lpwl or
-    /// added-latency
+    /// How an engine is chosen: round-robin, least-loaded, session-sticky, linear, lmetric, lpwl,
+    /// added-latency or elastic
     #[arg(long, default_value_t = Policy::Lpwl)]
     policy: Policy,
-    /// For added-latency, and for loads from stores: GPU and model that the engines are taken for, a
+    /// For elastic: how engines hand prompts over to each other, forebay or nixl: by which connector
+    #[arg(long, value_name = "CONNECTOR")]
+    hand_over: Option<Protocol>,
+    /// For elastic: rate between engines, in 10^9 bytes per second
+    #[arg(long, value_name = "GB/S", default_value_t = 25.0)]
+    network: f64,
+    /// For added-latency and elastic, and for loads from stores: GPU and model that the engines are taken for, a
     /// shipped profile or a file as `forebay calibrate` writes it
     #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
@@ -48,11 +56,11 @@ pub struct Args {
     /// profile's, from host memory]
     #[arg(long, value_name = "MICROSECONDS")]
     load_us_per_token: Option<f64>,
-    /// For added-latency: tokens whose KV fits the GPU of an engine whose metrics do not say it [default: the
+    /// For added-latency and elastic: tokens whose KV fits the GPU of an engine whose metrics do not say it [default: the
     /// profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
-    /// For added-latency: most requests that an engine computes at once [default: the profile's]
+    /// For added-latency and elastic: most requests that an engine computes at once [default: the profile's]
     #[arg(long, value_name = "REQUESTS")]
     max_num_seqs: Option<u32>,
     /// Threads that serve connections [default: half the CPUs, 1 to 8]
@@ -149,11 +157,15 @@ enum StoreError {
 pub fn run(mut args: Args) -> CommandResult {
     share_stores(args.backend.iter_mut().chain(&mut args.backend_dns).collect(), &args.store)?;
     // As vLLM launches its steps if it is told nothing.
-    let mut engine_model = EngineModel::new(&Profile::find(&args.profile)?, Launch::Graph);
+    let profile = Profile::find(&args.profile)?;
+    let mut engine_model = EngineModel::new(&profile, Launch::Graph);
     engine_model.load_us_per_token = args.load_us_per_token.unwrap_or(engine_model.load_us_per_token);
     engine_model.pool_tokens = args.pool_tokens.unwrap_or(engine_model.pool_tokens);
     engine_model.max_seqs = args.max_num_seqs.unwrap_or(engine_model.max_seqs);
     let mut config = RouterConfig::new(args.listen, args.backend, args.policy, engine_model);
+    // An engine has a prompt's KV when all of it is computed.
+    let network = KvNetwork { layers: 1, ..KvNetwork::new(&profile, args.network) };
+    config.hand_over = args.hand_over.map(|protocol| HandOverConfig { protocol, network });
     config.dns_backends = args.backend_dns;
     config.backends_file = args.backends_file;
     config.admin_token = args.admin_token_file.as_deref().map(read_token).transpose()?;

@@ -51,6 +51,8 @@ fn line(policy: Policy, candidates: &[Candidate]) -> DecisionLine {
         reason: Reason::LowestScore,
         predicted: Prediction { first_byte_us: 300_000, output_us: 1_000_000 },
         candidates: records.collect(),
+        options: Vec::new(),
+        hand_over: None,
         outcome: Some(Outcome { status: Some(200), first_byte_us: Some(250_000), ..Outcome::default() }),
     };
     DecisionLine { version: VERSION, record, total_us: 1_450_000 }

@@ -1,6 +1,7 @@
 //! One backend as the dispatcher keeps it: its load, its health, whether it takes part, and what it
 //! reports. It knows one backend's numbers.
 
+use super::hand_overs::Partner;
 use crate::health::{Health, Thresholds};
 use crate::reported_load::ReportedLoad;
 use crate::request::Endpoint;
@@ -52,6 +53,8 @@ pub struct Backend {
     reports_cached: u8,
     /// Answers that should have reported it and did not.
     silent_hits: u32,
+    /// How it did in hand-overs.
+    pub partner: Partner,
     pub totals: BackendStats,
 }
 
@@ -70,6 +73,7 @@ impl Backend {
             context_tokens: 0,
             reports_cached: 0,
             silent_hits: 0,
+            partner: Partner::default(),
             totals: BackendStats::new(name),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine_model::EngineModel;
-use forebay_steps::{Launch, Profile};
+use forebay_steps::Launch;
 use proptest::prelude::*;
 
 const NETWORK: KvNetwork = KvNetwork { start_us: 1_000.0, us_per_token: 4.0, layers: 48 };
@@ -60,6 +60,8 @@ impl Case {
             hand_overs: &self.hand_overs,
             network: self.network,
             kinds: &self.kinds,
+            prefillers_pull: true,
+            barred: &[],
         };
         choose_elastic(&fleet, &self.request, &self.transfers, 7, 1_000_000).unwrap()
     }

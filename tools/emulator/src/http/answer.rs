@@ -1,5 +1,6 @@
 //! Answers as OpenAI's API gives them, whole and in pieces. This file knows the shapes of the JSON.
 
+use crate::hand_over::PrefillParams;
 use crate::scheduler::CacheHit;
 use crate::text;
 use serde::Serialize;
@@ -42,6 +43,8 @@ pub struct Head {
     pub model: String,
     /// Whether output tokens are named by id too.
     pub return_token_ids: bool,
+    /// What another engine needs to say the rest.
+    pub kv_transfer_params: Option<PrefillParams>,
 }
 
 #[derive(Serialize)]
@@ -54,6 +57,8 @@ struct Answer<'a> {
     /// Absent, null or there.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<&'a PrefillParams>,
 }
 
 #[derive(Serialize)]
@@ -173,8 +178,15 @@ impl Head {
 
     fn to_json(&self, piece: bool, choices: Vec<Choice<'_>>, usage: Option<Option<Usage>>) -> String {
         let object = self.endpoint.object(piece);
-        let answer =
-            Answer { id: &self.id, object, created: self.created_s, model: &self.model, choices, usage };
+        let answer = Answer {
+            id: &self.id,
+            object,
+            created: self.created_s,
+            model: &self.model,
+            choices,
+            usage,
+            kv_transfer_params: self.kv_transfer_params.as_ref().filter(|_| !piece),
+        };
         // Plain numbers and texts: serialising them cannot fail.
         serde_json::to_string(&answer).unwrap_or_default()
     }

@@ -2,6 +2,7 @@
 //! fields that both endpoints share.
 
 use super::error::ApiError;
+use crate::hand_over::{RequestParams, Role};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -83,6 +84,8 @@ pub struct Options {
     pub include_usage: bool,
     /// With the ids of all output tokens.
     pub return_token_ids: bool,
+    /// Its part in a hand-over.
+    pub role: Option<Role>,
 }
 
 #[derive(Deserialize)]
@@ -120,6 +123,7 @@ impl Options {
             stream,
             include_usage: stream_options.is_some_and(|options| options.include_usage),
             return_token_ids: fields.get("return_token_ids")?.unwrap_or(false),
+            role: fields.get("kv_transfer_params")?.and_then(RequestParams::role),
         })
     }
 }

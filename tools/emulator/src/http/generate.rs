@@ -4,8 +4,10 @@ use super::answer::{Endpoint, Head, Output, Usage};
 use super::error::ApiError;
 use super::fields::{Fields, Options};
 use super::prompt::Prompt;
-use super::{chat, prompt};
-use crate::job::{Delivery, End, Intake, Ticket, Update};
+use super::{chat, handed, prompt};
+use crate::device::DeviceMemory;
+use crate::hand_over::Offers;
+use crate::job::{Delivery, End, Handed, Intake, Ticket, Update};
 use crate::scheduler::CacheHit;
 use crate::stats::Stats;
 use axum::body::{Body, Bytes};
@@ -16,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use forebay_transfer::lock::Mutex;
 use futures_util::stream;
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +38,13 @@ pub struct App {
     pub block_tokens: usize,
     /// What the engine counts, written by its thread.
     pub stats: Arc<Mutex<Stats>>,
+    /// Prompts that are kept for other engines, in `device`.
+    pub offers: Arc<Offers>,
+    pub device: DeviceMemory,
+    /// Where the API listens.
+    pub address: SocketAddr,
+    /// Engines of another identity have KV of another kind.
+    pub identity: String,
 }
 
 /// `POST /v1/completions`.
@@ -94,14 +104,17 @@ async fn answer(
             ..Output::default()
         })
         .collect();
+    let id = new_id(endpoint);
+    let (handed, kv_transfer_params) = handed::part(&app, options.role.clone(), &id, &prompts).await?;
     let head = Head {
         endpoint,
-        id: new_id(endpoint),
+        id,
         created_s: now_s(),
         model: app.model.clone(),
         return_token_ids: options.return_token_ids,
+        kv_transfer_params,
     };
-    let answers = Answers::submit(&app.intake, prompts, &options, app.stream_interval)?;
+    let answers = Answers::submit(&app.intake, prompts, &options, app.stream_interval, handed)?;
     let streamed = Streamed { head, answers, outputs, usage, include_usage: options.include_usage };
     if options.stream { Ok(streamed.into_events()) } else { streamed.into_whole().await }
 }
@@ -203,11 +216,13 @@ impl Answers {
         prompts: Vec<Prompt>,
         options: &Options,
         stream_interval: usize,
+        handed: Option<Handed>,
     ) -> Result<Answers, ApiError> {
         let (sender, updates) = unbounded_channel();
         let delivery = if options.stream { Delivery::Every(stream_interval) } else { Delivery::AtEnd };
         let tickets = prompts.into_iter().zip(0..).map(|(prompt, index)| {
-            let ticket = intake.submit(index, prompt.tokens, options.max_tokens, delivery, sender.clone())?;
+            let (tokens, handed, sender) = (prompt.tokens, handed.clone(), sender.clone());
+            let ticket = intake.submit(index, tokens, options.max_tokens, delivery, handed, sender)?;
             Ok(Some(ticket))
         });
         Ok(Answers { tickets: tickets.collect::<Result<_, ApiError>>()?, updates })

@@ -10,6 +10,7 @@ mod chat;
 mod error;
 mod fields;
 mod generate;
+mod handed;
 mod metrics;
 mod prompt;
 #[cfg(test)]
@@ -33,6 +34,7 @@ pub fn router(app: Arc<App>, max_body_bytes: usize) -> Router {
         .route("/v1/completions", post(generate::completions))
         .route("/v1/chat/completions", post(generate::chat_completions))
         .route("/v1/models", get(models))
+        .route("/kv/{key}", get(handed::kv))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .fallback(unknown_path)

@@ -27,6 +27,7 @@ mod blocks;
 mod cache;
 mod config;
 mod external;
+mod handed;
 mod request;
 mod step;
 #[cfg(test)]
@@ -35,6 +36,7 @@ mod tests;
 pub use blocks::{BlockId, BlockPool, CacheEvent};
 pub use config::{Counters, Refused, SchedulerConfig};
 pub use forebay_store::chunk_store::Residence;
+pub use handed::HandedBlocks;
 pub use request::{CacheHit, Request, RequestId};
 pub use step::{ChunkStore, Completed, Load, Share, Step};
 
@@ -66,6 +68,7 @@ pub struct Scheduler {
 enum Admission {
     Run(Share),
     Load(Load),
+    Read(HandedBlocks),
     StillLoading,
     NoRoom,
 }
@@ -125,7 +128,9 @@ impl Scheduler {
     pub fn abort(&mut self, id: RequestId) {
         match self.requests.get_mut(&id).map(|request| &mut request.phase) {
             Some(Phase::Loading { aborted, .. }) => *aborted = true,
-            Some(Phase::Waiting | Phase::Running) => {
+            Some(phase @ (Phase::Waiting | Phase::Running | Phase::Reading)) => {
+                // What is read later finds no request, and writes nothing.
+                self.loading -= usize::from(*phase == Phase::Reading);
                 self.queue.retain(|queued| *queued != id);
                 self.running.retain(|running| *running != id);
                 self.forget(id);
@@ -196,6 +201,10 @@ impl Scheduler {
                     step.loads.push(load);
                     index += 1;
                 }
+                Admission::Read(read) => {
+                    step.reads.push(read);
+                    index += 1;
+                }
                 Admission::StillLoading => index += 1,
                 Admission::NoRoom => return,
             }
@@ -209,11 +218,14 @@ impl Scheduler {
         longest_stored: &mut dyn FnMut(&[ChunkId]) -> usize,
     ) -> Admission {
         let request = &self.requests[&id];
-        if matches!(request.phase, Phase::Loading { .. }) {
+        if matches!(request.phase, Phase::Loading { .. } | Phase::Reading) {
             return Admission::StillLoading;
         }
         if request.blocks.is_empty() {
             let hits = self.longest_hit(id);
+            if request.is_handed && hits.len() < self.most_handed(id) {
+                return self.start_read(id, hits);
+            }
             let stored_chunks = if request.load_failed {
                 0
             } else {

@@ -36,6 +36,8 @@ pub(crate) enum Phase {
     /// In the queue while the chunks from `first_chunk` on come from the store: vLLM's
     /// WAITING_FOR_REMOTE_KVS.
     Loading { first_chunk: usize, aborted: bool },
+    /// In the queue while another engine's KV comes into its blocks.
+    Reading,
     /// Has a share in every step.
     Running,
 }
@@ -71,6 +73,8 @@ pub struct Request {
     /// The store did not deliver all once, or was not let, and is not asked again: asking for ever
     /// would never end.
     pub(crate) load_failed: bool,
+    /// Another engine has the KV of its prompt, and it has not been read yet.
+    pub(crate) is_handed: bool,
 }
 
 impl Request {
@@ -89,6 +93,7 @@ impl Request {
             hit: CacheHit::default(),
             started: false,
             load_failed: false,
+            is_handed: false,
         };
         request.extend_names(namer);
         request

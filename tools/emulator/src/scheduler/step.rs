@@ -1,6 +1,7 @@
 //! What the scheduler asks for and is told: steps, loads and stores. This file is data only.
 
 use super::blocks::BlockId;
+use super::handed::HandedBlocks;
 use super::request::{Request, RequestId};
 use forebay_kv::ChunkId;
 
@@ -14,6 +15,8 @@ pub struct Step {
     pub shares: Vec<Share>,
     /// Chunks to fetch from the store.
     pub loads: Vec<Load>,
+    /// Blocks to be filled from other engines.
+    pub reads: Vec<HandedBlocks>,
     /// Requests that gave their blocks back.
     pub preempted: Vec<RequestId>,
     /// Requests that can never run because too few blocks are left. They are gone.

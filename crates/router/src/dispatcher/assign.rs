@@ -1,0 +1,135 @@
+//! How a request becomes a backend's load, or that of two where one hands its prompt over to the
+//! other.
+
+use super::hand_overs::{Chosen, Plan};
+use super::{Assignment, Dispatcher, Home, Membership, Role, RoutingFacts, prefill_us};
+use crate::decisions::Entry;
+use crate::policy::{Policy, Request, View};
+use crate::prediction::{Prediction, predict};
+use crate::prefill::Prefill;
+use std::sync::{Arc, OnceLock};
+
+impl Dispatcher {
+    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
+    /// load. `None`: there is none.
+    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
+        self.assign_one_or_two(now_us, routing, tried, false).map(|(assignment, _)| assignment)
+    }
+
+    /// The same at the first attempt, where another backend may compute the prompt.
+    pub fn assign_elastic(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+    ) -> Option<(Assignment, Option<(Assignment, Plan)>)> {
+        self.assign_one_or_two(now_us, routing, &[], true)
+    }
+
+    fn assign_one_or_two(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        tried: &[usize],
+        may_hand_over: bool,
+    ) -> Option<(Assignment, Option<(Assignment, Plan)>)> {
+        self.expire_held(now_us);
+        let input_tokens = self.bytes_per_token.estimate(&routing.length);
+        let candidates = self.candidates(now_us, routing, input_tokens, tried);
+        let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
+        let home = self.home(routing.session).map(|home| home.slot);
+        let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
+        let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
+        let session = (may_hand_over && routing.endpoint.is_some()).then_some(routing.session);
+        let Chosen { decision, options, prefill: prefiller } =
+            self.choose(now_us, policy, &view, &request, session)?;
+        let chosen = decision.chosen;
+        let mut predicted = predict(&self.engine_model, &candidates[chosen], &request);
+        if let Some(prefiller) = &prefiller {
+            let first_byte_us = prefiller.expected.prefill_us.saturating_add(prefiller.expected.hand_us);
+            predicted = Prediction { first_byte_us, ..predicted };
+        }
+        let number = self.turn;
+        self.turn += 1;
+        let entry = Arc::new(Entry {
+            number,
+            at_us: now_us,
+            session: routing.session,
+            input_tokens,
+            output_tokens: request.output_tokens,
+            home,
+            policy,
+            attempt: tried.len() as u32 + 1,
+            decision,
+            predicted,
+            names: self.names.clone(),
+            candidates,
+            options,
+            prefill: prefiller.as_ref().map(|prefiller| prefiller.slot),
+            prefilled: OnceLock::new(),
+            handed: OnceLock::new(),
+            outcome: OnceLock::new(),
+        });
+        self.decisions.push(entry.clone());
+        if routing.endpoint.is_some() {
+            self.note_move(now_us, routing.session, home, chosen);
+        }
+        let Some(prefiller) = prefiller else {
+            let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], input_tokens);
+            return Some((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
+        };
+        let assignment = self.open(routing, chosen, entry, None, Role::Decode);
+        let prefill = self.open_hand_over(routing, &assignment, prefiller);
+        Some((assignment, prefill))
+    }
+
+    /// The backend that a session had last, if it is still there.
+    fn home(&self, session: u64) -> Option<Home> {
+        let is_there = |home: &Home| {
+            let backend = &self.backends[home.slot];
+            backend.tenant == home.tenant && backend.membership != Membership::Gone
+        };
+        self.homes.get(session).filter(is_there)
+    }
+
+    /// Counts a request, and the work on its prompt, as a backend's load.
+    pub(super) fn open(
+        &mut self,
+        routing: &RoutingFacts,
+        slot: usize,
+        decision: Arc<Entry>,
+        work: Option<Prefill>,
+        role: Role,
+    ) -> Assignment {
+        let former_home = self.homes.get(routing.session);
+        let (new_tokens, prefill_us) = work.as_ref().map_or((0, 0), |work| (work.tokens, prefill_us(work)));
+        if routing.endpoint.is_some() {
+            if role != Role::Prefill {
+                let tenant = self.backends[slot].tenant;
+                self.homes.insert(routing.session, Home { slot, tenant });
+            }
+            if work.is_some() {
+                self.average_prefill.learn(new_tokens, prefill_us);
+            }
+        }
+        let backend = &mut self.backends[slot];
+        backend.in_flight += 1;
+        backend.waiting += 1;
+        backend.pending_prefill_tokens += new_tokens;
+        backend.pending_prefill_us += prefill_us;
+        backend.context_tokens += decision.input_tokens;
+        Assignment {
+            backend: slot,
+            assigned_us: decision.at_us,
+            first_byte_us: None,
+            input_tokens: decision.input_tokens,
+            decision,
+            new_tokens,
+            prefill_us,
+            sought: work.and_then(|work| self.stores.seek(slot, &routing.chain, work.load_us > 0.0)),
+            visit: self.index.visit(slot, &routing.chain),
+            former_home,
+            computed: false,
+            role,
+        }
+    }
+}
