@@ -4,10 +4,11 @@
     bench/elastic.py FOLDER --engine http://127.0.0.1:8000 --engine http://127.0.0.1:8001 --profile mine.toml
 
 The engines are vLLMs with our connector and a node each, alike, started with VLLM_SERVER_DEV_MODE=1, and
-nobody else uses them. A trace of agents is generated. For each policy the engines' caches and what they have
-stored are emptied, a router is started before them, and the trace is replayed, so many sessions at a time.
-The same trace is simulated with the profile. Both count the same answers, as bench/predict.py does. Knows the
-router's command line and vLLM's path for emptying caches.
+nobody else uses them. A trace of agents is generated. For each policy the engines' prefix caches are emptied,
+a router is started before them, and the trace is replayed, so many sessions at a time, with other tokens than
+for the policy before: nothing that nodes still hold is found. The same trace is simulated with the profile.
+Both count the same answers, as bench/predict.py does. Knows the router's command line and vLLM's path for
+emptying caches.
 """
 
 import argparse
@@ -30,6 +31,7 @@ POLICIES = ("lpwl", "added-latency", "elastic")
 # As the simulator names what the router does: it moves KV by hand-over only.
 SIMULATED = {"elastic": "elastic-hand-overs"}
 EMPTY_S = 30.0
+OTHER_TOKENS = 5_000
 
 
 def names(engines: list[str]) -> list[str]:
@@ -44,10 +46,12 @@ def ask(url: str, data: bytes | None = None) -> str:
 
 
 def empty(engines: list[str]) -> None:
-    """Nothing that was computed before is found again: vLLM says so itself."""
+    """Empties the prefix caches; vLLM says whether it could. It empties no stores: a reset of those gives
+    each engine names of its own, under which none takes what another one hands over.
+    """
     end = time.monotonic() + EMPTY_S
     for url in engines:
-        while not json.loads(ask(f"{url}/reset_prefix_cache?reset_external=true", b""))["success"]:
+        while not json.loads(ask(f"{url}/reset_prefix_cache", b""))["success"]:
             if time.monotonic() > end:
                 sys.exit(f"{url} did not empty its caches in {EMPTY_S:.0f} s")
             time.sleep(0.5)
@@ -79,7 +83,9 @@ def arm(program: str, policy: str, trace: Path, args: argparse.Namespace) -> lis
     log.unlink(missing_ok=True)
     with router(program, policy, args, args.folder / f"{policy}-decisions.jsonl") as url:
         command = [program, "trace", "replay", str(trace), "--target", url, "--model", args.model]
-        command += ["--vocab", str(args.vocabulary), "--max-sessions", str(args.at_once)]
+        # Other token ids for the same blocks.
+        vocabulary = args.vocabulary - OTHER_TOKENS * args.policies.index(policy)
+        command += ["--vocab", str(vocabulary), "--max-sessions", str(args.at_once)]
         command += ["--log", str(log), "--arm", policy]
         subprocess.run(command, check=True)
         (args.folder / f"{policy}-metrics.txt").write_text(ask(f"{url}/metrics"))
