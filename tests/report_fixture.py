@@ -27,6 +27,8 @@ def synthetic_lines(arms=ARMS, requests=300, seed=7):
         for number in range(requests):
             yield _request(random_numbers, arm, number, requests, hit_share)
         yield from _samples(random_numbers, arm, position)
+        for number in range(requests):
+            yield _decision(random_numbers, arm, number, requests, position)
         yield {"kind": "counter", "arm": arm, "name": "corruptions caught", "value": position}
 
 
@@ -65,6 +67,24 @@ def _request(random_numbers, arm, number, requests, hit_share):
         "external_cached_tokens": int(cached * 0.4),
         "wrong_tokens": 0,
         "outcome": outcome,
+    }
+
+
+def _decision(random_numbers, arm, number, requests, position):
+    choices, weights = ["home", "elsewhere", "new_session", "by_load"], [4 + position, 3, 1, 0.2]
+    choice = random_numbers.choices(choices, weights)[0]
+    ttft_s = random_numbers.lognormvariate(-0.7, 1.0)
+    weighed = choice != "by_load"
+    regret_s = max(0.0, random_numbers.gauss(0.0, 0.4))
+    return {
+        "kind": "decision",
+        "arm": arm,
+        "at_s": SECONDS * number / requests,
+        "choice": choice,
+        "predicted_ttft_s": ttft_s * random_numbers.lognormvariate(0, 0.3) if weighed else None,
+        "ttft_s": ttft_s,
+        "regret_s": regret_s if weighed else None,
+        "over_best_other_s": random_numbers.gauss(-0.5, 0.5) if weighed else None,
     }
 
 

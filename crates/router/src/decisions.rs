@@ -73,6 +73,13 @@ pub struct Outcome {
     pub completion_tokens: Option<u64>,
 }
 
+impl Outcome {
+    /// A whole answer came, and no error.
+    pub fn is_whole(&self) -> bool {
+        self.failure.is_none() && !self.cancelled && self.status.is_some_and(|status| status < 400)
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Decisions {
     entries: VecDeque<Arc<Entry>>,

@@ -78,8 +78,8 @@ mod usage;
 mod view;
 
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
-pub use decision_log::{DecisionLogPlace, Line, LineError};
-pub use decision_replay::{Accuracy, Figures, Replay, ReplayError, Replayed};
+pub use decision_log::{DecisionLine, DecisionLogPlace, Line, LineError};
+pub use decision_replay::{Accuracy, Figures, Judgement, Replay, ReplayError, Replayed, judge};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use engine_model::EngineModel;
 pub use engines::{AddError, MembershipError};

@@ -5,6 +5,7 @@
 use super::access::Access;
 use super::reading::{ReadArgs, show_notes};
 use super::values::seconds;
+use crate::decisions::LogMark;
 use forebay_emulator::truth::Oracle;
 use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::{CommandResult, Error};
@@ -88,6 +89,10 @@ pub struct ReplayArgs {
     /// fresh ones
     #[arg(long)]
     emptied: bool,
+    /// Log that the router in front of the engines writes with --decision-log: what it decides during
+    /// this run goes into the records, and so into the report
+    #[arg(long, value_name = "FILE")]
+    decisions: Option<PathBuf>,
     /// Seed of what is random in reading the trace
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -138,6 +143,8 @@ enum PacingArg {
 const ORACLE_BLOCKS: usize = 1 << 20;
 /// How often the load of engines is sampled, in real time.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// A router logs a decision a moment after the client has the end of the answer.
+const DECISION_LOG_LAG: Duration = Duration::from_millis(500);
 
 /// Runs `forebay trace replay`.
 pub fn run_replay(args: ReplayArgs) -> CommandResult {
@@ -162,6 +169,7 @@ async fn replay(args: ReplayArgs) -> CommandResult {
     let options = args.options()?;
     let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
+    let decisions = args.decisions.as_deref().map(LogMark::now).transpose()?;
     let run = args.run_info(&replayer, &trace).await;
     refuse_other_start(&args.log, &run)?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
@@ -183,6 +191,10 @@ async fn replay(args: ReplayArgs) -> CommandResult {
         outcome = live.during(work) => outcome?,
         () = sampled => return Err("load sampling ended by itself".into()),
     };
+    if let Some(decisions) = decisions {
+        tokio::time::sleep(DECISION_LOG_LAG).await;
+        decisions.read_since(&args.arm, args.clock_ratio)?.write(&args.arm, &log)?;
+    }
     args.output.show(&RecordLog::read(&args.log)?)?;
     ending.lock().judge(&outcome, &args)
 }

@@ -1,18 +1,12 @@
 //! `forebay route-replay`: decide again what a router's decision log holds, by other policies. It
 //! reads the log and prints a table; deciding is `forebay-router`'s.
 
-use forebay_results::output::{CommandResult, Error};
+use crate::decisions::read_lines;
+use forebay_results::output::CommandResult;
 use forebay_results::{Results, Row};
 use forebay_router::{EngineModel, Figures, Line, Policy, Replay, Replayed};
 use forebay_steps::{Launch, Profile};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-
-/// A line of a log with a thousand engines is shorter.
-const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Lines that cannot be read are named up to so many; all of them are counted.
-const NAMED_LINES: u64 = 5;
 
 /// Arguments of `forebay route-replay`.
 #[derive(clap::Args)]
@@ -72,37 +66,12 @@ pub fn run(args: Args) -> CommandResult {
 
 impl Replaying {
     fn read(&mut self, path: &Path) -> CommandResult {
-        let wrong = |error: std::io::Error| -> Error { format!("{}: {error}", path.display()).into() };
-        let mut log = BufReader::new(File::open(path).map_err(wrong)?);
-        let mut line = Vec::new();
-        for number in 1_u64.. {
-            line.clear();
-            let read = log.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(wrong)?;
-            if read == 0 {
-                break;
-            }
-            let is_cut = read as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n');
-            if is_cut {
-                log.skip_until(b'\n').map_err(wrong)?;
-            }
-            let text = line.trim_ascii();
-            // A file that was torn has an empty line where it goes on.
-            if text.is_empty() {
-                continue;
-            }
-            let outcome = if is_cut { Err("longer than 1 MiB".to_owned()) } else { self.take(text) };
-            if let Err(reason) = outcome {
-                self.unread += 1;
-                if self.unread <= NAMED_LINES {
-                    eprintln!("{}: line {number}: {reason}", path.display());
-                }
-            }
-        }
+        self.unread = read_lines(path, |_, line| self.take(line))?;
         Ok(())
     }
 
-    fn take(&mut self, text: &[u8]) -> Result<(), String> {
-        match Line::read(text).map_err(|error| error.to_string())? {
+    fn take(&mut self, line: Line) -> Result<(), String> {
+        match line {
             Line::Router(router) => {
                 self.policy = Some(router.policy);
                 if !self.is_given {

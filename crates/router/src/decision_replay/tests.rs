@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::decision_log::VERSION;
-use crate::decisions::{CandidateRecord, Outcome};
+use crate::decisions::CandidateRecord;
 use crate::policy::Reason;
 use crate::prediction::Prediction;
 use forebay_steps::{Launch, Profile};
@@ -86,6 +86,17 @@ fn what_another_choice_would_have_cost_and_saved_is_told() {
     assert!(saved_s > 0.0 && (logged.regret_s.sum() - saved_s).abs() < 1e-9, "{saved_s}");
     // The owner would have answered sooner.
     assert!(logged.first_byte_s.mean() < other.first_byte_s.mean());
+}
+
+#[test]
+fn a_choice_is_judged_beside_the_cheapest_of_the_others() {
+    let dear = line(Policy::Lpwl, &popular()).record;
+    let cheap = line(Policy::AddedLatency, &popular()).record;
+    let [dear, cheap] = [dear, cheap].map(|record| judge(&engine_model(), &record).unwrap());
+    assert_eq!((dear.best_other_s, cheap.best_other_s), (Some(cheap.cost_s), Some(dear.cost_s)));
+    assert_eq!((dear.regret_s, cheap.regret_s), (dear.cost_s - cheap.cost_s, 0.0));
+    let alone = line(Policy::Lpwl, &popular()[..1]).record;
+    assert_eq!(judge(&engine_model(), &alone).unwrap().best_other_s, None);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! It reads a [`RecordLog`](crate::record::RecordLog) and nothing else, so that a report can be
 //! made again from a log at any time.
 
+mod decisions;
 mod html;
 mod live;
 mod notes;
@@ -12,6 +13,7 @@ mod summary;
 mod terminal;
 
 pub use crate::quantile::Quantiles;
+pub use decisions::DecisionSummary;
 pub use html::html;
 pub use live::{LiveLine, line};
 pub use summary::{

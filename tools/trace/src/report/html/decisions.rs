@@ -1,0 +1,93 @@
+//! The section of the page about the router's decisions: what was chosen, what was predicted, and
+//! what the choices cost.
+
+use super::{box_key, legend, panels_of, row, scrolling};
+use crate::quantile::Quantiles;
+use crate::record::{Choice, DecisionSample, RecordLog};
+use crate::report::DecisionSummary;
+use crate::report::plot::{Chosen, Predicted, choices, scatter};
+use crate::report::summary::{ArmSummary, Summary};
+use crate::units::{count, seconds, seconds_or_none};
+
+/// Empty if no arm has decisions.
+pub fn section(summary: &Summary, log: &RecordLog) -> String {
+    let arms: Vec<(&ArmSummary, &DecisionSummary)> =
+        summary.arms.iter().filter_map(|arm| Some((arm, arm.decisions.as_ref()?))).collect();
+    if arms.is_empty() {
+        return String::new();
+    }
+    let text = "Where the router sent requests: to the engine that their session had before, elsewhere, to a first \
+                engine, or by load alone. Regret is by how many seconds all requests together wait longer than they \
+                would have at the cheapest engine, as predicted. The last columns put the time to first token that \
+                came in the place of the predicted one and compare with the cheapest other engine: below zero the \
+                choice was right.";
+    let body = [
+        scrolling(&table(&arms)),
+        legend(keys()),
+        panels_of(choices("plot-choices", &Choice::ALL.map(Choice::label), &chosen(&arms, log))),
+        "<p>One dot for each whole answer. On the line a prediction was right, above it the first token came later.</p>"
+            .to_owned(),
+        panels_of(scatter("plot-predicted", &predicted(&arms, log))),
+    ];
+    super::section("decisions", "Decisions", text, &body.concat())
+}
+
+fn keys() -> impl Iterator<Item = String> {
+    Choice::ALL.into_iter().enumerate().map(|(place, choice)| box_key(&format!("s{place}"), choice.label()))
+}
+
+fn table(arms: &[(&ArmSummary, &DecisionSummary)]) -> String {
+    let quantiles = "<th>p50</th><th>p90</th><th>p99</th>";
+    let kinds: String = Choice::ALL.iter().map(|choice| format!("<th>{}</th>", choice.label())).collect();
+    let head = format!(
+        "<thead><tr><th rowspan=\"2\" scope=\"col\">Arm</th><th rowspan=\"2\" scope=\"col\">Decisions</th>\
+         <th colspan=\"4\" scope=\"colgroup\">Of these</th>\
+         <th colspan=\"4\" scope=\"colgroup\">TTFT predicted less realised (s)</th>\
+         <th colspan=\"3\" scope=\"colgroup\">Regret (s)</th>\
+         <th colspan=\"3\" scope=\"colgroup\">Over the best other (s)</th></tr>\
+         <tr>{kinds}<th>median</th><th>off by p50</th><th>p90</th><th>p99</th>{quantiles}{quantiles}</tr></thead>"
+    );
+    let of = |Quantiles { p50, p90, p99, .. }: Quantiles| [p50, p90, p99].map(seconds_or_none);
+    let rows = arms.iter().map(|(arm, decisions)| {
+        let mut cells = vec![count(decisions.decisions as u64)];
+        cells.extend(Choice::ALL.map(|choice| count(decisions.count(choice) as u64)));
+        cells.push(seconds_or_none(decisions.ttft_error_s.p50));
+        cells.extend(of(decisions.ttft_off_s));
+        cells.extend(of(decisions.regret_s));
+        cells.extend(of(decisions.over_best_other_s));
+        row(&arm.arm, cells)
+    });
+    format!("<table>{head}<tbody>{}</tbody></table>", rows.collect::<String>())
+}
+
+fn samples<'a>(arm: &'a ArmSummary, log: &'a RecordLog) -> impl Iterator<Item = &'a DecisionSample> {
+    log.decisions.iter().filter(|sample| sample.arm == arm.arm)
+}
+
+fn chosen(arms: &[(&ArmSummary, &DecisionSummary)], log: &RecordLog) -> Vec<Chosen> {
+    let place = |choice| Choice::ALL.iter().position(|&other| other == choice).unwrap_or(0);
+    let arms = arms.iter().map(|(arm, decisions)| {
+        let with_home = decisions.count(Choice::Home) + decisions.count(Choice::Elsewhere);
+        let stayed = 100.0 * decisions.count(Choice::Home) as f64 / with_home.max(1) as f64;
+        Chosen {
+            name: arm.arm.clone(),
+            note: if with_home == 0 { String::new() } else { format!("{stayed:.0} % stay") },
+            choices: samples(arm, log).map(|sample| (sample.at_s, place(sample.choice))).collect(),
+        }
+    });
+    arms.collect()
+}
+
+fn predicted(arms: &[(&ArmSummary, &DecisionSummary)], log: &RecordLog) -> Vec<Predicted> {
+    let arms = arms.iter().map(|(arm, decisions)| {
+        let off = decisions.ttft_off_s.p50.zip(decisions.ttft_off_s.p90);
+        let note = |(p50, p90)| format!("off by {} s, p90 {} s", seconds(p50), seconds(p90));
+        let times_s = samples(arm, log).filter_map(|sample| sample.predicted_ttft_s.zip(sample.ttft_s));
+        Predicted {
+            name: arm.arm.clone(),
+            note: off.map(note).unwrap_or_default(),
+            times_s: times_s.collect(),
+        }
+    });
+    arms.collect()
+}
