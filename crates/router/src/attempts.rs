@@ -74,8 +74,8 @@ pub async fn send(
     let router = &worker.router;
     let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
     let mut deadline = Box::pin(sleep(limit));
-    // By their slots.
-    let mut tried: Vec<usize> = Vec::new();
+    // By their ids: another engine may come to the slot of one that leaves.
+    let mut tried: Vec<u64> = Vec::new();
     let mut sent_again = false;
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
@@ -86,7 +86,7 @@ pub async fn send(
         if let Some((from, failure)) = &last_failure {
             router.engines.tell_sent_elsewhere(from, &engine, *failure);
         }
-        tried.push(engine.slot);
+        tried.push(engine.id);
         if let Some(entry) = entry {
             entry.attempt(engine.name());
         }
@@ -162,7 +162,7 @@ fn no_answer(failure: Failure, tried: u32) -> Refusal {
     Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))
 }
 
-fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[usize]) -> bool {
+fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[u64]) -> bool {
     router.engines.has_other(outgoing.routing.serving.as_deref(), tried)
 }
 
@@ -175,7 +175,7 @@ async fn begin(
     outgoing: &Outgoing,
     engine: &Engine,
     deadline: &mut Pin<Box<Sleep>>,
-    elsewhere: Option<&[usize]>,
+    elsewhere: Option<&[u64]>,
     fresh: bool,
 ) -> Result<Started, NoAnswer> {
     let router = &worker.router;

@@ -1,5 +1,6 @@
 //! What a router is told at its start, and the limits it keeps to.
 
+use crate::admin_token::AdminToken;
 use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::engine_model::EngineModel;
 use crate::policy::Policy;
@@ -40,7 +41,7 @@ pub struct RouterConfig {
     /// for again and again.
     pub dns_backends: Vec<Backend>,
     /// Who shows it may add, drain and remove engines; nobody may without it.
-    pub admin_token: Option<Vec<u8>>,
+    pub admin_token: Option<AdminToken>,
     /// How to choose among them.
     pub policy: Policy,
     /// What the engines are taken for, all alike.
@@ -222,7 +223,7 @@ impl RouterConfig {
         if self.backends.is_empty() && !others_come {
             return Err(ConfigError::BackendCount(0));
         }
-        if self.admin_token.as_ref().is_some_and(Vec::is_empty) {
+        if self.admin_token.as_ref().is_some_and(AdminToken::is_empty) {
             return Err(ConfigError::NoToken);
         }
         check_backends(&self.dns_backends)?;
@@ -346,6 +347,15 @@ mod tests {
         let targets =
             config(&[("a", "http://127.0.0.1:8000"), ("b.c-d_1", "http://[::1]:80/")]).check().unwrap();
         assert_eq!((&targets[0].authority[..], &targets[1].authority[..]), ("127.0.0.1:8000", "[::1]:80"));
+    }
+
+    #[test]
+    fn the_admin_token_is_not_shown_with_the_configuration() {
+        let token = Some(AdminToken::new(b"secret".to_vec()));
+        let config = RouterConfig { admin_token: token, ..config(&[("a", "http://h:1")]) };
+        let shown = format!("{config:?} {config:#?}");
+        assert!(shown.contains("[hidden]") && !shown.contains("secret"), "{shown}");
+        assert!(!shown.contains(&format!("{:?}", b"secret")), "{shown}");
     }
 
     #[test]

@@ -35,11 +35,12 @@ const PREFILL_US_MAX: f64 = 1e12;
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
 /// Of all together: as many as 64 may have.
-const INDEX_BOUNDS: Bounds =
-    Bounds { chunks_per_engine: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
+const INDEX_BOUNDS: Bounds = Bounds { chunks_each: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
 /// Chunks remembered per store: it is larger than an engine's memory, and several engines write to
 /// it.
 const CHUNKS_PER_STORE: usize = 1024 * 1024;
+/// Of all together: as many as 16 may have.
+const STORE_BOUNDS: Bounds = Bounds { chunks_each: CHUNKS_PER_STORE, chunks: 16 * CHUNKS_PER_STORE };
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
@@ -112,7 +113,7 @@ pub struct Ended {
 struct Home {
     slot: usize,
     /// Another engine may have the slot by now.
-    tenant: u32,
+    id: u64,
 }
 
 #[derive(Debug)]
@@ -122,6 +123,8 @@ pub struct Dispatcher {
     /// By slot; empty where nobody is.
     names: Arc<[String]>,
     backends: Vec<Backend>,
+    /// Of the next backend that comes.
+    next_id: u64,
     index: PrefixIndex,
     stores: StoreIndex,
     thresholds: Thresholds,
@@ -140,10 +143,11 @@ impl Dispatcher {
             policy,
             engine_model,
             index: PrefixIndex::new(INDEX_BOUNDS),
-            stores: StoreIndex::new(CHUNKS_PER_STORE),
+            stores: StoreIndex::new(STORE_BOUNDS),
             thresholds,
             names: Arc::default(),
             backends: Vec::new(),
+            next_id: 0,
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
             average_prefill: AveragePrefill::default(),
@@ -161,8 +165,8 @@ impl Dispatcher {
         if slot == MAX_ENGINES {
             return None;
         }
-        let tenant = self.backends.get(slot).map_or(0, |former| former.tenant.wrapping_add(1));
-        let backend = Backend::new(name, tenant, self.thresholds);
+        let backend = Backend::new(name, self.next_id, self.thresholds);
+        self.next_id += 1;
         match self.backends.get_mut(slot) {
             Some(free) => *free = backend,
             None => {
@@ -173,6 +177,11 @@ impl Dispatcher {
         self.stores.set_engine(slot, store);
         self.name_anew();
         Some(slot)
+    }
+
+    /// What tells the backend in a slot from all that were there before.
+    pub fn id(&self, slot: usize) -> u64 {
+        self.backends[slot].id
     }
 
     /// Whether a backend takes part; it does not come back from [`Membership::Gone`].
@@ -208,16 +217,16 @@ impl Dispatcher {
         self.names = self.backends.iter().map(name).collect();
     }
 
-    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
+    /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as its
     /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
+    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[u64]) -> Option<Assignment> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
         let former_home = self.homes.get(routing.session);
         let is_there = |home: &Home| {
             let backend = &self.backends[home.slot];
-            backend.tenant == home.tenant && backend.membership != Membership::Gone
+            backend.id == home.id && backend.membership != Membership::Gone
         };
         let home = former_home.filter(is_there);
         let home = home.map(|home| home.slot);
@@ -231,8 +240,8 @@ impl Dispatcher {
         let number = self.turn;
         self.turn += 1;
         if routing.endpoint.is_some() {
-            let tenant = self.backends[chosen].tenant;
-            self.homes.insert(routing.session, Home { slot: chosen, tenant });
+            let id = self.backends[chosen].id;
+            self.homes.insert(routing.session, Home { slot: chosen, id });
             self.average_prefill.learn(prefill.tokens, prefill_us);
         }
         let backend = &mut self.backends[chosen];
@@ -279,7 +288,7 @@ impl Dispatcher {
         now_us: u64,
         routing: &RoutingFacts,
         input_tokens: u64,
-        tried: &[usize],
+        tried: &[u64],
     ) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
         let stored = self.stores.hits(&routing.chain);
@@ -287,10 +296,11 @@ impl Dispatcher {
             let bytes = routing.hit_bytes(chunks);
             ((bytes as f64 / bytes_per_token) as u64).min(input_tokens)
         };
-        let serves = |index: usize| routing.serving.as_ref().is_none_or(|slots| slots.contains(index));
-        let may_have = |index: usize| serves(index) && !tried.contains(&index);
+        let serves =
+            |index: usize, id: u64| routing.serving.as_ref().is_none_or(|set| set.contains(index, id));
+        let may_have = |index, backend: &Backend| serves(index, backend.id) && !tried.contains(&backend.id);
         let mut backends = self.backends.iter().enumerate();
-        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index));
+        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index, backend));
         let candidate = |(index, backend): (usize, &Backend)| {
             let usable = backend.is_up() || (!one_is_up && backend.is_last_resort());
             let others = backend.reported.others(now_us);
@@ -298,7 +308,7 @@ impl Dispatcher {
             let (others_tokens, others_us) = self.average_prefill.of(others.waiting);
             let pool_tokens = backend.reported.pool_tokens(now_us);
             Candidate {
-                eligible: usable && may_have(index),
+                eligible: usable && may_have(index, backend),
                 in_flight: backend.in_flight.saturating_add(others_in_flight),
                 pending_prefill_tokens: backend.pending_prefill_tokens.saturating_add(others_tokens),
                 pending_prefill_us: backend.pending_prefill_us.saturating_add(others_us),

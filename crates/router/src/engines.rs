@@ -11,7 +11,7 @@ use crate::health::{Change, Failure};
 use crate::log_lines::RouterLines;
 use crate::models::Models;
 use crate::reported_load::{Load, Unread};
-use crate::slots::{MAX_ENGINES, SlotSet};
+use crate::slots::{EngineSet, MAX_ENGINES};
 use crate::stats::RouterStats;
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
@@ -37,7 +37,6 @@ struct Inner {
     dispatcher: Dispatcher,
     /// The engine in each slot of the dispatcher.
     slots: Vec<Option<Arc<Engine>>>,
-    next_id: u64,
 }
 
 /// Engines as they come, for whoever is to watch them.
@@ -72,7 +71,7 @@ impl Engines {
         let engines = Engines {
             lines: RouterLines::default(),
             models: Models::default(),
-            inner: Mutex::new(Inner { dispatcher, slots: Vec::new(), next_id: 0 }),
+            inner: Mutex::new(Inner { dispatcher, slots: Vec::new() }),
             come,
             decision_log,
             started: Instant::now(),
@@ -80,8 +79,9 @@ impl Engines {
         (engines, comers)
     }
 
-    /// An engine comes, or serves again if it is there: draining or about to leave.
-    pub fn add(&self, target: &Target) -> Result<(), MembershipError> {
+    /// An engine comes, or serves again if it is there: draining or about to leave. Gives its id where
+    /// it is there because of this.
+    pub fn add(&self, target: &Target) -> Result<Option<u64>, MembershipError> {
         let mut inner = self.inner.lock();
         if let Some(known) = inner.find(&target.name) {
             let leaving = inner.dispatcher.membership(known.slot) == Membership::Leaving;
@@ -95,13 +95,11 @@ impl Engines {
             }
             inner.dispatcher.set_membership(known.slot, Membership::Serving);
             self.models.add(&known);
-            drop(inner);
-            return Ok(());
+            return Ok(leaving.then_some(known.id));
         }
         let slot = inner.dispatcher.add_backend(&target.name, target.store.as_deref());
         let slot = slot.ok_or(MembershipError::Full)?;
-        let engine = Arc::new(Engine::new(slot, inner.next_id, target.clone()));
-        inner.next_id += 1;
+        let engine = Arc::new(Engine::new(slot, inner.dispatcher.id(slot), target.clone()));
         if inner.slots.len() <= slot {
             inner.slots.resize(slot + 1, None);
         }
@@ -109,13 +107,14 @@ impl Engines {
         self.models.add(&engine);
         drop(inner);
         engine.lines.come(&target.name, &target.authority);
+        let id = engine.id;
         // Nobody watches engines of a router that has ended.
         let _ = self.come.send(engine);
-        Ok(())
+        Ok(Some(id))
     }
 
     /// The same for one that has not been checked.
-    pub fn add_backend(&self, backend: &Backend) -> Result<(), AddError> {
+    pub fn add_backend(&self, backend: &Backend) -> Result<Option<u64>, AddError> {
         Ok(self.add(&backend.check()?)?)
     }
 
@@ -137,20 +136,33 @@ impl Engines {
     pub fn remove(&self, name: &str) -> Result<(), MembershipError> {
         let mut inner = self.inner.lock();
         let engine = inner.find(name).ok_or_else(|| MembershipError::Unknown(name.into()))?;
-        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
-            return Ok(());
-        }
-        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
-        self.models.remove(&engine);
-        engine.lines.leaves(name, in_flight);
-        if inner.dispatcher.set_membership(engine.slot, Membership::Leaving) {
-            inner.free(&engine);
-        }
+        self.begin_to_leave(&mut inner, &engine);
         Ok(())
     }
 
+    /// The same for the engine of this id, if it is there: another one may have its name by now.
+    pub fn remove_id(&self, id: u64) {
+        let mut inner = self.inner.lock();
+        let engine = inner.slots.iter().flatten().find(|engine| engine.id == id).cloned();
+        if let Some(engine) = engine {
+            self.begin_to_leave(&mut inner, &engine);
+        }
+    }
+
+    fn begin_to_leave(&self, inner: &mut Inner, engine: &Engine) {
+        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
+            return;
+        }
+        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
+        self.models.leave(engine);
+        engine.lines.leaves(engine.name(), in_flight);
+        if inner.dispatcher.set_membership(engine.slot, Membership::Leaving) {
+            self.free(inner, engine);
+        }
+    }
+
     /// Chooses an engine for a request and counts it as load until the attempt ends.
-    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: &[usize]) -> Option<Attempt> {
+    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: &[u64]) -> Option<Attempt> {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
         let assignment = inner.dispatcher.assign(now_us, routing, tried)?;
@@ -207,10 +219,10 @@ impl Engines {
     }
 
     /// May an engine get requests that serves it and was not tried?
-    pub fn has_other(&self, serving: Option<&SlotSet>, tried: &[usize]) -> bool {
+    pub fn has_other(&self, serving: Option<&EngineSet>, tried: &[u64]) -> bool {
         let inner = self.inner.lock();
-        let serves = |slot: usize| serving.is_none_or(|serving| serving.contains(slot));
-        inner.usable().any(|engine| serves(engine.slot) && !tried.contains(&engine.slot))
+        let serves = |engine: &Engine| serving.is_none_or(|serving| serving.contains(engine.slot, engine.id));
+        inner.usable().any(|engine| serves(engine) && !tried.contains(&engine.id))
     }
 
     pub fn stats(&self) -> RouterStats {
@@ -252,6 +264,13 @@ impl Engines {
         engine.lines.changed(engine.name(), change, left);
     }
 
+    fn free(&self, inner: &mut Inner, engine: &Engine) {
+        inner.slots[engine.slot] = None;
+        self.models.remove(engine);
+        engine.leave();
+        engine.lines.gone(engine.name());
+    }
+
     fn now_us(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
@@ -269,12 +288,6 @@ impl Inner {
 
     fn usable(&self) -> impl Iterator<Item = &Arc<Engine>> {
         self.slots.iter().flatten().filter(|engine| self.dispatcher.is_usable(engine.slot))
-    }
-
-    fn free(&mut self, engine: &Engine) {
-        self.slots[engine.slot] = None;
-        engine.leave();
-        engine.lines.gone(engine.name());
     }
 }
 
@@ -310,7 +323,7 @@ impl Attempt {
             let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
             self.engines.announce(&inner, &self.engine, change);
             if is_gone {
-                inner.free(&self.engine);
+                self.engines.free(&mut inner, &self.engine);
             }
             drop(inner);
             if let Some(log) = &self.engines.decision_log {
@@ -328,15 +341,16 @@ impl Drop for Attempt {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::config::RouterConfig;
     use crate::engine_model::EngineModel;
     use crate::health::{Cause, Thresholds};
+    use crate::models::ListAnswer;
     use crate::policy::Policy;
     use forebay_steps::{Launch, Profile};
 
-    fn engines() -> Arc<Engines> {
+    pub fn engines() -> Arc<Engines> {
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let model = EngineModel::new(&profile, Launch::Graph);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
@@ -351,7 +365,7 @@ mod tests {
         config.check().unwrap().remove(0)
     }
 
-    fn routing(serving: Option<SlotSet>) -> Arc<RoutingFacts> {
+    fn routing(serving: Option<EngineSet>) -> Arc<RoutingFacts> {
         let length = crate::tokens::Length { kind: crate::request::PromptKind::Text, bytes: 0, media: 0 };
         let chain = crate::chain::Chain::new(0, &[]);
         let serving = serving.map(Arc::new);
@@ -434,6 +448,23 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_knew_the_one_before_does_not_go_to_whoever_has_its_slot() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let former = engines.all().remove(0);
+        let list = ListAnswer::List(crate::models::parse(br#"{"data":[{"id":"m"}]}"#).unwrap());
+        engines.models.note(&former, &list, true);
+        let serving = engines.models.serving("m");
+        engines.remove("a").unwrap();
+        engines.add(&target("b", 2)).unwrap();
+        assert_eq!(engines.all().remove(0).slot, former.slot);
+        let knew = routing(Some((*serving).clone()));
+        assert!(engines.assign(&knew, &[]).is_none() && !engines.has_other(Some(&serving), &[]));
+        let tried = engines.assign(&routing(None), &[former.id]).unwrap();
+        assert_eq!(tried.engine.name(), "b", "only the former one was tried");
+    }
+
+    #[test]
     fn a_name_belongs_to_one_address_at_a_time() {
         let engines = engines();
         engines.add(&target("a", 1)).unwrap();
@@ -449,10 +480,13 @@ mod tests {
             engines.add(&target(&format!("e{number}"), 1 + number)).unwrap();
         }
         for slot in [0, 63, 64, 299] {
-            let only: SlotSet = [slot].into_iter().collect();
+            let only = EngineSet { slots: [slot].into_iter().collect(), newest_id: 299 };
             let attempt = engines.assign(&routing(Some(only.clone())), &[]).unwrap();
             assert_eq!(attempt.engine.slot, slot);
-            assert!(!engines.has_other(Some(&only), &[slot]) && engines.has_other(None, &[slot]));
+            assert!(
+                !engines.has_other(Some(&only), &[attempt.engine.id])
+                    && engines.has_other(None, &[attempt.engine.id])
+            );
         }
     }
 }

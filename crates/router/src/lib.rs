@@ -16,12 +16,14 @@
 //!   a request), `probe`, `scrape` (of metrics), `listing` (of models), `sources` (of engines),
 //!   `request_log` and `decision_log` (by `line_log` and `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
-//!   `local` (the router's own pages), `admin`, `engine`, `engines`, `state`, `log_lines`, `server`.
+//!   `local` (the router's own pages), `admin` (by an `admin_token`), `engine`, `engines`, `state`,
+//!   `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
 mod added_latency;
 mod admin;
+mod admin_token;
 mod attempts;
 mod body;
 mod chain;
@@ -77,6 +79,7 @@ mod upstream;
 mod usage;
 mod view;
 
+pub use admin_token::AdminToken;
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
 pub use decision_log::{DecisionLine, DecisionLogPlace, Line, LineError};
 pub use decision_replay::{Accuracy, Figures, Judgement, Replay, ReplayError, Replayed, judge};

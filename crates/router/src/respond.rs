@@ -2,8 +2,9 @@
 
 use crate::refusal::Refusal;
 use crate::relay::Reply;
+use crate::routes::Group;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Names the backend that answered.
@@ -15,6 +16,16 @@ pub fn refuse(refusal: &Refusal) -> Response<Reply> {
     *response.status_mut() = refusal.status;
     if refusal.status == StatusCode::SERVICE_UNAVAILABLE {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// The answer to who asks for the methods of a path.
+pub fn options(group: &Group) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(Bytes::new()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    if let Ok(allowed) = HeaderValue::from_str(&group.allowed()) {
+        response.headers_mut().insert(ALLOW, allowed);
     }
     response
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::request::PromptKind;
+use crate::slots::EngineSet;
 use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
 
@@ -223,7 +224,7 @@ fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
     let mut dispatcher = two(Policy::RoundRobin);
     let routing = routing(1, 100);
     let first = dispatcher.assign(0, &routing, &[]).unwrap();
-    let second = dispatcher.assign(0, &routing, &[first.backend]).unwrap();
+    let second = dispatcher.assign(0, &routing, &[first.backend as u64]).unwrap();
     assert_ne!(first.backend, second.backend);
     assert!(dispatcher.assign(0, &routing, &[0, 1]).is_none());
     for assignment in [first, second] {
@@ -276,14 +277,16 @@ fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses
 fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
     let mut dispatcher = dispatcher(Policy::SessionSticky, &["a", "b", "c"], THREE);
     let by_load = |serving: &[usize]| {
-        let serving = Some(Arc::new(serving.iter().copied().collect()));
+        let serving = Some(Arc::new(EngineSet { slots: serving.iter().copied().collect(), newest_id: 3 }));
         RoutingFacts { endpoint: None, serving, ..routing(1, 0) }
     };
     let held: Vec<(RoutingFacts, Assignment)> = [&[0, 1, 2][..], &[0, 1, 2], &[0, 1, 2], &[0, 1], &[1], &[0]]
         .map(by_load)
         .map(|routing| {
             let assignment = dispatcher.assign(0, &routing, &[]).unwrap();
-            assert!(routing.serving.as_ref().unwrap().contains(assignment.backend));
+            assert!(
+                routing.serving.as_ref().unwrap().contains(assignment.backend, assignment.backend as u64)
+            );
             (routing, assignment)
         })
         .into();
@@ -314,7 +317,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
             let before = state(&dispatcher);
             for (session, bytes) in [(1, 60_000), (2, 30_000)] {
                 let routing = routing(session, bytes);
-                let mut assignment = dispatcher.assign(2, &routing, &[home]).unwrap();
+                let mut assignment = dispatcher.assign(2, &routing, &[home as u64]).unwrap();
                 dispatcher.first_byte(3, &mut assignment, status);
                 let usage = Usage { prompt_tokens: 7, ..SOME_USAGE };
                 dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
@@ -403,7 +406,7 @@ proptest! {
             match action {
                 0 | 1 => {
                     let routing = routing(u64::from(detail), bytes);
-                    let tried: &[usize] = [&[][..], &[0], &[1], &[0, 1]][usize::from(detail) % 4];
+                    let tried: &[u64] = [&[][..], &[0], &[1], &[0, 1]][usize::from(detail) % 4];
                     if let Some(assignment) = dispatcher.assign(0, &routing, tried) {
                         prop_assert!(dispatcher.is_usable(assignment.backend));
                         under_way.push((routing, assignment));
