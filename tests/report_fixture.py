@@ -104,6 +104,11 @@ def _samples(random_numbers, arm, position):
                 "waiting": int(held[engine]) - running,
                 "kv_usage": held[engine] / 24,
             }
+    for at_s in range(0, SECONDS + 30, 5):
+        for gpu in range(2):
+            busy = min(100.0, max(0.0, random_numbers.gauss(60 + 5 * position, 20)))
+            sample = {"kind": "gpu", "arm": arm, "at_s": float(at_s), "gpu": gpu}
+            yield {**sample, "busy_percent": busy, "memory_mib": 61_000.0}
     for engine in ENGINES:
         for link, share in (("memory to " + engine, 0.6), (engine + " to memory", 1.0)):
             moved = int(share * random_numbers.uniform(0.5, 1.0) * (1 + position) * 4e8)

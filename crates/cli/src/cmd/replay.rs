@@ -15,9 +15,9 @@ use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{
     CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
-    Replayer, Timeouts, read_start, sample_load,
+    Replayer, Timeouts, read_start, sample_gpus, sample_load,
 };
-use forebay_trace::report::{self, LiveLine, Summary};
+use forebay_trace::report::{self, GpuSummary, LiveLine, Summary};
 use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
 use forebay_transfer::lock::Mutex;
 use std::path::{Path, PathBuf};
@@ -184,12 +184,14 @@ async fn replay(args: ReplayArgs) -> CommandResult {
             // A lost sample is a gap in a plot; a lost record stops the replay below.
             let _ = sampling.write(&Line::Load(sample));
         });
+    let gpus = keep_gpus(&args.arm, args.clock_ratio, &log);
     let keep = |record: &RequestRecord| log.write(&Line::Request(record.clone()));
     let work = replayer.run(requests, args.check()?, keep, &cancel);
     let live = LiveLine::new(&args.arm, replayer.progress());
     let outcome = tokio::select! {
         outcome = live.during(work) => outcome?,
         () = sampled => return Err("load sampling ended by itself".into()),
+        () = gpus => return Err("GPU sampling ended by itself".into()),
     };
     if let Some(decisions) = decisions {
         tokio::time::sleep(DECISION_LOG_LAG).await;
@@ -197,6 +199,16 @@ async fn replay(args: ReplayArgs) -> CommandResult {
     }
     args.output.show(&RecordLog::read(&args.log)?)?;
     ending.lock().judge(&outcome, &args)
+}
+
+/// Records what this machine's GPUs do, as long as they can be asked. Never ends.
+async fn keep_gpus(arm: &str, clock_ratio: f64, log: &RecordWriter) {
+    let error = sample_gpus(arm, clock_ratio, |sample| {
+        // A lost sample is a gap in a plot.
+        let _ = log.write(&Line::Gpu(sample));
+    });
+    eprintln!("forebay: no GPU utilisation in the report: {}", error.await);
+    std::future::pending().await
 }
 
 /// A log that already holds the arm would mix two runs into one.
@@ -328,6 +340,9 @@ fn results(summary: &Summary) -> Results {
     for arm in &summary.arms {
         let row = |(name, unit, value)| Row::of_runs(format!("replay.{}.{name}", arm.arm), unit, &[value]);
         results.rows.extend(arm.figures().into_iter().map(row));
+        for (name, unit, value) in arm.gpus.iter().flat_map(GpuSummary::figures) {
+            results.rows.push(Row::of_runs(format!("replay.{}.{name}", arm.arm), unit, &[value]));
+        }
     }
     results
 }

@@ -18,6 +18,8 @@ pub enum Line {
     Request(RequestRecord),
     /// The load of one engine at one moment.
     Load(LoadSample),
+    /// What one GPU of the replaying machine does at one moment.
+    Gpu(GpuSample),
     /// What one link has carried so far.
     Link(LinkSample),
     /// Where the router in front of the engines sent a request, and what it expected.
@@ -159,6 +161,17 @@ pub struct LoadSample {
     pub waiting: u32,
     /// Share of its KV blocks in use, 0 to 1.
     pub kv_usage: f64,
+}
+
+/// What one GPU of the machine that replays did in about the second before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuSample {
+    pub arm: String,
+    pub at_s: f64,
+    pub gpu: u32,
+    /// Share of the time in which a kernel ran on it.
+    pub busy_percent: f64,
+    pub memory_mib: f64,
 }
 
 /// What one link has carried since the start of the arm.

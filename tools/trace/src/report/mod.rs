@@ -5,6 +5,7 @@
 //! made again from a log at any time.
 
 mod decisions;
+mod gpus;
 mod html;
 mod live;
 mod notes;
@@ -14,6 +15,7 @@ mod terminal;
 
 pub use crate::quantile::Quantiles;
 pub use decisions::DecisionSummary;
+pub use gpus::GpuSummary;
 pub use html::html;
 pub use live::{LiveLine, line};
 pub use summary::{

@@ -1,6 +1,7 @@
 //! What a record log says, in figures: per arm latencies, hits, wrong tokens, failures and classes.
 
 use super::decisions::{DecisionSummary, decisions};
+use super::gpus::{GpuSummary, gpus};
 use crate::quantile::Quantiles;
 use crate::record::{Outcome, RecordLog, RequestRecord};
 use serde::Serialize;
@@ -66,6 +67,8 @@ pub struct ArmSummary {
     pub counters: BTreeMap<String, u64>,
     /// What the router decided; `None` where its log was not read.
     pub decisions: Option<DecisionSummary>,
+    /// What the GPUs of the machine that replayed did, as far as it has any.
+    pub gpus: Vec<GpuSummary>,
 }
 
 /// Where the prompt tokens of an arm came from, as its engines report it.
@@ -247,7 +250,14 @@ pub fn summarize(log: &RecordLog) -> Summary {
             let (links, counters) = (links(arm, log), counters(arm, log));
             let mut sources = of_requests.sources;
             sources.tell_apart(&counters);
-            ArmSummary { links, counters, sources, decisions: decisions(arm, log), ..of_requests }
+            ArmSummary {
+                links,
+                counters,
+                sources,
+                decisions: decisions(arm, log),
+                gpus: gpus(arm, log),
+                ..of_requests
+            }
         })
         .collect();
     Summary { arms, skipped_lines: log.skipped.len() }

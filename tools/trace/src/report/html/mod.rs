@@ -3,9 +3,10 @@
 //! pictures from the plots.
 
 mod decisions;
+mod gpus;
 
 use super::plot::{
-    Distribution, LoadPanel, Moved, Series, Split, distributions, escape, load, moved, sources,
+    Distribution, Measure, Moved, Panel, Series, Split, distributions, escape, moved, over_time, sources,
 };
 use super::summary::{ArmSummary, Class, Summary, TokenSources};
 use crate::quantile::{Quantiles, sorted};
@@ -17,6 +18,13 @@ const SCRIPT: &str = include_str!("page.js");
 /// Parts of a prompt by source, as the page names them.
 const SOURCES: [&str; 5] = ["GPU cache", "memory", "SSD", "peer", "computed"];
 
+const LOAD: Measure = Measure {
+    title: "Requests per engine over time",
+    axis: "requests over model time (s)",
+    unit: "requests",
+    most: None,
+};
+
 /// The page. `summary` is the summary of `log`.
 pub fn html(summary: &Summary, log: &RecordLog) -> String {
     let sections = [
@@ -24,6 +32,7 @@ pub fn html(summary: &Summary, log: &RecordLog) -> String {
         ttft(summary, log),
         hits(summary),
         loads(summary, log),
+        gpus::section(summary, log),
         decisions::section(summary, log),
         links(summary),
         classes(summary),
@@ -172,10 +181,10 @@ fn loads(summary: &Summary, log: &RecordLog) -> String {
     let mut names: Vec<&str> = log.loads.iter().map(|sample| sample.instance.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let panels: Vec<LoadPanel> = summary
+    let panels: Vec<Panel> = summary
         .arms
         .iter()
-        .map(|arm| LoadPanel {
+        .map(|arm| Panel {
             name: arm.arm.clone(),
             note: imbalance(arm),
             series: load_series(&names, &arm.arm, log),
@@ -187,7 +196,7 @@ fn loads(summary: &Summary, log: &RecordLog) -> String {
         .map(|(color, name)| line_key(&format!("thin i{} d{color}", color % 6), name));
     let text = "Requests running and waiting on each engine. Lines that lie together mean an even load; beside \
                 each name is how many requests the busiest engine got.";
-    let body = legend(keys) + &panels_of(load("plot-load", &panels));
+    let body = legend(keys) + &panels_of(over_time("plot-load", &LOAD, &panels));
     section("load", "Load per engine", text, &body)
 }
 

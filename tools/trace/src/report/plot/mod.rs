@@ -3,8 +3,8 @@
 
 mod cdf;
 mod choices;
-mod load;
 mod moved;
+mod over_time;
 mod scale;
 mod scatter;
 mod sources;
@@ -12,8 +12,8 @@ mod svg;
 
 pub use cdf::{Distribution, distributions};
 pub use choices::{Chosen, choices};
-pub use load::{LoadPanel, Series, load};
 pub use moved::{Moved, moved};
+pub use over_time::{Measure, Panel, Series, over_time};
 pub use scatter::{Predicted, scatter};
 pub use sources::{Split, sources};
 pub use svg::escape;
