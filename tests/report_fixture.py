@@ -71,10 +71,11 @@ def _request(random_numbers, arm, number, requests, hit_share):
 
 
 def _decision(random_numbers, arm, number, requests, position):
-    choices, weights = ["home", "elsewhere", "new_session", "by_load"], [4 + position, 3, 1, 0.2]
+    choices = ["home", "elsewhere", "new_session", "by_load", "refused"]
+    weights = [4 + position, 3, 1, 0.2, 0.4]
     choice = random_numbers.choices(choices, weights)[0]
     ttft_s = random_numbers.lognormvariate(-0.7, 1.0)
-    weighed = choice != "by_load"
+    weighed = choice not in ("by_load", "refused")
     regret_s = max(0.0, random_numbers.gauss(0.0, 0.4))
     return {
         "kind": "decision",
@@ -82,7 +83,7 @@ def _decision(random_numbers, arm, number, requests, position):
         "at_s": SECONDS * number / requests,
         "choice": choice,
         "predicted_ttft_s": ttft_s * random_numbers.lognormvariate(0, 0.3) if weighed else None,
-        "ttft_s": ttft_s,
+        "ttft_s": ttft_s if weighed else None,
         "regret_s": regret_s if weighed else None,
         "over_best_other_s": random_numbers.gauss(-0.5, 0.5) if weighed else None,
     }

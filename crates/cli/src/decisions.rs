@@ -145,12 +145,13 @@ fn sample(
 ) -> DecisionSample {
     let model_s = |real_us: u64| real_us as f64 * clock_ratio / 1e6;
     let choice = match &record.home {
+        _ if record.is_refused() => Choice::Refused,
         _ if record.policy != *policy => Choice::ByLoad,
         None => Choice::NewSession,
         Some(home) if *home == record.backend => Choice::Home,
         Some(_) => Choice::Elsewhere,
     };
-    let is_weighed = choice != Choice::ByLoad;
+    let is_weighed = !matches!(choice, Choice::ByLoad | Choice::Refused);
     let predicted_ttft_s = is_weighed.then_some(record.predicted.first_byte_us as f64 / 1e6);
     let whole = record.outcome.filter(|outcome| outcome.is_whole());
     let ttft_s = whole.and_then(|outcome| outcome.first_byte_us).map(model_s);
@@ -177,7 +178,7 @@ mod tests {
     use serde_json::{Value, json};
 
     /// Of the log.
-    const VERSION: u64 = 1;
+    const VERSION: u64 = 2;
     const RATIO: f64 = 20.0;
 
     /// A decision between two engines, of a session that had the first before.
@@ -224,14 +225,17 @@ mod tests {
 
     #[test]
     fn a_choice_is_named_by_where_the_session_was() {
-        let mut lines = [decision(0), decision(1), decision(2), decision(3)];
+        let mut lines = [0, 1, 2, 3, 4].map(decision);
         lines[1]["home"] = json!("b");
         lines[2]["home"] = Value::Null;
         lines[3]["policy"] = json!("least-loaded");
+        lines[4]["outcome"] = json!({"cancelled": false, "refused": "ttft-slo"});
         let samples = read(&lines).unwrap().samples;
         let choices: Vec<Choice> = samples.iter().map(|sample| sample.choice).collect();
-        assert_eq!(choices, [Choice::Home, Choice::Elsewhere, Choice::NewSession, Choice::ByLoad]);
-        assert_eq!((samples[3].predicted_ttft_s, samples[3].regret_s), (None, None));
+        assert_eq!(choices, Choice::ALL);
+        for sample in &samples[3..] {
+            assert_eq!((sample.predicted_ttft_s, sample.regret_s), (None, None));
+        }
     }
 
     #[test]

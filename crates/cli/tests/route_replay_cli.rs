@@ -82,7 +82,7 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
     let (_, said, _) = replay(&log, &[]);
     assert!(said.starts_with("3 decisions; 0 lines could not be read\n1 more went by load,"), "{said}");
 
-    let newer = lines[2].replace("\"version\":1", "\"version\":9");
+    let newer = lines[2].replace("\"version\":2", "\"version\":9");
     let long = "x".repeat(3 << 20);
     let cut = &lines[4][..lines[4].len() / 2];
     let damaged = [lines[0], lines[1], &newer, "", &long, "\u{0}garbage", lines[3], cut].join("\n");
@@ -91,7 +91,7 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
     assert!(output.status.success(), "{complained}");
     assert!(said.starts_with("2 decisions; 4 lines could not be read\n"), "{said}");
     for reason in [
-        "line 3: version 9 is not read here; allowed is 1",
+        "line 3: version 9 is not read here; allowed is 2",
         "line 5: longer than 1 MiB",
         "line 6: no line of a decision log: ",
         "line 8: no line of a decision log: ",

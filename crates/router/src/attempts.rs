@@ -6,7 +6,7 @@
 //! once, to another engine: so no request runs more than twice. The second time may be at the same
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
-use crate::dispatcher::{End, RoutingFacts};
+use crate::dispatcher::{End, RoutingFacts, Unassigned};
 use crate::engine::Engine;
 use crate::engines::Attempt;
 use crate::health::Failure;
@@ -81,7 +81,13 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let Some(mut attempt) = router.engines.assign(&outgoing.routing, &tried) else { break };
+        let mut attempt = match router.engines.assign(&outgoing.routing, &tried) {
+            Ok(attempt) => attempt,
+            Err(Unassigned::NoEngine) => break,
+            Err(Unassigned::TooLate { earliest_us, .. }) => {
+                return Err(Refusal::of_slo(outgoing.routing.slo, earliest_us));
+            }
+        };
         let engine = attempt.engine.clone();
         if let Some((from, failure)) = &last_failure {
             router.engines.tell_sent_elsewhere(from, &engine, *failure);

@@ -5,8 +5,9 @@ use crate::added_latency::added_latency_s;
 use crate::decision_log::DecisionLine;
 use crate::decisions::{DecisionRecord, Outcome};
 use crate::engine_model::EngineModel;
-use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::policy::{Candidate, Policy, Request, View};
 use crate::prediction::predict;
+use crate::slo::choose_within;
 
 /// What a policy would have done with all decisions of a log.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,8 +96,8 @@ impl Replay {
         };
         note(&mut self.logged, *chosen);
         for (policy, replayed) in &mut self.others {
-            let decision = choose(*policy, &view, request).ok_or(ReplayError::NoCandidate)?;
-            note(replayed, decision.chosen);
+            let within = choose_within(*policy, &view, request, line.record.slo);
+            note(replayed, within.ok_or(ReplayError::NoCandidate)?.decision.chosen);
         }
         self.accuracy.add(&line.record, line.total_us);
         Ok(())

@@ -4,6 +4,7 @@
 use crate::health::Failure;
 use crate::policy::{Candidate, Decision, Policy, Reason};
 use crate::prediction::Prediction;
+use crate::slo::{RefusalReason, Slo};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -38,6 +39,9 @@ pub struct DecisionRecord {
     pub predicted: Prediction,
     /// What was known of each backend.
     pub candidates: Vec<CandidateRecord>,
+    /// How long the request may take.
+    #[serde(default, skip_serializing_if = "Slo::is_empty")]
+    pub slo: Slo,
     /// How it ended; absent while it is under way.
     pub outcome: Option<Outcome>,
 }
@@ -61,6 +65,9 @@ pub struct Outcome {
     pub failure: Option<Failure>,
     /// The client went away.
     pub cancelled: bool,
+    /// It was refused, and went nowhere: the chosen backend is where it would have gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<RefusalReason>,
     /// From the decision to the first byte of the answer.
     pub first_byte_us: Option<u64>,
     /// Length of the prompt as the engine counted it.
@@ -71,6 +78,13 @@ pub struct Outcome {
     pub cached_tokens: Option<u64>,
     /// Length of the answer as the engine counted it.
     pub completion_tokens: Option<u64>,
+}
+
+impl DecisionRecord {
+    /// The request went nowhere.
+    pub fn is_refused(&self) -> bool {
+        self.outcome.is_some_and(|outcome| outcome.refused.is_some())
+    }
 }
 
 impl Outcome {
@@ -98,6 +112,7 @@ pub struct Entry {
     pub attempt: u32,
     pub decision: Decision,
     pub predicted: Prediction,
+    pub slo: Slo,
     /// Of the candidates; empty where a slot was free.
     pub names: Arc<[String]>,
     /// On what grounds.
@@ -146,6 +161,7 @@ impl Entry {
             reason: self.decision.reason,
             predicted: self.predicted,
             candidates: candidates.collect(),
+            slo: self.slo,
             outcome: self.outcome.get().copied(),
         }
     }
@@ -167,6 +183,7 @@ mod tests {
             attempt: 1,
             decision: Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] },
             predicted: Prediction { first_byte_us: 8, output_us: 9 },
+            slo: Slo { ttft_us: Some(9), tpot_us: None },
             names: ["a".to_owned()].into(),
             candidates: vec![Candidate {
                 eligible: true,

@@ -9,13 +9,14 @@ use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Thresholds};
-use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::policy::{Candidate, Policy, Request, View};
 use crate::prediction::predict;
 use crate::prefill::Prefill;
 use crate::prefix::{Bounds, PrefixIndex, Visit};
 use crate::reported_load::{self, Load, Unread};
 use crate::request::Endpoint;
 use crate::shadow_cache::is_more;
+use crate::slo::{RefusalReason, Slo, Within, choose_within};
 use crate::slots::{MAX_ENGINES, Serving};
 use crate::stats::{BackendStats, RouterStats, StoreStats};
 use crate::store_index::{Found, Sought, StoreIndex};
@@ -60,6 +61,8 @@ pub struct RoutingFacts {
     pub endpoint: Option<Endpoint>,
     /// The backends that may serve it.
     pub serving: Serving,
+    /// How long it may take.
+    pub slo: Slo,
 }
 
 /// A request on its way to a backend. To be given back with [`Dispatcher::end`].
@@ -97,6 +100,19 @@ pub enum End {
     Failed(Failure),
     /// The client went away.
     Cancelled,
+}
+
+/// Why a request goes nowhere.
+#[derive(Debug)]
+pub enum Unassigned {
+    /// There is no backend that may have it.
+    NoEngine,
+    /// No backend is expected to begin its answer in time, and all are full.
+    TooLate {
+        decision: Arc<Entry>,
+        /// When its first token would come at the earliest.
+        earliest_us: u64,
+    },
 }
 
 /// What came of an end.
@@ -218,8 +234,13 @@ impl Dispatcher {
     }
 
     /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as its
-    /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[u64]) -> Option<Assignment> {
+    /// load. A request that was tried already is not refused for its SLO.
+    pub fn assign(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        tried: &[u64],
+    ) -> Result<Assignment, Unassigned> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
@@ -232,24 +253,14 @@ impl Dispatcher {
         let home = home.map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
-        let decision = choose(policy, &view, &request)?;
+        let within = choose_within(policy, &view, &request, routing.slo).ok_or(Unassigned::NoEngine)?;
+        let Within { decision, too_late_us } = within;
         let chosen = decision.chosen;
         let prefill = Prefill::new(&self.engine_model, &candidates[chosen], input_tokens);
         let prefill_us = prefill.us().round().min(PREFILL_US_MAX) as u64;
         let predicted = predict(&self.engine_model, &candidates[chosen], &request);
         let number = self.turn;
         self.turn += 1;
-        if routing.endpoint.is_some() {
-            let id = self.backends[chosen].id;
-            self.homes.insert(routing.session, Home { slot: chosen, id });
-            self.average_prefill.learn(prefill.tokens, prefill_us);
-        }
-        let backend = &mut self.backends[chosen];
-        backend.in_flight += 1;
-        backend.waiting += 1;
-        backend.pending_prefill_tokens += prefill.tokens;
-        backend.pending_prefill_us += prefill_us;
-        backend.context_tokens += input_tokens;
         let attempt = tried.len() as u32 + 1;
         let session = routing.session;
         let entry = Arc::new(Entry {
@@ -263,12 +274,30 @@ impl Dispatcher {
             attempt,
             decision,
             predicted,
+            slo: routing.slo,
             names: self.names.clone(),
             candidates,
             outcome: OnceLock::new(),
         });
         self.decisions.push(entry.clone());
-        Some(Assignment {
+        if let Some(earliest_us) = too_late_us.filter(|_| tried.is_empty()) {
+            let refused = Some(RefusalReason::TtftSlo);
+            // It has had none.
+            let _ = entry.outcome.set(Outcome { refused, ..Outcome::default() });
+            return Err(Unassigned::TooLate { decision: entry, earliest_us });
+        }
+        if routing.endpoint.is_some() {
+            let id = self.backends[chosen].id;
+            self.homes.insert(routing.session, Home { slot: chosen, id });
+            self.average_prefill.learn(prefill.tokens, prefill_us);
+        }
+        let backend = &mut self.backends[chosen];
+        backend.in_flight += 1;
+        backend.waiting += 1;
+        backend.pending_prefill_tokens += prefill.tokens;
+        backend.pending_prefill_us += prefill_us;
+        backend.context_tokens += input_tokens;
+        Ok(Assignment {
             backend: chosen,
             decision: entry,
             assigned_us: now_us,

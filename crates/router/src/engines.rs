@@ -4,7 +4,7 @@
 use crate::config::{Backend, ConfigError, Target};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
+use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts, Unassigned};
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
 use crate::health::{Change, Failure};
@@ -162,13 +162,34 @@ impl Engines {
     }
 
     /// Chooses an engine for a request and counts it as load until the attempt ends.
-    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: &[u64]) -> Option<Attempt> {
+    pub fn assign(
+        self: &Arc<Engines>,
+        routing: &Arc<RoutingFacts>,
+        tried: &[u64],
+    ) -> Result<Attempt, Unassigned> {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
-        let assignment = inner.dispatcher.assign(now_us, routing, tried)?;
-        let engine = inner.slots.get(assignment.backend)?.clone()?;
+        let assignment = match inner.dispatcher.assign(now_us, routing, tried) {
+            Ok(assignment) => assignment,
+            Err(unassigned) => {
+                drop(inner);
+                self.tell_unassigned(&unassigned);
+                return Err(unassigned);
+            }
+        };
+        let engine = inner.slots.get(assignment.backend).cloned().flatten();
+        let engine = engine.ok_or(Unassigned::NoEngine)?;
         let (engines, routing) = (self.clone(), routing.clone());
-        Some(Attempt { engines, routing, engine, open: Some(assignment) })
+        Ok(Attempt { engines, routing, engine, open: Some(assignment) })
+    }
+
+    /// Tells of a refusal. That there is no engine is told by whoever asked for one.
+    fn tell_unassigned(&self, unassigned: &Unassigned) {
+        let Unassigned::TooLate { decision, earliest_us } = unassigned else { return };
+        self.lines.too_late(decision.slo, *earliest_us);
+        if let Some(log) = &self.decision_log {
+            log.push(decision, 0);
+        }
     }
 
     /// Reports how a probe of an engine ended.
@@ -369,7 +390,8 @@ pub mod tests {
         let length = crate::tokens::Length { kind: crate::request::PromptKind::Text, bytes: 0, media: 0 };
         let chain = crate::chain::Chain::new(0, &[]);
         let serving = serving.map(Arc::new);
-        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving })
+        let slo = crate::slo::Slo::default();
+        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving, slo })
     }
 
     #[test]
@@ -408,12 +430,12 @@ pub mod tests {
         engines.add(&target("a", 1)).unwrap();
         let running = engines.assign(&routing(None), &[]).unwrap();
         engines.drain("a").unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_none() && engines.usable().is_empty());
+        assert!(engines.assign(&routing(None), &[]).is_err() && engines.usable().is_empty());
         assert_eq!(engines.stats().backends[0].membership, "draining");
         drop(running);
         assert_eq!(engines.all().len(), 1, "drained is not removed");
         engines.add(&target("a", 1)).unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_some());
+        assert!(engines.assign(&routing(None), &[]).is_ok());
         assert_eq!(engines.drain("b"), Err(MembershipError::Unknown("b".into())));
     }
 
@@ -423,7 +445,7 @@ pub mod tests {
         engines.add(&target("a", 1)).unwrap();
         let mut running = engines.assign(&routing(None), &[]).unwrap();
         engines.remove("a").unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_none());
+        assert!(engines.assign(&routing(None), &[]).is_err());
         assert_eq!(engines.all().len(), 1);
         assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Leaving("a".into())));
         running.end(End::Answered { status: 200, usage: None });
@@ -459,7 +481,7 @@ pub mod tests {
         engines.add(&target("b", 2)).unwrap();
         assert_eq!(engines.all().remove(0).slot, former.slot);
         let knew = routing(Some((*serving).clone()));
-        assert!(engines.assign(&knew, &[]).is_none() && !engines.has_other(Some(&serving), &[]));
+        assert!(engines.assign(&knew, &[]).is_err() && !engines.has_other(Some(&serving), &[]));
         let tried = engines.assign(&routing(None), &[former.id]).unwrap();
         assert_eq!(tried.engine.name(), "b", "only the former one was tried");
     }

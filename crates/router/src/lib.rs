@@ -6,7 +6,8 @@
 //!
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
-//!   `added_latency`), `prediction` (how long it will take), `decision_replay` (of a log, by other
+//!   `added_latency`), `prediction` (how long it will take), `slo` (how long
+//!   it may), `decision_replay` (of a log, by other
 //!   policies), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold what),
 //!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of themselves),
 //!   `slots`, `models`, `dispatcher` (all of that as one state, with time as an argument),
@@ -66,6 +67,7 @@ mod routes;
 mod scrape;
 mod server;
 mod shadow_cache;
+mod slo;
 mod slots;
 mod sources;
 mod sse;
@@ -91,6 +93,7 @@ pub use policy::Policy;
 pub use prediction::Prediction;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
+pub use slo::{RefusalReason, Slo};
 pub use sources::FileError;
 pub use stats::{BackendStats, RouterStats, StoreStats};
 pub use tokens::AnswerTokens;

@@ -42,6 +42,8 @@ pub enum Reason {
     Turn,
     /// The session's engine was eligible.
     Home,
+    /// The others with a lower score were not expected to keep to the request's SLOs.
+    Slo,
 }
 
 /// The chosen engine, and why.

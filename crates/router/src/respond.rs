@@ -10,12 +10,12 @@ use http::{HeaderValue, Response, StatusCode};
 /// Names the backend that answered.
 pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backend");
 
-/// A refusal's answer. With 503 it asks to come again in a second.
+/// A refusal's answer.
 pub fn refuse(refusal: &Refusal) -> Response<Reply> {
     let mut response = json(refusal.json());
     *response.status_mut() = refusal.status;
-    if refusal.status == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    if let Some(seconds) = refusal.retry_after_s {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }

@@ -206,7 +206,7 @@ fn decisions_are_counted_by_choice_and_predictions_compared_with_what_came() {
     let summary = summarize(&log);
     let decisions = summary.arms[5].decisions.as_ref().unwrap();
     assert_eq!((decisions.decisions, decisions.ttft_off_s.count), (41, 30));
-    assert_eq!(Choice::ALL.map(|choice| decisions.count(choice)), [11, 10, 10, 10]);
+    assert_eq!(Choice::ALL.map(|choice| decisions.count(choice)), [11, 10, 10, 10, 0]);
     let near = |value: Option<f64>, wanted: f64| value.is_some_and(|value| (value - wanted).abs() < 1e-9);
     assert!(near(decisions.ttft_off_s.p50, 0.1) && near(decisions.ttft_error_s.p50, -0.1), "{decisions:?}");
     assert!(near(decisions.over_best_other_s.p90, -0.5), "{decisions:?}");

@@ -37,6 +37,8 @@ struct Replaying {
     decisions: u64,
     /// Decisions about requests that go by load under every policy.
     by_load: u64,
+    /// Requests that were refused, which no policy would have sent anywhere.
+    refused: u64,
     unread: u64,
 }
 
@@ -51,6 +53,7 @@ pub fn run(args: Args) -> CommandResult {
         policy: None,
         decisions: 0,
         by_load: 0,
+        refused: 0,
         unread: 0,
     };
     replaying.read(&args.log)?;
@@ -83,6 +86,7 @@ impl Replaying {
             {
                 self.by_load += 1;
             }
+            Line::Decision(decision) if decision.record.is_refused() => self.refused += 1,
             Line::Decision(decision) => {
                 let engine_model = self
                     .engine_model
@@ -99,6 +103,12 @@ impl Replaying {
         println!("{} decisions; {} lines could not be read", self.decisions, self.unread);
         if self.by_load > 0 {
             println!("{} more went by load, as under every policy, and are left out", self.by_load);
+        }
+        if self.refused > 0 {
+            println!(
+                "{} more were refused for their SLO, as under every policy, and are left out",
+                self.refused
+            );
         }
         let accuracy = self.replay.accuracy();
         for (name, errors) in [("first byte", &accuracy.first_byte_s), ("output", &accuracy.output_s)] {

@@ -3,8 +3,9 @@
 use super::*;
 use crate::decision_log::VERSION;
 use crate::decisions::CandidateRecord;
-use crate::policy::Reason;
+use crate::policy::{Reason, choose};
 use crate::prediction::Prediction;
+use crate::slo::Slo;
 use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
 
@@ -51,6 +52,7 @@ fn line(policy: Policy, candidates: &[Candidate]) -> DecisionLine {
         reason: Reason::LowestScore,
         predicted: Prediction { first_byte_us: 300_000, output_us: 1_000_000 },
         candidates: records.collect(),
+        slo: Slo::default(),
         outcome: Some(Outcome { status: Some(200), first_byte_us: Some(250_000), ..Outcome::default() }),
     };
     DecisionLine { version: VERSION, record, total_us: 1_450_000 }
@@ -72,6 +74,17 @@ fn a_policy_that_decided_a_log_decides_it_again_without_a_difference() {
         assert_eq!((logged.policy, logged.different), (None, 0));
         assert_eq!(logged.cost_s, same.cost_s, "{policy}");
     }
+}
+
+#[test]
+fn other_policies_keep_to_the_slo_of_a_logged_request_too() {
+    let mut replay = Replay::new(&[Policy::Lpwl, Policy::AddedLatency]);
+    // The idle engine would have to compute all of it, which takes it longer than 0.2 s.
+    let mut line = line(Policy::Lpwl, &[candidate(10, 0, 10_000), candidate(0, 0, 0)]);
+    line.record.slo = Slo { ttft_us: Some(200_000), tpot_us: None };
+    replay.add(&engine_model(), &line).unwrap();
+    let different: Vec<u64> = replay.replayed().map(|replayed| replayed.different).collect();
+    assert_eq!(different, [0, 0, 0], "added-latency alone would choose the idle one");
 }
 
 #[test]

@@ -192,7 +192,7 @@ pub struct DecisionSample {
     /// Since the arm's first decision.
     pub at_s: f64,
     pub choice: Choice,
-    /// Time to first token as the router expected it; `None` of a request that goes by load alone.
+    /// Time to first token as the router expected it; `None` of a request that goes by load alone, or nowhere.
     pub predicted_ttft_s: Option<f64>,
     /// As it came; `None` without a whole answer.
     pub ttft_s: Option<f64>,
@@ -216,11 +216,14 @@ pub enum Choice {
     NewSession,
     /// The request has nothing to do with caches, and went to the least loaded.
     ByLoad,
+    /// None: it could not be served in the time that it asked for.
+    Refused,
 }
 
 impl Choice {
     /// All choices, in the order of the report.
-    pub const ALL: [Choice; 4] = [Choice::Home, Choice::Elsewhere, Choice::NewSession, Choice::ByLoad];
+    pub const ALL: [Choice; 5] =
+        [Choice::Home, Choice::Elsewhere, Choice::NewSession, Choice::ByLoad, Choice::Refused];
 
     /// The choice in words.
     pub fn label(self) -> &'static str {
@@ -229,6 +232,7 @@ impl Choice {
             Choice::Elsewhere => "elsewhere",
             Choice::NewSession => "new session",
             Choice::ByLoad => "by load",
+            Choice::Refused => "refused",
         }
     }
 }

@@ -9,6 +9,13 @@ use crate::report::plot::{Chosen, Predicted, choices, scatter};
 use crate::report::summary::{ArmSummary, Summary};
 use crate::units::{count, seconds, seconds_or_none};
 
+const COSTS: &str = "Regret is by how many seconds all requests together wait longer than they would have at the \
+                     cheapest engine, as predicted. Over the best other puts the time to first token that came in the \
+                     place of the predicted one, and compares with the cheapest of the other engines: below zero the \
+                     choice was right.";
+const DOTS: &str =
+    "One dot for each whole answer. On the line a prediction was right, above it the first token came later.";
+
 /// Empty if no arm has decisions.
 pub fn section(summary: &Summary, log: &RecordLog) -> String {
     let arms: Vec<(&ArmSummary, &DecisionSummary)> =
@@ -17,16 +24,14 @@ pub fn section(summary: &Summary, log: &RecordLog) -> String {
         return String::new();
     }
     let text = "Where the router sent requests: to the engine that their session had before, elsewhere, to a first \
-                engine, or by load alone. Regret is by how many seconds all requests together wait longer than they \
-                would have at the cheapest engine, as predicted. The last columns put the time to first token that \
-                came in the place of the predicted one and compare with the cheapest other engine: below zero the \
-                choice was right.";
+                engine, by load alone, or nowhere.";
     let body = [
-        scrolling(&table(&arms)),
+        scrolling(&choices_table(&arms)),
         legend(keys()),
         panels_of(choices("plot-choices", &Choice::ALL.map(Choice::label), &chosen(&arms, log))),
-        "<p>One dot for each whole answer. On the line a prediction was right, above it the first token came later.</p>"
-            .to_owned(),
+        format!("<p>{COSTS}</p>"),
+        scrolling(&costs_table(&arms)),
+        format!("<p>{DOTS}</p>"),
         panels_of(scatter("plot-predicted", &predicted(&arms, log))),
     ];
     super::section("decisions", "Decisions", text, &body.concat())
@@ -36,22 +41,32 @@ fn keys() -> impl Iterator<Item = String> {
     Choice::ALL.into_iter().enumerate().map(|(place, choice)| box_key(&format!("s{place}"), choice.label()))
 }
 
-fn table(arms: &[(&ArmSummary, &DecisionSummary)]) -> String {
+fn choices_table(arms: &[(&ArmSummary, &DecisionSummary)]) -> String {
+    let kinds: String =
+        Choice::ALL.iter().map(|choice| format!("<th scope=\"col\">{}</th>", choice.label())).collect();
+    let rows = arms.iter().map(|(arm, decisions)| {
+        let of = Choice::ALL.map(|choice| count(decisions.count(choice) as u64));
+        row(&arm.arm, [count(decisions.decisions as u64)].into_iter().chain(of))
+    });
+    format!(
+        "<table class=\"even\"><thead><tr><th scope=\"col\">Arm</th><th scope=\"col\">decisions</th>{kinds}</tr></thead>\
+         <tbody>{}</tbody></table>",
+        rows.collect::<String>()
+    )
+}
+
+fn costs_table(arms: &[(&ArmSummary, &DecisionSummary)]) -> String {
     let quantiles = "<th>p50</th><th>p90</th><th>p99</th>";
-    let kinds: String = Choice::ALL.iter().map(|choice| format!("<th>{}</th>", choice.label())).collect();
     let head = format!(
-        "<thead><tr><th rowspan=\"2\" scope=\"col\">Arm</th><th rowspan=\"2\" scope=\"col\">Decisions</th>\
-         <th colspan=\"4\" scope=\"colgroup\">Of these</th>\
+        "<thead><tr><th rowspan=\"2\" scope=\"col\">Arm</th>\
          <th colspan=\"4\" scope=\"colgroup\">TTFT predicted less realised (s)</th>\
          <th colspan=\"3\" scope=\"colgroup\">Regret (s)</th>\
          <th colspan=\"3\" scope=\"colgroup\">Over the best other (s)</th></tr>\
-         <tr>{kinds}<th>median</th><th>off by p50</th><th>p90</th><th>p99</th>{quantiles}{quantiles}</tr></thead>"
+         <tr><th>median</th><th>off by p50</th><th>p90</th><th>p99</th>{quantiles}{quantiles}</tr></thead>"
     );
     let of = |Quantiles { p50, p90, p99, .. }: Quantiles| [p50, p90, p99].map(seconds_or_none);
     let rows = arms.iter().map(|(arm, decisions)| {
-        let mut cells = vec![count(decisions.decisions as u64)];
-        cells.extend(Choice::ALL.map(|choice| count(decisions.count(choice) as u64)));
-        cells.push(seconds_or_none(decisions.ttft_error_s.p50));
+        let mut cells = vec![seconds_or_none(decisions.ttft_error_s.p50)];
         cells.extend(of(decisions.ttft_off_s));
         cells.extend(of(decisions.regret_s));
         cells.extend(of(decisions.over_best_other_s));

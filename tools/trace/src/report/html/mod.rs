@@ -241,7 +241,7 @@ fn classes(summary: &Summary) -> String {
         .iter()
         .map(|class| format!("<th colspan=\"4\" scope=\"colgroup\">{}</th>", escape(class.label())))
         .collect();
-    let columns = "<th>Requests</th><th>p50</th><th>p90</th><th>p99</th>".repeat(Class::ALL.len());
+    let columns = "<th>n</th><th>p50</th><th>p90</th><th>p99</th>".repeat(Class::ALL.len());
     let rows = summary.arms.iter().map(|arm| {
         let cells = arm.classes.iter().flat_map(|class| {
             let Quantiles { p50, p90, p99, .. } = class.ttft_s;
@@ -254,7 +254,8 @@ fn classes(summary: &Summary) -> String {
          <tbody>{}</tbody></table>",
         rows.collect::<String>()
     );
-    let text = "Time to first token in model seconds, by how many prompt tokens the engine really computed.";
+    let text = "Time to first token in model seconds, by how many prompt tokens the engine really computed, of n \
+                requests.";
     section("classes", "By executed tokens", text, &scrolling(&table))
 }
 
