@@ -143,7 +143,10 @@ mod tests {
         let refused = Line::read(newer.as_bytes()).unwrap_err().to_string();
         assert_eq!(refused, "version 3 is not read here; allowed is 2");
         for bad in [&whole[..whole.len() / 2], b"", b"{}", b"[2]", b"\xFF\x00", b"{\"version\":2}"] {
-            assert!(Line::read(bad).unwrap_err().to_string().starts_with("no line of a decision log: "), "{bad:?}");
+            assert!(
+                Line::read(bad).unwrap_err().to_string().starts_with("no line of a decision log: "),
+                "{bad:?}"
+            );
         }
     }
 
