@@ -27,6 +27,7 @@ addEventListener("load", () => {
       lines: svg.querySelectorAll("polyline").length,
       points: Math.min(...[...svg.querySelectorAll("polyline")].map((line) => line.points.length)),
       bars: [...svg.querySelectorAll("rect:not(.hover)")].filter((bar) => bar.width.baseVal.value > 0).length,
+      dots: svg.querySelectorAll("circle").length,
       tips: svg.querySelectorAll("[data-tip]").length,
       width: frame.width,
     };

@@ -27,6 +27,8 @@ def synthetic_lines(arms=ARMS, requests=300, seed=7):
         for number in range(requests):
             yield _request(random_numbers, arm, number, requests, hit_share)
         yield from _samples(random_numbers, arm, position)
+        for number in range(requests):
+            yield _decision(random_numbers, arm, number, requests, position)
         yield {"kind": "counter", "arm": arm, "name": "corruptions caught", "value": position}
 
 
@@ -68,6 +70,25 @@ def _request(random_numbers, arm, number, requests, hit_share):
     }
 
 
+def _decision(random_numbers, arm, number, requests, position):
+    choices = ["home", "elsewhere", "new_session", "by_load", "refused"]
+    weights = [4 + position, 3, 1, 0.2, 0.4]
+    choice = random_numbers.choices(choices, weights)[0]
+    ttft_s = random_numbers.lognormvariate(-0.7, 1.0)
+    weighed = choice not in ("by_load", "refused")
+    regret_s = max(0.0, random_numbers.gauss(0.0, 0.4))
+    return {
+        "kind": "decision",
+        "arm": arm,
+        "at_s": SECONDS * number / requests,
+        "choice": choice,
+        "predicted_ttft_s": ttft_s * random_numbers.lognormvariate(0, 0.3) if weighed else None,
+        "ttft_s": ttft_s if weighed else None,
+        "regret_s": regret_s if weighed else None,
+        "over_best_other_s": random_numbers.gauss(-0.5, 0.5) if weighed else None,
+    }
+
+
 def _samples(random_numbers, arm, position):
     held = {engine: 3.0 for engine in ENGINES}
     for at_s in range(0, SECONDS + 30, 2):
@@ -84,6 +105,11 @@ def _samples(random_numbers, arm, position):
                 "waiting": int(held[engine]) - running,
                 "kv_usage": held[engine] / 24,
             }
+    for at_s in range(0, SECONDS + 30, 5):
+        for gpu in range(2):
+            busy = min(100.0, max(0.0, random_numbers.gauss(60 + 5 * position, 20)))
+            sample = {"kind": "gpu", "arm": arm, "at_s": float(at_s), "gpu": gpu}
+            yield {**sample, "busy_percent": busy, "memory_mib": 61_000.0}
     for engine in ENGINES:
         for link, share in (("memory to " + engine, 0.6), (engine + " to memory", 1.0)):
             moved = int(share * random_numbers.uniform(0.5, 1.0) * (1 + position) * 4e8)

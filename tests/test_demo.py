@@ -14,6 +14,7 @@ ROW_FIGURES = {
     "ttft_p90_s",
     "ttft_p99_s",
     "tpot_p90_s",
+    "tpot_p99_s",
     "e2e_p50_s",
     "hit_rate",
     "wrong_tokens",
@@ -43,6 +44,12 @@ def test_every_policy_answers_every_request_with_the_right_tokens(tmp_path):
         assert rows[f"demo.{policy}.hit_rate"]["value"] > 0.3
     assert "wrong tokens" in printed
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    for arm in summary["arms"]:
+        decided = arm["decisions"]
+        assert decided["decisions"] == sum(decided["choices"].values()) == 60, decided
+        assert decided["choices"]["home"] > 0 and decided["ttft_off_s"]["count"] == 60, decided
+        assert decided["ttft_off_s"]["p50"] < 2 * arm["ttft_s"]["p50"], "both in model seconds"
 
 
 def test_what_one_run_left_on_the_ssd_the_next_one_finds(tmp_path):

@@ -17,6 +17,7 @@ from report_fixture import ARMS, synthetic_lines, write_synthetic_log
 HERE = pathlib.Path(__file__).parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NARROW, WIDE = 420, 1200
+KINDS = ("load", "gpus", "choices", "predicted", "links")
 
 
 def make_page(directory, lines):
@@ -80,7 +81,7 @@ def test_every_plot_is_there_and_has_data(page):
     """Each plot has the lines or bars that the log holds, and words for those who cannot see it."""
     seen = look(page, WIDE)
     plots = {plot["id"]: plot for plot in seen["plots"]}
-    per_arm = [f"plot-{kind}-{arm}" for kind in ("load", "links") for arm in range(len(ARMS))]
+    per_arm = [f"plot-{kind}-{arm}" for kind in KINDS for arm in range(len(ARMS))]
     assert sorted(plots) == sorted(["plot-ttft", "plot-hits", *per_arm])
     assert plots["plot-ttft"]["lines"] == len(ARMS)
     assert plots["plot-ttft"]["points"] > 100
@@ -88,11 +89,16 @@ def test_every_plot_is_there_and_has_data(page):
     for arm in range(len(ARMS)):
         assert plots[f"plot-load-{arm}"]["lines"] == 4
         assert plots[f"plot-load-{arm}"]["points"] > 50
+        assert plots[f"plot-gpus-{arm}"]["lines"] == 2
         assert plots[f"plot-links-{arm}"]["bars"] == 8
+        assert plots[f"plot-choices-{arm}"]["bars"] > 50
+        assert plots[f"plot-predicted-{arm}"]["dots"] > 200
     for plot in plots.values():
         assert plot["title"] and plot["description"], plot["id"]
         assert plot["tips"] > 0 and plot["width"] > 300, plot["id"]
-    assert seen["sections"] == ["headline", "ttft", "hits", "load", "links", "classes", "how", "parameters"]
+    sections = ["headline", "ttft", "hits", "load", "gpus", "decisions"]
+    sections += ["links", "classes", "how", "parameters"]
+    assert seen["sections"] == sections
 
 
 def test_the_value_under_the_pointer_is_shown(page):

@@ -6,6 +6,7 @@
 extern crate forebay_results;
 
 mod cmd;
+mod decisions;
 mod demo;
 
 use clap::{Parser, Subcommand};

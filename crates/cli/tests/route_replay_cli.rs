@@ -1,4 +1,5 @@
-//! `forebay route-replay` on a log that a router wrote, whole and damaged.
+//! A decision log that a router wrote: `forebay route-replay` on it, whole and damaged, and what
+//! `forebay trace replay` keeps of it.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -37,16 +38,21 @@ fn terminate(mut server: Child) {
     server.wait().unwrap();
 }
 
-/// The log of four requests.
-fn write_log(path: &Path) {
+/// Starts an engine and a router that logs to a file, has a client use it, and ends both.
+fn with_router(log: &Path, client: impl FnOnce(&str)) {
     let (engine, engine_address) = serve(&["engine", "--port", "0", "--clock-ratio", "100"]);
     let backend = format!("a=http://{engine_address}");
-    let log = path.to_str().unwrap();
+    let log = log.to_str().unwrap();
     let route = ["route", "--listen", "127.0.0.1:0", "--shutdown-delay", "0", "--backend", &backend];
     let (router, address) = serve(&[&route[..], &["--decision-log", log]].concat());
-    (0..4).for_each(|_| complete(&address));
+    client(&address);
     terminate(router);
     terminate(engine);
+}
+
+/// The log of four requests.
+fn write_log(path: &Path) {
+    with_router(path, |address| (0..4).for_each(|_| complete(address)));
 }
 
 fn replay(log: &Path, more: &[&str]) -> (Output, String, String) {
@@ -76,7 +82,7 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
     let (_, said, _) = replay(&log, &[]);
     assert!(said.starts_with("3 decisions; 0 lines could not be read\n1 more went by load,"), "{said}");
 
-    let newer = lines[2].replace("\"version\":1", "\"version\":9");
+    let newer = lines[2].replace("\"version\":2", "\"version\":9");
     let long = "x".repeat(3 << 20);
     let cut = &lines[4][..lines[4].len() / 2];
     let damaged = [lines[0], lines[1], &newer, "", &long, "\u{0}garbage", lines[3], cut].join("\n");
@@ -85,7 +91,7 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
     assert!(output.status.success(), "{complained}");
     assert!(said.starts_with("2 decisions; 4 lines could not be read\n"), "{said}");
     for reason in [
-        "line 3: version 9 is not read here; allowed is 1",
+        "line 3: version 9 is not read here; allowed is 2",
         "line 5: longer than 1 MiB",
         "line 6: no line of a decision log: ",
         "line 8: no line of a decision log: ",
@@ -102,4 +108,49 @@ fn a_log_is_replayed_and_what_is_damaged_is_named_by_its_line() {
     );
     let (output, said, _) = replay(&log, &["--profile", "h100-llama-3.1-8b"]);
     assert!(output.status.success() && said.starts_with("1 decisions"), "{said}");
+}
+
+/// The arguments of a replay of three turns of a session.
+fn trace_replay(folder: &Path, address: &str, log: &str) -> Output {
+    let trace = folder.join("trace.jsonl");
+    let turn = |turn: u64| {
+        let at = turn * 1_000;
+        let hashes: Vec<u64> = (0..=turn).collect();
+        let input = 512 * (turn + 1);
+        format!(
+            "{{\"timestamp\":{at},\"input_length\":{input},\"output_length\":4,\"hash_ids\":{hashes:?}}}\n"
+        )
+    };
+    std::fs::write(&trace, (0..3).map(turn).collect::<String>()).unwrap();
+    let target = format!("http://{address}");
+    let records = folder.join("records.jsonl");
+    let arguments = ["trace", "replay", trace.to_str().unwrap(), "--target", &target, "--clock-ratio", "100"];
+    let more = ["--decisions", log, "--log", records.to_str().unwrap()];
+    forebay(&[&arguments[..], &more].concat()).output().unwrap()
+}
+
+#[test]
+fn a_replay_keeps_the_decisions_of_its_own_requests_and_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("decisions.jsonl");
+    with_router(&log, |address| {
+        (0..4).for_each(|_| complete(address));
+        let output = trace_replay(folder.path(), address, log.to_str().unwrap());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    });
+    let records = std::fs::read_to_string(folder.path().join("records.jsonl")).unwrap();
+    let decisions: Vec<&str> =
+        records.lines().filter(|line| line.contains("\"kind\":\"decision\"")).collect();
+    assert_eq!(decisions.len(), 3, "{records}");
+    assert!(decisions.iter().all(|line| !line.contains("\"ttft_s\":null")), "{decisions:?}");
+    assert!(!records.contains("missing in the log"), "{records}");
+}
+
+#[test]
+fn a_decision_log_that_is_not_there_is_named_before_anything_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = trace_replay(folder.path(), "127.0.0.1:1", "no-such-log.jsonl");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no-such-log.jsonl"), "{said}");
+    assert!(!folder.path().join("records.jsonl").exists());
 }

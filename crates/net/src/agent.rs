@@ -17,7 +17,7 @@ use crate::peer::Peer;
 use crate::prepared::{Blocks, Op, Pairs};
 use crate::rails::Rails;
 use crate::request::{Request, Requests};
-use crate::shared::{Lent, Shared};
+use crate::shared::{RegionGuard, Shared};
 use crate::stat::PeerStat;
 use crate::tcp::{
     Access, CallError, Exports, FlowOptions, Identity, LeaseTable, PeerRegion, PeerRegions, ServerOptions,
@@ -125,7 +125,7 @@ impl Agent {
             ipc: OnceLock::new(),
             grants,
             grant_numbers: Arc::default(),
-            lent: Mutex::default(),
+            caller_regions: Mutex::default(),
             process: Process::current(),
         };
         let address = config.advertise.or(server.as_ref().map(TcpServer::address));
@@ -463,7 +463,7 @@ impl Agent {
         let endpoint = site.endpoint(&self.shared.pool);
         let (place, uses) = (endpoint.place, Arc::clone(&endpoint.uses));
         let id = self.shared.regions.register(&self.shared.mover, place, region, lease)?;
-        self.shared.lent().insert(id, Lent::OverFlows { _uses: uses });
+        self.shared.caller_regions().insert(id, RegionGuard::OverFlows { _uses: uses });
         Ok(id)
     }
 
@@ -480,8 +480,8 @@ impl Agent {
         let peer = self.peer(name)?;
         let opened = asker::open_one(&self.shared, &peer, place, region, lease);
         let id = opened.as_ref().map(|open| open.id);
-        let lent = opened.map(|region| (region.id, Lent::Open { _region: region }));
-        self.shared.lent().extend(lent);
+        let caller_regions = opened.map(|region| (region.id, RegionGuard::Open { _region: region }));
+        self.shared.caller_regions().extend(caller_regions);
         Ok(id)
     }
 
@@ -490,7 +490,7 @@ impl Agent {
     pub fn forget_region(&self, id: RegionId) -> Result<(), AgentError> {
         self.here()?;
         self.shared.regions.unregister(&self.shared.mover, id)??;
-        self.shared.lent().remove(&id);
+        self.shared.caller_regions().remove(&id);
         Ok(())
     }
 

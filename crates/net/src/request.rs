@@ -5,7 +5,7 @@
 use crate::connect;
 use crate::error::{AgentError, PeerError};
 use crate::ipc::asker;
-use crate::ipc::opened::StandIns;
+use crate::ipc::opened::IpcRegions;
 use crate::notify;
 use crate::peer::Peer;
 use crate::prepared::Pairs;
@@ -264,7 +264,7 @@ impl Inner {
     }
 
     /// Gives it to the mover: by IPC if the peer's memory is open, otherwise over flows.
-    fn submit(self: &Arc<Inner>, shared: &Arc<Shared>, post: u64, open: Option<StandIns>) {
+    fn submit(self: &Arc<Inner>, shared: &Arc<Shared>, post: u64, open: Option<IpcRegions>) {
         let mut progress = self.progress.lock();
         if progress.post != post || !matches!(progress.phase, Phase::Queued) {
             return;
@@ -288,7 +288,7 @@ impl Inner {
 
     /// GPUs are through with it. What they did not copy goes over flows, unless something may still
     /// write it.
-    fn copied(self: &Arc<Inner>, weak: &Weak<Shared>, post: u64, end: Moved, open: &StandIns) {
+    fn copied(self: &Arc<Inner>, weak: &Weak<Shared>, post: u64, end: Moved, open: &IpcRegions) {
         let Some(shared) = weak.upgrade() else { return self.moved(weak, post, end) };
         let failure = match &end {
             Moved::Failed(failure) => Some((failure.reason.to_string(), failure.quarantined.is_empty())),

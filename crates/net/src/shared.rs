@@ -30,12 +30,12 @@ pub(crate) struct Shared {
     pub grants: Arc<Grants>,
     pub grant_numbers: GrantNumbers,
     /// Regions of peers that callers asked for themselves, and what they keep.
-    pub lent: Mutex<HashMap<RegionId, Lent>>,
+    pub caller_regions: Mutex<HashMap<RegionId, RegionGuard>>,
     pub process: Process,
 }
 
 /// What a region keeps that a caller asked for.
-pub(crate) enum Lent {
+pub(crate) enum RegionGuard {
     /// The place of the peer in use.
     OverFlows { _uses: Arc<()> },
     /// Memory of the peer's GPU open.
@@ -43,8 +43,8 @@ pub(crate) enum Lent {
 }
 
 impl Shared {
-    pub fn lent(&self) -> MutexGuard<'_, HashMap<RegionId, Lent>> {
-        self.lent.lock()
+    pub fn caller_regions(&self) -> MutexGuard<'_, HashMap<RegionId, RegionGuard>> {
+        self.caller_regions.lock()
     }
 
     /// When a wait that begins now for a connection is over.

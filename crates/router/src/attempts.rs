@@ -6,7 +6,7 @@
 //! once, to another engine: so no request runs more than twice. The second time may be at the same
 //! engine only if there is no other, and the connection had been kept from an earlier request.
 
-use crate::dispatcher::{End, RoutingFacts};
+use crate::dispatcher::{End, RoutingFacts, Unassigned};
 use crate::engine::Engine;
 use crate::engines::Attempt;
 use crate::hand_over::{self, Answerer, OpenHandOver};
@@ -77,7 +77,7 @@ pub struct Begin<'a> {
     /// When the first byte must have come.
     pub by: Instant,
     /// It may be given up for an engine that is not among these.
-    pub elsewhere: Option<&'a [usize]>,
+    pub elsewhere: Option<&'a [u64]>,
     /// On a new connection.
     pub fresh: bool,
 }
@@ -93,20 +93,26 @@ pub async fn send(
     let router = &worker.router;
     let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
     let mut deadline = Box::pin(sleep(limit));
-    // By their slots.
-    let mut tried: Vec<usize> = Vec::new();
+    // By their ids: another engine may come to the slot of one that leaves.
+    let mut tried: Vec<u64> = Vec::new();
     let mut sent_again = false;
     // An answer for which another engine might do better: it is the client's if none does.
     let mut second_best = None;
     let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let Some((mut attempt, hand_over)) = assign(router, outgoing, &tried) else { break };
+        let (mut attempt, hand_over) = match assign(router, outgoing, &tried) {
+            Ok(assigned) => assigned,
+            Err(Unassigned::NoEngine) => break,
+            Err(Unassigned::TooLate { earliest_us, .. }) => {
+                return Err(Refusal::of_slo(outgoing.routing.slo, earliest_us));
+            }
+        };
         let mut prefiller = None;
         let engine = attempt.engine.clone();
         if let Some((from, failure)) = &last_failure {
             router.engines.tell_sent_elsewhere(from, &engine, *failure);
         }
-        tried.push(engine.slot);
+        tried.push(engine.id);
         if let Some(entry) = entry {
             entry.attempt(engine.name());
         }
@@ -178,12 +184,9 @@ pub async fn send(
 fn assign(
     router: &RouterState,
     outgoing: &Outgoing,
-    tried: &[usize],
-) -> Option<(Attempt, Option<OpenHandOver>)> {
-    if outgoing.may_hand_over && tried.is_empty() {
-        return router.engines.assign_elastic(&outgoing.routing);
-    }
-    router.engines.assign(&outgoing.routing, tried).map(|attempt| (attempt, None))
+    tried: &[u64],
+) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
+    router.engines.assign(&outgoing.routing, tried, outgoing.may_hand_over)
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {
@@ -205,7 +208,7 @@ fn no_answer(failure: Failure, tried: u32) -> Refusal {
     Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))
 }
 
-fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[usize]) -> bool {
+fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[u64]) -> bool {
     router.engines.has_other(outgoing.routing.serving.as_deref(), tried)
 }
 

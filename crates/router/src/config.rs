@@ -1,5 +1,6 @@
 //! What a router is told at its start, and the limits it keeps to.
 
+use crate::admin_token::AdminToken;
 use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::dispatcher::HandOverConfig;
 use crate::engine_model::EngineModel;
@@ -41,7 +42,7 @@ pub struct RouterConfig {
     /// for again and again.
     pub dns_backends: Vec<Backend>,
     /// Who shows it may add, drain and remove engines; nobody may without it.
-    pub admin_token: Option<Vec<u8>>,
+    pub admin_token: Option<AdminToken>,
     /// How to choose among them.
     pub policy: Policy,
     /// How engines hand prompts over to each other: with `elastic`, and with no other policy.
@@ -232,7 +233,7 @@ impl RouterConfig {
         if self.backends.is_empty() && !others_come {
             return Err(ConfigError::BackendCount(0));
         }
-        if self.admin_token.as_ref().is_some_and(Vec::is_empty) {
+        if self.admin_token.as_ref().is_some_and(AdminToken::is_empty) {
             return Err(ConfigError::NoToken);
         }
         check_backends(&self.dns_backends)?;
@@ -398,6 +399,15 @@ mod tests {
         }
         let config = RouterConfig { policy: Policy::Elastic, hand_over: how(25.0), ..config(&engines) };
         assert!(config.check().is_ok());
+    }
+
+    #[test]
+    fn the_admin_token_is_not_shown_with_the_configuration() {
+        let token = Some(AdminToken::new(b"secret".to_vec()));
+        let config = RouterConfig { admin_token: token, ..config(&[("a", "http://h:1")]) };
+        let shown = format!("{config:?} {config:#?}");
+        assert!(shown.contains("[hidden]") && !shown.contains("secret"), "{shown}");
+        assert!(!shown.contains(&format!("{:?}", b"secret")), "{shown}");
     }
 
     #[test]

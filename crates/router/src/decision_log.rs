@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Of the lines. Who changes what a field means, or adds one that replaying needs, counts it up.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 
 /// Lines that wait to be written; more are dropped and counted. One has some 150 bytes an engine.
 const QUEUE_LINES: usize = 1024;
@@ -139,11 +139,14 @@ mod tests {
     #[test]
     fn what_is_no_line_of_this_version_is_refused_with_the_reason() {
         let whole = router_line().text();
-        let newer = String::from_utf8(whole.clone()).unwrap().replace("\"version\":1", "\"version\":2");
+        let newer = String::from_utf8(whole.clone()).unwrap().replace("\"version\":2", "\"version\":3");
         let refused = Line::read(newer.as_bytes()).unwrap_err().to_string();
-        assert_eq!(refused, "version 2 is not read here; allowed is 1");
-        for bad in [&whole[..whole.len() / 2], b"", b"{}", b"[1]", b"\xFF\x00", b"{\"version\":1}"] {
-            assert!(Line::read(bad).unwrap_err().to_string().starts_with("no line of a decision log: "));
+        assert_eq!(refused, "version 3 is not read here; allowed is 2");
+        for bad in [&whole[..whole.len() / 2], b"", b"{}", b"[2]", b"\xFF\x00", b"{\"version\":2}"] {
+            assert!(
+                Line::read(bad).unwrap_err().to_string().starts_with("no line of a decision log: "),
+                "{bad:?}"
+            );
         }
     }
 

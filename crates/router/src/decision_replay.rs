@@ -3,10 +3,11 @@
 
 use crate::added_latency::added_latency_s;
 use crate::decision_log::DecisionLine;
-use crate::decisions::DecisionRecord;
+use crate::decisions::{DecisionRecord, Outcome};
 use crate::engine_model::EngineModel;
-use crate::policy::{Candidate, Policy, Request, View, choose};
+use crate::policy::{Candidate, Policy, Request, View};
 use crate::prediction::predict;
+use crate::slo::choose_within;
 
 /// What a policy would have done with all decisions of a log.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,35 +84,22 @@ impl Replay {
 
     /// Decides one line again, of engines that are taken for `engine_model`.
     pub fn add(&mut self, engine_model: &EngineModel, line: &DecisionLine) -> Result<(), ReplayError> {
-        let record = &line.record;
-        let candidates: Vec<Candidate> = record.candidates.iter().map(|candidate| candidate.known).collect();
-        let index = |name: &str| record.candidates.iter().position(|candidate| candidate.backend == name);
-        let chosen = index(&record.backend).ok_or_else(|| ReplayError::Chosen(record.backend.clone()))?;
-        let view = View { candidates: &candidates, turn: record.number, engine_model };
-        let request = Request {
-            input_tokens: record.input_tokens,
-            output_tokens: record.output_tokens,
-            home: record.home.as_deref().and_then(index),
-        };
-        let costs: Vec<f64> =
-            candidates.iter().map(|candidate| added_latency_s(engine_model, candidate, &request)).collect();
-        let eligible = candidates.iter().zip(&costs).filter(|(candidate, _)| candidate.eligible);
-        let lowest =
-            eligible.map(|(_, cost)| *cost).min_by(f64::total_cmp).ok_or(ReplayError::NoCandidate)?;
+        let weighed = Weighed::new(engine_model, &line.record)?;
+        let Weighed { candidates, request, chosen, costs_s, .. } = &weighed;
+        let view = View { candidates, turn: line.record.number, engine_model };
         let note = |replayed: &mut Replayed, place: usize| {
-            replayed.different += u64::from(place != chosen);
-            replayed.cost_s.0.push(costs[place]);
-            // The log's own choice may be one that could not be chosen: a damaged log.
-            replayed.regret_s.0.push((costs[place] - lowest).max(0.0));
-            let first_byte_us = predict(engine_model, &candidates[place], &request).first_byte_us;
+            replayed.different += u64::from(place != *chosen);
+            replayed.cost_s.0.push(costs_s[place]);
+            replayed.regret_s.0.push(weighed.regret_s(place));
+            let first_byte_us = predict(engine_model, &candidates[place], request).first_byte_us;
             replayed.first_byte_s.0.push(first_byte_us as f64 / 1e6);
         };
-        note(&mut self.logged, chosen);
+        note(&mut self.logged, *chosen);
         for (policy, replayed) in &mut self.others {
-            let decision = choose(*policy, &view, &request).ok_or(ReplayError::NoCandidate)?;
-            note(replayed, decision.chosen);
+            let within = choose_within(*policy, &view, request, line.record.slo);
+            note(replayed, within.ok_or(ReplayError::NoCandidate)?.decision.chosen);
         }
-        self.accuracy.add(record, line.total_us);
+        self.accuracy.add(&line.record, line.total_us);
         Ok(())
     }
 
@@ -122,6 +110,70 @@ impl Replay {
 
     pub fn accuracy(&self) -> &Accuracy {
         &self.accuracy
+    }
+}
+
+/// What a logged choice costs beside the others that there were, by the step model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Judgement {
+    /// Seconds that all requests together wait longer.
+    pub cost_s: f64,
+    /// Seconds more than the cheapest engine would have cost.
+    pub regret_s: f64,
+    /// What the cheapest of the other engines would have cost; `None` where there was no other.
+    pub best_other_s: Option<f64>,
+}
+
+/// Judges a logged decision about engines that are taken for `engine_model`.
+pub fn judge(engine_model: &EngineModel, record: &DecisionRecord) -> Result<Judgement, ReplayError> {
+    let weighed = Weighed::new(engine_model, record)?;
+    let Weighed { chosen, .. } = weighed;
+    let others = weighed.eligible().filter(|&(place, _)| place != chosen).map(|(_, cost_s)| cost_s);
+    Ok(Judgement {
+        cost_s: weighed.costs_s[chosen],
+        regret_s: weighed.regret_s(chosen),
+        best_other_s: others.min_by(f64::total_cmp),
+    })
+}
+
+/// A logged decision as it can be made again, and what each engine would cost.
+struct Weighed {
+    candidates: Vec<Candidate>,
+    request: Request,
+    /// The log's own choice.
+    chosen: usize,
+    costs_s: Vec<f64>,
+    /// Of those that could be chosen.
+    lowest_s: f64,
+}
+
+impl Weighed {
+    fn new(engine_model: &EngineModel, record: &DecisionRecord) -> Result<Weighed, ReplayError> {
+        let candidates: Vec<Candidate> = record.candidates.iter().map(|candidate| candidate.known).collect();
+        let index = |name: &str| record.candidates.iter().position(|candidate| candidate.backend == name);
+        let chosen = index(&record.backend).ok_or_else(|| ReplayError::Chosen(record.backend.clone()))?;
+        let request = Request {
+            input_tokens: record.input_tokens,
+            output_tokens: record.output_tokens,
+            home: record.home.as_deref().and_then(index),
+        };
+        let cost_s = |candidate| added_latency_s(engine_model, candidate, &request);
+        let costs_s: Vec<f64> = candidates.iter().map(cost_s).collect();
+        let mut weighed = Weighed { candidates, request, chosen, costs_s, lowest_s: 0.0 };
+        let lowest_s = weighed.eligible().map(|(_, cost_s)| cost_s).min_by(f64::total_cmp);
+        weighed.lowest_s = lowest_s.ok_or(ReplayError::NoCandidate)?;
+        Ok(weighed)
+    }
+
+    /// The engines that could be chosen, and their costs.
+    fn eligible(&self) -> impl Iterator<Item = (usize, f64)> {
+        let all = self.candidates.iter().zip(&self.costs_s).enumerate();
+        all.filter(|(_, (candidate, _))| candidate.eligible).map(|(place, (_, &cost_s))| (place, cost_s))
+    }
+
+    /// The log's own choice may be one that could not be chosen: a damaged log.
+    fn regret_s(&self, place: usize) -> f64 {
+        (self.costs_s[place] - self.lowest_s).max(0.0)
     }
 }
 
@@ -139,11 +191,7 @@ impl Replayed {
 
 impl Accuracy {
     fn add(&mut self, record: &DecisionRecord, total_us: u64) {
-        let whole = record.outcome.filter(|outcome| {
-            outcome.failure.is_none()
-                && !outcome.cancelled
-                && outcome.status.is_some_and(|status| status < 400)
-        });
+        let whole = record.outcome.filter(Outcome::is_whole);
         let Some(first_byte_us) = whole.and_then(|outcome| outcome.first_byte_us) else { return };
         let error_s = |predicted_us: u64, realised_us: u64| (predicted_us as f64 - realised_us as f64) / 1e6;
         self.first_byte_s.0.push(error_s(record.predicted.first_byte_us, first_byte_us));

@@ -6,6 +6,7 @@ use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
 use crate::policy::{Candidate, Decision, Policy, Reason};
 use crate::prediction::Prediction;
+use crate::slo::{RefusalReason, Slo};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -46,6 +47,9 @@ pub struct DecisionRecord {
     /// How its prompt was handed over to the chosen backend, if that was decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hand_over: Option<HandOverRecord>,
+    /// How long the request may take.
+    #[serde(default, skip_serializing_if = "Slo::is_empty")]
+    pub slo: Slo,
     /// How it ended; absent while it is under way.
     pub outcome: Option<Outcome>,
 }
@@ -111,6 +115,9 @@ pub struct Outcome {
     pub failure: Option<Failure>,
     /// The client went away.
     pub cancelled: bool,
+    /// It was refused, and went nowhere: the chosen backend is where it would have gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<RefusalReason>,
     /// From the decision to the first byte of the answer.
     pub first_byte_us: Option<u64>,
     /// Length of the prompt as the engine counted it.
@@ -121,6 +128,20 @@ pub struct Outcome {
     pub cached_tokens: Option<u64>,
     /// Length of the answer as the engine counted it.
     pub completion_tokens: Option<u64>,
+}
+
+impl DecisionRecord {
+    /// The request went nowhere.
+    pub fn is_refused(&self) -> bool {
+        self.outcome.is_some_and(|outcome| outcome.refused.is_some())
+    }
+}
+
+impl Outcome {
+    /// A whole answer came, and no error.
+    pub fn is_whole(&self) -> bool {
+        self.failure.is_none() && !self.cancelled && self.status.is_some_and(|status| status < 400)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -141,6 +162,7 @@ pub struct Entry {
     pub attempt: u32,
     pub decision: Decision,
     pub predicted: Prediction,
+    pub slo: Slo,
     /// Of the candidates; empty where a slot was free.
     pub names: Arc<[String]>,
     /// On what grounds.
@@ -203,6 +225,7 @@ impl Entry {
                 prefilled: self.prefilled.get().copied(),
                 handed: self.handed.get().copied(),
             }),
+            slo: self.slo,
             outcome: self.outcome.get().copied(),
         }
     }
@@ -238,6 +261,7 @@ mod tests {
             attempt: 1,
             decision: Decision { chosen: 0, reason: Reason::LowestScore, scores: vec![Some(1.5)] },
             predicted: Prediction { first_byte_us: 8, output_us: 9 },
+            slo: Slo { ttft_us: Some(9), tpot_us: None },
             names: ["a".to_owned()].into(),
             candidates: vec![Candidate {
                 eligible: true,

@@ -15,6 +15,7 @@ use crate::prefix::{Bounds, PrefixIndex, Visit};
 use crate::reported_load::{self, Load, Unread};
 use crate::request::Endpoint;
 use crate::shadow_cache::is_more;
+use crate::slo::Slo;
 use crate::slots::{MAX_ENGINES, Serving};
 use crate::stats::{BackendStats, RouterStats, StoreStats};
 use crate::store_index::{Found, Sought, StoreIndex};
@@ -38,11 +39,12 @@ const PREFILL_US_MAX: f64 = 1e12;
 /// MiB.
 const CHUNKS_PER_BACKEND: usize = 256 * 1024;
 /// Of all together: as many as 64 may have.
-const INDEX_BOUNDS: Bounds =
-    Bounds { chunks_per_engine: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
+const INDEX_BOUNDS: Bounds = Bounds { chunks_each: CHUNKS_PER_BACKEND, chunks: 64 * CHUNKS_PER_BACKEND };
 /// Chunks remembered per store: it is larger than an engine's memory, and several engines write to
 /// it.
 const CHUNKS_PER_STORE: usize = 1024 * 1024;
+/// Of all together: as many as 16 may have.
+const STORE_BOUNDS: Bounds = Bounds { chunks_each: CHUNKS_PER_STORE, chunks: 16 * CHUNKS_PER_STORE };
 
 /// Sessions whose backend is remembered.
 const SESSIONS: usize = 64 * 1024;
@@ -62,6 +64,8 @@ pub struct RoutingFacts {
     pub endpoint: Option<Endpoint>,
     /// The backends that may serve it.
     pub serving: Serving,
+    /// How long it may take.
+    pub slo: Slo,
 }
 
 /// A request on its way to a backend. To be given back with [`Dispatcher::end`].
@@ -113,6 +117,19 @@ pub enum End {
     Cancelled,
 }
 
+/// Why a request goes nowhere.
+#[derive(Debug)]
+pub enum Unassigned {
+    /// There is no backend that may have it.
+    NoEngine,
+    /// No backend is expected to begin its answer in time, and all are full.
+    TooLate {
+        decision: Arc<Entry>,
+        /// When its first token would come at the earliest.
+        earliest_us: u64,
+    },
+}
+
 /// What came of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
@@ -127,7 +144,7 @@ pub struct Ended {
 struct Home {
     slot: usize,
     /// Another engine may have the slot by now.
-    tenant: u32,
+    id: u64,
 }
 
 #[derive(Debug)]
@@ -137,6 +154,8 @@ pub struct Dispatcher {
     /// By slot; empty where nobody is.
     names: Arc<[String]>,
     backends: Vec<Backend>,
+    /// Of the next backend that comes.
+    next_id: u64,
     index: PrefixIndex,
     stores: StoreIndex,
     thresholds: Thresholds,
@@ -157,10 +176,11 @@ impl Dispatcher {
             policy,
             engine_model,
             index: PrefixIndex::new(INDEX_BOUNDS),
-            stores: StoreIndex::new(CHUNKS_PER_STORE),
+            stores: StoreIndex::new(STORE_BOUNDS),
             thresholds,
             names: Arc::default(),
             backends: Vec::new(),
+            next_id: 0,
             bytes_per_token: BytesPerToken::default(),
             answer_tokens: AnswerTokens::default(),
             average_prefill: AveragePrefill::default(),
@@ -179,8 +199,8 @@ impl Dispatcher {
         if slot == MAX_ENGINES {
             return None;
         }
-        let tenant = self.backends.get(slot).map_or(0, |former| former.tenant.wrapping_add(1));
-        let backend = Backend::new(name, tenant, self.thresholds);
+        let backend = Backend::new(name, self.next_id, self.thresholds);
+        self.next_id += 1;
         match self.backends.get_mut(slot) {
             Some(free) => *free = backend,
             None => {
@@ -191,6 +211,11 @@ impl Dispatcher {
         self.stores.set_engine(slot, store);
         self.name_anew();
         Some(slot)
+    }
+
+    /// What tells the backend in a slot from all that were there before.
+    pub fn id(&self, slot: usize) -> u64 {
+        self.backends[slot].id
     }
 
     /// Whether a backend takes part; it does not come back from [`Membership::Gone`].
@@ -231,7 +256,7 @@ impl Dispatcher {
         now_us: u64,
         routing: &RoutingFacts,
         input_tokens: u64,
-        tried: &[usize],
+        tried: &[u64],
     ) -> Vec<Candidate> {
         let bytes_per_token = self.bytes_per_token.ratio(routing.length.kind);
         let stored = self.stores.hits(&routing.chain);
@@ -239,10 +264,11 @@ impl Dispatcher {
             let bytes = routing.hit_bytes(chunks);
             ((bytes as f64 / bytes_per_token) as u64).min(input_tokens)
         };
-        let serves = |index: usize| routing.serving.as_ref().is_none_or(|slots| slots.contains(index));
-        let may_have = |index: usize| serves(index) && !tried.contains(&index);
+        let serves =
+            |index: usize, id: u64| routing.serving.as_ref().is_none_or(|set| set.contains(index, id));
+        let may_have = |index, backend: &Backend| serves(index, backend.id) && !tried.contains(&backend.id);
         let mut backends = self.backends.iter().enumerate();
-        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index));
+        let one_is_up = backends.any(|(index, backend)| backend.is_up() && may_have(index, backend));
         let candidate = |(index, backend): (usize, &Backend)| {
             let usable = backend.is_up() || (!one_is_up && backend.is_last_resort());
             let others = backend.reported.others(now_us);
@@ -250,7 +276,7 @@ impl Dispatcher {
             let (others_tokens, others_us) = self.average_prefill.of(others.waiting);
             let pool_tokens = backend.reported.pool_tokens(now_us);
             Candidate {
-                eligible: usable && may_have(index),
+                eligible: usable && may_have(index, backend),
                 in_flight: backend.in_flight.saturating_add(others_in_flight),
                 pending_prefill_tokens: backend.pending_prefill_tokens.saturating_add(others_tokens),
                 pending_prefill_us: backend.pending_prefill_us.saturating_add(others_us),

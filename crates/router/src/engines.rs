@@ -4,7 +4,7 @@
 use crate::config::{Backend, ConfigError, Target};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts};
+use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts, Unassigned};
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
 use crate::hand_over::{HandOverEnd, OpenHandOver};
@@ -12,7 +12,7 @@ use crate::health::{Change, Failure};
 use crate::log_lines::RouterLines;
 use crate::models::Models;
 use crate::reported_load::{Load, Unread};
-use crate::slots::{MAX_ENGINES, SlotSet};
+use crate::slots::{EngineSet, MAX_ENGINES};
 use crate::stats::RouterStats;
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
@@ -38,7 +38,6 @@ struct Inner {
     dispatcher: Dispatcher,
     /// The engine in each slot of the dispatcher.
     slots: Vec<Option<Arc<Engine>>>,
-    next_id: u64,
 }
 
 /// Engines as they come, for whoever is to watch them.
@@ -73,7 +72,7 @@ impl Engines {
         let engines = Engines {
             lines: RouterLines::default(),
             models: Models::default(),
-            inner: Mutex::new(Inner { dispatcher, slots: Vec::new(), next_id: 0 }),
+            inner: Mutex::new(Inner { dispatcher, slots: Vec::new() }),
             come,
             decision_log,
             started: Instant::now(),
@@ -81,8 +80,9 @@ impl Engines {
         (engines, comers)
     }
 
-    /// An engine comes, or serves again if it is there: draining or about to leave.
-    pub fn add(&self, target: &Target) -> Result<(), MembershipError> {
+    /// An engine comes, or serves again if it is there: draining or about to leave. Gives its id where
+    /// it is there because of this.
+    pub fn add(&self, target: &Target) -> Result<Option<u64>, MembershipError> {
         let mut inner = self.inner.lock();
         if let Some(known) = inner.find(&target.name) {
             let leaving = inner.dispatcher.membership(known.slot) == Membership::Leaving;
@@ -96,13 +96,11 @@ impl Engines {
             }
             inner.dispatcher.set_membership(known.slot, Membership::Serving);
             self.models.add(&known);
-            drop(inner);
-            return Ok(());
+            return Ok(leaving.then_some(known.id));
         }
         let slot = inner.dispatcher.add_backend(&target.name, target.store.as_deref());
         let slot = slot.ok_or(MembershipError::Full)?;
-        let engine = Arc::new(Engine::new(slot, inner.next_id, target.clone()));
-        inner.next_id += 1;
+        let engine = Arc::new(Engine::new(slot, inner.dispatcher.id(slot), target.clone()));
         if inner.slots.len() <= slot {
             inner.slots.resize(slot + 1, None);
         }
@@ -110,13 +108,14 @@ impl Engines {
         self.models.add(&engine);
         drop(inner);
         engine.lines.come(&target.name, &target.authority);
+        let id = engine.id;
         // Nobody watches engines of a router that has ended.
         let _ = self.come.send(engine);
-        Ok(())
+        Ok(Some(id))
     }
 
     /// The same for one that has not been checked.
-    pub fn add_backend(&self, backend: &Backend) -> Result<(), AddError> {
+    pub fn add_backend(&self, backend: &Backend) -> Result<Option<u64>, AddError> {
         Ok(self.add(&backend.check()?)?)
     }
 
@@ -138,46 +137,68 @@ impl Engines {
     pub fn remove(&self, name: &str) -> Result<(), MembershipError> {
         let mut inner = self.inner.lock();
         let engine = inner.find(name).ok_or_else(|| MembershipError::Unknown(name.into()))?;
-        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
-            return Ok(());
-        }
-        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
-        self.models.remove(&engine);
-        engine.lines.leaves(name, in_flight);
-        if inner.dispatcher.set_membership(engine.slot, Membership::Leaving) {
-            inner.free(&engine);
-        }
+        self.begin_to_leave(&mut inner, &engine);
         Ok(())
     }
 
-    /// Chooses an engine for a request and counts it as load until the attempt ends.
-    pub fn assign(self: &Arc<Engines>, routing: &Arc<RoutingFacts>, tried: &[usize]) -> Option<Attempt> {
-        let now_us = self.now_us();
+    /// The same for the engine of this id, if it is there: another one may have its name by now.
+    pub fn remove_id(&self, id: u64) {
         let mut inner = self.inner.lock();
-        let assignment = inner.dispatcher.assign(now_us, routing, tried)?;
-        let engine = inner.slots.get(assignment.backend)?.clone()?;
-        let (engines, routing) = (self.clone(), routing.clone());
-        Some(Attempt { engines, routing, engine, open: Some(assignment) })
+        let engine = inner.slots.iter().flatten().find(|engine| engine.id == id).cloned();
+        if let Some(engine) = engine {
+            self.begin_to_leave(&mut inner, &engine);
+        }
     }
 
-    /// The same for the first attempt at a request whose prompt may be handed over.
-    pub fn assign_elastic(
+    fn begin_to_leave(&self, inner: &mut Inner, engine: &Engine) {
+        if inner.dispatcher.membership(engine.slot) == Membership::Leaving {
+            return;
+        }
+        let in_flight = inner.dispatcher.own_load(engine.slot).requests;
+        self.models.leave(engine);
+        engine.lines.leaves(engine.name(), in_flight);
+        if inner.dispatcher.set_membership(engine.slot, Membership::Leaving) {
+            self.free(inner, engine);
+        }
+    }
+
+    /// Chooses an engine for a request and counts it as load until the attempt ends.
+    pub fn assign(
         self: &Arc<Engines>,
         routing: &Arc<RoutingFacts>,
-    ) -> Option<(Attempt, Option<OpenHandOver>)> {
+        tried: &[u64],
+        may_hand_over: bool,
+    ) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
-        let (assignment, prefill) = inner.dispatcher.assign_elastic(now_us, routing)?;
+        let (assignment, prefill) =
+            match inner.dispatcher.assign_one_or_two(now_us, routing, tried, may_hand_over) {
+                Ok(assigned) => assigned,
+                Err(unassigned) => {
+                    drop(inner);
+                    self.tell_unassigned(&unassigned);
+                    return Err(unassigned);
+                }
+            };
         let attempt = |assignment: Assignment| {
             let engine = inner.slots.get(assignment.backend)?.clone()?;
             let (engines, routing) = (self.clone(), routing.clone());
             Some(Attempt { engines, routing, engine, open: Some(assignment) })
         };
-        let decode = attempt(assignment)?;
+        let decode = attempt(assignment).ok_or(Unassigned::NoEngine)?;
         let open = prefill.and_then(|(assignment, plan)| {
             Some(OpenHandOver::new(self.clone(), plan, attempt(assignment)?, decode.engine.clone()))
         });
-        Some((decode, open))
+        Ok((decode, open))
+    }
+
+    /// Tells of a refusal. That there is no engine is told by whoever asked for one.
+    fn tell_unassigned(&self, unassigned: &Unassigned) {
+        let Unassigned::TooLate { decision, earliest_us } = unassigned else { return };
+        self.lines.too_late(decision.slo, *earliest_us);
+        if let Some(log) = &self.decision_log {
+            log.push(decision, 0);
+        }
     }
 
     /// A hand-over has ended. `is_first_token`: the client gets its first token now.
@@ -247,10 +268,10 @@ impl Engines {
     }
 
     /// May an engine get requests that serves it and was not tried?
-    pub fn has_other(&self, serving: Option<&SlotSet>, tried: &[usize]) -> bool {
+    pub fn has_other(&self, serving: Option<&EngineSet>, tried: &[u64]) -> bool {
         let inner = self.inner.lock();
-        let serves = |slot: usize| serving.is_none_or(|serving| serving.contains(slot));
-        inner.usable().any(|engine| serves(engine.slot) && !tried.contains(&engine.slot))
+        let serves = |engine: &Engine| serving.is_none_or(|serving| serving.contains(engine.slot, engine.id));
+        inner.usable().any(|engine| serves(engine) && !tried.contains(&engine.id))
     }
 
     pub fn stats(&self) -> RouterStats {
@@ -294,6 +315,13 @@ impl Engines {
         engine.lines.changed(engine.name(), change, left);
     }
 
+    fn free(&self, inner: &mut Inner, engine: &Engine) {
+        inner.slots[engine.slot] = None;
+        self.models.remove(engine);
+        engine.leave();
+        engine.lines.gone(engine.name());
+    }
+
     fn now_us(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
@@ -311,12 +339,6 @@ impl Inner {
 
     fn usable(&self) -> impl Iterator<Item = &Arc<Engine>> {
         self.slots.iter().flatten().filter(|engine| self.dispatcher.is_usable(engine.slot))
-    }
-
-    fn free(&mut self, engine: &Engine) {
-        self.slots[engine.slot] = None;
-        engine.leave();
-        engine.lines.gone(engine.name());
     }
 }
 
@@ -359,7 +381,7 @@ impl Attempt {
             let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
             self.engines.announce(&inner, &self.engine, change);
             if is_gone {
-                inner.free(&self.engine);
+                self.engines.free(&mut inner, &self.engine);
             }
             drop(inner);
             if let Some(log) = self.engines.decision_log.as_ref().filter(|_| says_answer) {
@@ -377,15 +399,16 @@ impl Drop for Attempt {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::config::RouterConfig;
     use crate::engine_model::EngineModel;
     use crate::health::{Cause, Thresholds};
+    use crate::models::ListAnswer;
     use crate::policy::Policy;
     use forebay_steps::{Launch, Profile};
 
-    fn engines() -> Arc<Engines> {
+    pub fn engines() -> Arc<Engines> {
         let profile = Profile::shipped(Profile::DEFAULT).unwrap();
         let model = EngineModel::new(&profile, Launch::Graph);
         let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
@@ -400,11 +423,20 @@ mod tests {
         config.check().unwrap().remove(0)
     }
 
-    fn routing(serving: Option<SlotSet>) -> Arc<RoutingFacts> {
+    fn assign(
+        engines: &Arc<Engines>,
+        routing: &Arc<RoutingFacts>,
+        tried: &[u64],
+    ) -> Result<Attempt, Unassigned> {
+        engines.assign(routing, tried, false).map(|(attempt, _)| attempt)
+    }
+
+    fn routing(serving: Option<EngineSet>) -> Arc<RoutingFacts> {
         let length = crate::tokens::Length { kind: crate::request::PromptKind::Text, bytes: 0, media: 0 };
         let chain = crate::chain::Chain::new(0, &[]);
         let serving = serving.map(Arc::new);
-        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving })
+        let slo = crate::slo::Slo::default();
+        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving, slo })
     }
 
     #[test]
@@ -441,14 +473,14 @@ mod tests {
     fn an_engine_that_drains_keeps_its_requests_and_gets_no_more_until_it_is_added_again() {
         let engines = engines();
         engines.add(&target("a", 1)).unwrap();
-        let running = engines.assign(&routing(None), &[]).unwrap();
+        let running = assign(&engines, &routing(None), &[]).unwrap();
         engines.drain("a").unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_none() && engines.usable().is_empty());
+        assert!(assign(&engines, &routing(None), &[]).is_err() && engines.usable().is_empty());
         assert_eq!(engines.stats().backends[0].membership, "draining");
         drop(running);
         assert_eq!(engines.all().len(), 1, "drained is not removed");
         engines.add(&target("a", 1)).unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_some());
+        assert!(assign(&engines, &routing(None), &[]).is_ok());
         assert_eq!(engines.drain("b"), Err(MembershipError::Unknown("b".into())));
     }
 
@@ -456,9 +488,9 @@ mod tests {
     fn a_removed_engine_is_gone_when_its_last_request_has_ended() {
         let engines = engines();
         engines.add(&target("a", 1)).unwrap();
-        let mut running = engines.assign(&routing(None), &[]).unwrap();
+        let mut running = assign(&engines, &routing(None), &[]).unwrap();
         engines.remove("a").unwrap();
-        assert!(engines.assign(&routing(None), &[]).is_none());
+        assert!(assign(&engines, &routing(None), &[]).is_err());
         assert_eq!(engines.all().len(), 1);
         assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Leaving("a".into())));
         running.end(End::Answered { status: 200, usage: None });
@@ -483,6 +515,23 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_knew_the_one_before_does_not_go_to_whoever_has_its_slot() {
+        let engines = engines();
+        engines.add(&target("a", 1)).unwrap();
+        let former = engines.all().remove(0);
+        let list = ListAnswer::List(crate::models::parse(br#"{"data":[{"id":"m"}]}"#).unwrap());
+        engines.models.note(&former, &list, true);
+        let serving = engines.models.serving("m");
+        engines.remove("a").unwrap();
+        engines.add(&target("b", 2)).unwrap();
+        assert_eq!(engines.all().remove(0).slot, former.slot);
+        let knew = routing(Some((*serving).clone()));
+        assert!(assign(&engines, &knew, &[]).is_err() && !engines.has_other(Some(&serving), &[]));
+        let tried = assign(&engines, &routing(None), &[former.id]).unwrap();
+        assert_eq!(tried.engine.name(), "b", "only the former one was tried");
+    }
+
+    #[test]
     fn a_name_belongs_to_one_address_at_a_time() {
         let engines = engines();
         engines.add(&target("a", 1)).unwrap();
@@ -498,10 +547,13 @@ mod tests {
             engines.add(&target(&format!("e{number}"), 1 + number)).unwrap();
         }
         for slot in [0, 63, 64, 299] {
-            let only: SlotSet = [slot].into_iter().collect();
-            let attempt = engines.assign(&routing(Some(only.clone())), &[]).unwrap();
+            let only = EngineSet { slots: [slot].into_iter().collect(), newest_id: 299 };
+            let attempt = assign(&engines, &routing(Some(only.clone())), &[]).unwrap();
             assert_eq!(attempt.engine.slot, slot);
-            assert!(!engines.has_other(Some(&only), &[slot]) && engines.has_other(None, &[slot]));
+            assert!(
+                !engines.has_other(Some(&only), &[attempt.engine.id])
+                    && engines.has_other(None, &[attempt.engine.id])
+            );
         }
     }
 }

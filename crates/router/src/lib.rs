@@ -6,7 +6,8 @@
 //!
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
-//!   `added_latency`), `prediction` (how long it will take), `decision_replay` (of a log, by other
+//!   `added_latency`), `prediction` (how long it will take), `slo` (how long
+//!   it may), `decision_replay` (of a log, by other
 //!   policies), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold what),
 //!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of themselves),
 //!   `slots`, `models`, `dispatcher` (all of that as one state, with time as an argument),
@@ -16,12 +17,14 @@
 //!   a request), `probe`, `scrape` (of metrics), `listing` (of models), `sources` (of engines),
 //!   `request_log` and `decision_log` (by `line_log` and `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
-//!   `local` (the router's own pages), `admin`, `engine`, `engines`, `state`, `log_lines`, `server`.
+//!   `local` (the router's own pages), `admin` (by an `admin_token`), `engine`, `engines`, `state`,
+//!   `log_lines`, `server`.
 //!
 //! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
 
 mod added_latency;
 mod admin;
+mod admin_token;
 mod attempts;
 mod body;
 mod chain;
@@ -65,6 +68,7 @@ mod routes;
 mod scrape;
 mod server;
 mod shadow_cache;
+mod slo;
 mod slots;
 mod sources;
 mod sse;
@@ -78,9 +82,10 @@ mod upstream;
 mod usage;
 mod view;
 
+pub use admin_token::AdminToken;
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
-pub use decision_log::{DecisionLogPlace, Line, LineError};
-pub use decision_replay::{Accuracy, Figures, Replay, ReplayError, Replayed};
+pub use decision_log::{DecisionLine, DecisionLogPlace, Line, LineError};
+pub use decision_replay::{Accuracy, Figures, Judgement, Replay, ReplayError, Replayed, judge};
 pub use decisions::{CandidateRecord, DecisionRecord, Outcome};
 pub use decisions::{HandOverRecord, HandedRecord, OptionRecord, PrefilledRecord};
 pub use dispatcher::HandOverConfig;
@@ -92,6 +97,7 @@ pub use policy::Policy;
 pub use prediction::Prediction;
 pub use request_log::RequestLogPlace;
 pub use server::{Router, RouterHandle, StartError};
+pub use slo::{RefusalReason, Slo};
 pub use sources::FileError;
 pub use stats::{BackendStats, RouterStats, StoreStats};
 pub use tokens::AnswerTokens;

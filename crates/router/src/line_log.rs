@@ -35,7 +35,7 @@ impl LineLog {
     ) -> io::Result<LineLog> {
         let (queue, lines) = sync_channel(queue_lines);
         let dropped = Arc::new(AtomicU64::new(0));
-        let writer = Writer { name, output, dropped: dropped.clone(), complaint: None };
+        let writer = Writer { name, output, dropped: dropped.clone(), complaint: None, error: None };
         std::thread::Builder::new().name(format!("{name}-log")).spawn(move || writer.run(&lines))?;
         Ok(LineLog { queue, dropped })
     }
@@ -72,6 +72,8 @@ struct Writer<W> {
     dropped: Arc<AtomicU64>,
     /// The last time that lost lines were complained of, and how many there were.
     complaint: Option<(Instant, u64)>,
+    /// The last error since then.
+    error: Option<io::Error>,
 }
 
 impl<W: Write> Writer<W> {
@@ -105,14 +107,14 @@ impl<W: Write> Writer<W> {
     }
 
     fn write(&mut self, text: &[u8], lines: u64) {
-        let error = self.output.write_all(text).err();
-        if error.is_some() {
+        if let Err(error) = self.output.write_all(text) {
             self.dropped.fetch_add(lines, Ordering::Relaxed);
+            self.error = Some(error);
         }
-        self.complain(error.as_ref());
+        self.complain();
     }
 
-    fn complain(&mut self, error: Option<&io::Error>) {
+    fn complain(&mut self) {
         let (at, known) = self.complaint.map_or((None, 0), |(at, known)| (Some(at), known));
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped == known || at.is_some_and(|at| at.elapsed() < COMPLAIN_EVERY) {
@@ -120,7 +122,7 @@ impl<W: Write> Writer<W> {
         }
         self.complaint = Some((Instant::now(), dropped));
         let (log, lost) = (self.name, dropped - known);
-        match error {
+        match self.error.take() {
             Some(error) => tracing::warn!(log, lost, %error, "lines of a log could not be written"),
             None => tracing::warn!(log, lost, "lines of a log were dropped: it is written too slowly"),
         }
@@ -168,6 +170,35 @@ mod tests {
             lines += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
         }
         assert_eq!((lines, log.dropped()), (kept, dropped));
+    }
+
+    /// Fails the first writes.
+    struct Damaged(u32);
+
+    impl Write for Damaged {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.saturating_sub(1);
+            if self.0 > 0 { Err(io::Error::other("the disk is damaged")) } else { Ok(bytes.len()) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_a_disk_did_not_take_are_not_blamed_on_its_pace() {
+        let (name, dropped, error) = ("test", Arc::default(), None);
+        let mut writer = Writer { name, output: Damaged(4), dropped, complaint: None, error };
+        let said = testkit::logged(|| {
+            (0..3).for_each(|_| writer.write(b"line\n", 1));
+            // The next complaint is due when the disk is well again.
+            writer.complaint = writer.complaint.map(|(_, lost)| (Instant::now() - COMPLAIN_EVERY, lost));
+            writer.write(b"line\n", 1);
+            assert_eq!(writer.output.0, 0, "it took this one");
+        });
+        assert_eq!(said.matches("the disk is damaged").count(), 2, "{said}");
+        assert!(!said.contains("too slowly"), "{said}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::engine::Engine;
 use crate::models::{self, ListAnswer};
 use crate::probe;
-use crate::slots::SlotSet;
+use crate::slots::EngineSet;
 use crate::state::RouterState;
 use http::HeaderValue;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub async fn read_all(router: &Arc<RouterState>, key: Option<HeaderValue>) -> Ve
 
 /// The engines that may serve a model. Before it is called unknown all engines are asked again: an
 /// adapter may have been loaded since.
-pub async fn serving(router: &Arc<RouterState>, model: &str, key: Option<&HeaderValue>) -> Arc<SlotSet> {
+pub async fn serving(router: &Arc<RouterState>, model: &str, key: Option<&HeaderValue>) -> Arc<EngineSet> {
     let serving = router.engines.models.serving(model);
     if !serving.is_empty() {
         return serving;

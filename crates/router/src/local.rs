@@ -8,8 +8,8 @@ use crate::relay::Reply;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{Group, OwnPage};
 use crate::state::{Phase, RouterState};
-use http::header::{self, ALLOW};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::header;
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub async fn answer(
     let path = request.uri().path();
     if let Some(group) = group.filter(|group| !group.takes(request.method())) {
         if request.method() == Method::OPTIONS {
-            return Ok(options(group));
+            return Ok(respond::options(group));
         }
         return Err(Refusal::of_method(path, group));
     }
@@ -48,15 +48,6 @@ pub async fn answer(
             models(router, request, Some(&percent_decoded(name))).await
         }
     }
-}
-
-fn options(group: &Group) -> Response<Reply> {
-    let mut response = Response::new(Reply::whole(Default::default()));
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    if let Ok(allowed) = HeaderValue::from_str(&group.allowed()) {
-        response.headers_mut().insert(ALLOW, allowed);
-    }
-    response
 }
 
 /// The models of all engines that are up, or one of them. The engines are asked now, with the

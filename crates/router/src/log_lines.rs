@@ -4,6 +4,7 @@
 use crate::hand_over::HandOverEnd;
 use crate::health::{Change, Failure};
 use crate::reported_load;
+use crate::slo::Slo;
 use forebay_transfer::LogGate;
 
 /// What is told of one engine. Each kind of change has a gate of its own, so that "ejected" is not
@@ -111,6 +112,7 @@ impl EngineLines {
 pub struct RouterLines {
     no_engine: LogGate,
     unanswered: LogGate,
+    too_late: LogGate,
 }
 
 impl RouterLines {
@@ -118,6 +120,15 @@ impl RouterLines {
     pub fn no_engine(&self, last: &str) {
         if let Some(repeated) = self.no_engine.pass() {
             tracing::error!(last, repeated, "no engine is left");
+        }
+    }
+
+    /// A request is refused, because no engine would keep to its SLO.
+    pub fn too_late(&self, slo: Slo, earliest_us: u64) {
+        if let Some(repeated) = self.too_late.pass() {
+            let [slo_ttft_ms, earliest_ms] =
+                [slo.ttft_us.unwrap_or_default(), earliest_us].map(|us| us / 1_000);
+            tracing::warn!(slo_ttft_ms, earliest_ms, repeated, "request refused for its SLO");
         }
     }
 

@@ -26,6 +26,8 @@ pub struct Counters {
     pub overloaded: AtomicU64,
     /// Requests that no engine answered.
     pub unanswered: AtomicU64,
+    /// Requests refused because no engine would keep to their SLO.
+    pub too_late: AtomicU64,
     /// The router's own answers.
     pub own_statuses: Statuses,
 }
@@ -41,6 +43,7 @@ impl Counters {
             bad_request: self.bad_requests.load(Ordering::Relaxed),
             overloaded: self.overloaded.load(Ordering::Relaxed),
             no_answer: self.unanswered.load(Ordering::Relaxed),
+            ttft_slo: self.too_late.load(Ordering::Relaxed),
         }
     }
 }
@@ -64,6 +67,8 @@ pub struct Counts {
     pub overloaded: u64,
     /// No backend answered: 502, 503 or 504.
     pub no_answer: u64,
+    /// No backend would keep to the SLO of TTFT: 429.
+    pub ttft_slo: u64,
 }
 
 /// The text of `/metrics`.
@@ -99,6 +104,7 @@ impl Collector for Page {
             ("bad-request", self.counts.bad_request),
             ("overloaded", self.counts.overloaded),
             ("no-answer", self.counts.no_answer),
+            ("ttft-slo", self.counts.ttft_slo),
         ];
         let refused = refused.map(|(reason, count)| ([("reason", reason)], count));
         page.counter("refused", "Requests answered by the router itself.", refused)?;
@@ -251,7 +257,8 @@ mod tests {
         let stats = RouterStats { policy: "lpwl", decisions: 4, backends: vec![backend], stores: Vec::new() };
         let statuses = vec![("a".into(), vec![(200, 5), (500, 6)]), (String::new(), vec![(404, 7)])];
         let lost_lines = LostLines { requests: 8, decisions: 9 };
-        let counts = Counts { statuses, lost_lines, bad_request: 1, overloaded: 2, no_answer: 3 };
+        let counts =
+            Counts { statuses, lost_lines, bad_request: 1, overloaded: 2, no_answer: 3, ttft_slo: 4 };
         let text = render(stats, counts);
         for line in [
             "forebay_route_first_byte_seconds_bucket{backend=\"a\",le=\"0.02\"} 2",
@@ -260,6 +267,7 @@ mod tests {
             "forebay_route_first_byte_seconds_count{backend=\"a\"} 4",
             "forebay_route_attempts_total{backend=\"a\",end=\"garbage\"} 1",
             "forebay_route_refused_total{reason=\"no-answer\"} 3",
+            "forebay_route_refused_total{reason=\"ttft-slo\"} 4",
             "forebay_route_responses_total{backend=\"a\",code=\"500\"} 6",
             "forebay_route_responses_total{backend=\"\",code=\"404\"} 7",
             "forebay_route_request_log_dropped_total 8",

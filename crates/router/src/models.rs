@@ -7,7 +7,7 @@
 use crate::config::Target;
 use crate::engine::Engine;
 use crate::probe::ShortAnswer;
-use crate::slots::SlotSet;
+use crate::slots::{EngineSet, SlotSet};
 use forebay_transfer::lock::RwLock;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -48,14 +48,16 @@ struct Lists {
     /// By the ids of engines.
     of: BTreeMap<u64, Entry>,
     /// The engines that serve a model: those that list it, and those without a list.
-    serving: HashMap<String, Arc<SlotSet>>,
+    serving: HashMap<String, Arc<EngineSet>>,
     /// The engines without a list.
-    unlisted: Arc<SlotSet>,
+    unlisted: Arc<EngineSet>,
 }
 
 #[derive(Debug)]
 struct Entry {
     slot: usize,
+    /// Not one that is about to leave.
+    serves: bool,
     known: Option<Known>,
 }
 
@@ -67,28 +69,38 @@ struct Known {
 }
 
 impl Models {
-    /// An engine comes, without a list. One that is there keeps its list.
+    /// An engine comes, without a list. One that is there, or about to leave, keeps its list.
     pub fn add(&self, engine: &Engine) {
         let mut lists = self.lists.write();
-        lists.of.entry(engine.id).or_insert(Entry { slot: engine.slot, known: None });
+        let entry = Entry { slot: engine.slot, serves: true, known: None };
+        lists.of.entry(engine.id).or_insert(entry).serves = true;
         lists.index();
     }
 
-    /// An engine serves no models any more.
+    /// An engine is about to leave, and serves no models any more unless it is added again.
+    pub fn leave(&self, engine: &Engine) {
+        let mut lists = self.lists.write();
+        if let Some(entry) = lists.of.get_mut(&engine.id) {
+            entry.serves = false;
+        }
+        lists.index();
+    }
+
+    /// An engine is gone.
     pub fn remove(&self, engine: &Engine) {
         let mut lists = self.lists.write();
         lists.of.remove(&engine.id);
         lists.index();
     }
 
-    /// Is there no engine?
+    /// Is there no engine that serves?
     pub fn is_empty(&self) -> bool {
-        self.lists.read().of.is_empty()
+        self.lists.read().of.values().all(|entry| !entry.serves)
     }
 
     /// The engines that may serve a model: those that list it, and those without a list. None: it
     /// is unknown.
-    pub fn serving(&self, model: &str) -> Arc<SlotSet> {
+    pub fn serving(&self, model: &str) -> Arc<EngineSet> {
         let lists = self.lists.read();
         // SGLang takes an adapter as BASE:ADAPTER and lists the base.
         let base = || model.split_once(':').and_then(|(base, _)| lists.serving.get(base));
@@ -124,17 +136,20 @@ impl Models {
 
 impl Lists {
     fn index(&mut self) {
-        let unlisted = self.of.values().filter(|entry| entry.known.is_none()).map(|entry| entry.slot);
-        self.unlisted = Arc::new(unlisted.collect());
+        let newest_id = self.of.keys().next_back().copied().unwrap_or_default();
+        let set = |slots| Arc::new(EngineSet { slots, newest_id });
+        let serving = || self.of.values().filter(|entry| entry.serves);
+        let unlisted: SlotSet =
+            serving().filter(|entry| entry.known.is_none()).map(|entry| entry.slot).collect();
         let mut listing: HashMap<&str, SlotSet> = HashMap::new();
-        for entry in self.of.values() {
+        for entry in serving() {
             for model in entry.known.iter().flat_map(|known| &known.models) {
                 listing.entry(&model.id).or_default().insert(entry.slot);
             }
         }
-        let serving = listing.into_iter();
-        self.serving =
-            serving.map(|(id, slots)| (id.to_owned(), Arc::new(slots.union(&self.unlisted)))).collect();
+        let listing = listing.into_iter();
+        let serving = listing.map(|(id, slots)| (id.to_owned(), set(slots.union(&unlisted)))).collect();
+        (self.serving, self.unlisted) = (serving, set(unlisted));
     }
 }
 
@@ -209,7 +224,7 @@ mod tests {
     fn a_model_is_served_by_those_that_list_it_and_by_those_without_a_list() {
         let (models, engines) = (Models::default(), [0, 1, 2].map(engine));
         engines.iter().for_each(|engine| models.add(engine));
-        let serving = |model| (*models.serving(model)).clone();
+        let serving = |model| models.serving(model).slots.clone();
         assert_eq!(serving("m"), slots(&[0, 1, 2]), "nobody has said anything");
         models.note(&engines[0], &list(&["m", "adapter"]), true);
         models.note(&engines[1], &list(&["m"]), false);
@@ -234,9 +249,22 @@ mod tests {
         let (models, engine) = (Models::default(), engine(0));
         models.add(&engine);
         models.note(&engine, &list(&["m"]), true);
+        models.leave(&engine);
+        assert!(models.serving("m").is_empty() && models.is_empty());
         models.remove(&engine);
         models.note(&engine, &list(&["m"]), true);
         assert!(models.serving("m").is_empty() && models.open_list(&engine).is_none());
+    }
+
+    #[test]
+    fn an_engine_that_is_added_again_while_it_leaves_serves_what_it_served() {
+        let (models, engine) = (Models::default(), engine(0));
+        models.add(&engine);
+        models.note(&engine, &list(&["m"]), true);
+        models.leave(&engine);
+        models.add(&engine);
+        assert_eq!(models.serving("m").slots, slots(&[0]));
+        assert!(models.serving("other").is_empty(), "it does not serve what nobody has heard of");
     }
 
     #[test]

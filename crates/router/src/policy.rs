@@ -50,6 +50,8 @@ pub enum Reason {
     LeastWork,
     /// Another engine computes the prompt, and hands it over to the chosen one.
     HandOver,
+    /// The others with a lower score were not expected to keep to the request's SLOs.
+    Slo,
 }
 
 /// Scores are estimates, and whoever leaves the engine with its KV leaves a copy behind. So an

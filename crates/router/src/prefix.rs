@@ -18,11 +18,18 @@ pub struct PrefixIndex {
     shadows: Vec<Shadow>,
 }
 
-/// Memory is bounded: the more engines there are, the fewer chunks are remembered of each.
+/// Memory is bounded: the more caches there are, the fewer chunks are remembered of each.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    pub chunks_per_engine: usize,
+    pub chunks_each: usize,
     pub chunks: usize,
+}
+
+impl Bounds {
+    /// Chunks that are remembered of each of so many caches.
+    pub fn share(&self, caches: usize) -> usize {
+        self.chunks_each.min(self.chunks / caches.max(1))
+    }
 }
 
 /// What is believed of one engine.
@@ -83,8 +90,7 @@ impl PrefixIndex {
             under_way: 0,
             abandoned: VecDeque::new(),
         });
-        let Bounds { chunks_per_engine, chunks } = self.bounds;
-        let each = chunks_per_engine.min(chunks / self.shadows.len());
+        let each = self.bounds.share(self.shadows.len());
         self.shadows.iter_mut().for_each(|shadow| shadow.cache.limit(each));
     }
 
@@ -207,8 +213,7 @@ mod tests {
     }
 
     fn index_of(engines: usize, chunks_per_backend: usize) -> PrefixIndex {
-        let mut index =
-            PrefixIndex::new(Bounds { chunks_per_engine: chunks_per_backend, chunks: usize::MAX });
+        let mut index = PrefixIndex::new(Bounds { chunks_each: chunks_per_backend, chunks: usize::MAX });
         (0..engines).for_each(|_| index.add_slot());
         index
     }
@@ -423,7 +428,7 @@ mod tests {
 
     #[test]
     fn the_more_engines_the_fewer_chunks_are_remembered_of_each() {
-        let mut index = PrefixIndex::new(Bounds { chunks_per_engine: 100, chunks: 300 });
+        let mut index = PrefixIndex::new(Bounds { chunks_each: 100, chunks: 300 });
         for engines in 1..10 {
             index.add_slot();
             for engine in 0..engines {

@@ -16,6 +16,7 @@ use crate::request::{self, Endpoint, PromptKind, RequestFacts};
 use crate::request_log::LogEntry;
 use crate::respond::{self, BACKEND_HEADER, PREFILL_HEADER};
 use crate::routes::{self, Group, Rule};
+use crate::slo::Slo;
 use crate::slots::Serving;
 use crate::sse::UsageTap;
 use crate::state::{Permit, RouterState};
@@ -76,7 +77,9 @@ pub async fn answer(
         Some(group) => forward(&worker, group, request, &mut journey).await,
     };
     answer.unwrap_or_else(|refusal| {
-        if refusal.status.is_client_error() {
+        if refusal.status == StatusCode::TOO_MANY_REQUESTS {
+            router.counters.too_late.fetch_add(1, Ordering::Relaxed);
+        } else if refusal.status.is_client_error() {
             router.counters.bad_requests.fetch_add(1, Ordering::Relaxed);
         }
         router.counters.own_statuses.count(refusal.status);
@@ -137,6 +140,7 @@ async fn complete(
     };
     let permit = router.admit().ok_or_else(overloaded)?;
     let (head, body) = request.into_parts();
+    let slo = Slo::read(&head.headers).map_err(|bad| Refusal::of_bad_slo(&bad))?;
     let body = body::read(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
     let facts = endpoint.map(|endpoint| read_facts(endpoint, &head, &body)).transpose()?;
     let model = match &facts {
@@ -153,7 +157,7 @@ async fn complete(
         }
     };
     let outgoing = match (endpoint, facts) {
-        (Some(endpoint), Some(facts)) => prepare(router, endpoint, head, body, &facts, serving),
+        (Some(endpoint), Some(facts)) => prepare(router, endpoint, head, body, &facts, serving, slo),
         _ => prepare_by_load(head, body, serving),
     };
     let answer = attempts::send(worker, &outgoing, &mut journey.entry).await?;
@@ -194,6 +198,7 @@ fn prepare(
     body: Bytes,
     facts: &RequestFacts,
     serving: Serving,
+    slo: Slo,
 ) -> Outgoing {
     let root = prefix_hash_seed(router, endpoint, &head.headers, &body, facts);
     let prompt = &body[facts.prompt.clone()];
@@ -211,7 +216,7 @@ fn prepare(
     let bytes = facts.preamble_bytes + prompt.len();
     let length = Length { kind: facts.kind, bytes, media: media.len() };
     let routing =
-        RoutingFacts { length, preamble_bytes: facts.preamble_bytes, chain, session, endpoint, serving };
+        RoutingFacts { length, preamble_bytes: facts.preamble_bytes, chain, session, endpoint, serving, slo };
     address_to_engines(&mut head);
     let body = match &facts.ask_for_usage {
         None => Pieces::new([body, Bytes::new(), Bytes::new()]),
@@ -231,7 +236,8 @@ fn prepare(
 fn prepare_by_load(mut head: Head, body: Bytes, serving: Serving) -> Outgoing {
     let chain = Chain::new(0, &[]);
     let length = Length { kind: PromptKind::TokenIds, bytes: 0, media: 0 };
-    let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving };
+    let slo = Slo::default();
+    let routing = RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving, slo };
     address_to_engines(&mut head);
     let body = Pieces::new([body, Bytes::new(), Bytes::new()]);
     let routing = Arc::new(routing);

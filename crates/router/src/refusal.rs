@@ -1,8 +1,12 @@
 //! Why a request is refused, and how a client is told: an HTTP status and OpenAI's error object.
 
 use crate::routes::Group;
+use crate::slo::{BadSlo, Slo, TTFT_HEADER};
 use http::StatusCode;
 use serde::Serialize;
+
+/// Nobody knows what will be after that.
+const RETRY_AFTER_MAX_S: u64 = 60;
 
 /// A refusal: status, kind and message, and the field at fault.
 #[derive(Debug, Clone)]
@@ -14,6 +18,8 @@ pub struct Refusal {
     pub field: Option<&'static str>,
     /// The `code` of OpenAI's error object, where it has a name for it; else it is the status.
     pub code: Option<&'static str>,
+    /// After so many seconds it may be worth another try.
+    pub retry_after_s: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -39,12 +45,38 @@ enum Code {
 impl Refusal {
     /// The client's request is wrong.
     pub fn of_client(status: StatusCode, message: String) -> Refusal {
-        Refusal { status, kind: "invalid_request_error", message, field: None, code: None }
+        let kind = "invalid_request_error";
+        Refusal { status, kind, message, field: None, code: None, retry_after_s: None }
     }
 
     /// The request is right, but it cannot be served.
     pub fn of_service(status: StatusCode, message: String) -> Refusal {
-        Refusal { status, kind: "service_unavailable_error", message, field: None, code: None }
+        let kind = "service_unavailable_error";
+        let retry_after_s = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
+        Refusal { status, kind, message, field: None, code: None, retry_after_s }
+    }
+
+    /// All engines are full, and none would begin the answer in time.
+    pub fn of_slo(slo: Slo, earliest_us: u64) -> Refusal {
+        let ttft_us = slo.ttft_us.unwrap_or_default();
+        let [asked_ms, earliest_ms] = [ttft_us, earliest_us].map(|us| us as f64 / 1e3);
+        let message = format!(
+            "{TTFT_HEADER} is {asked_ms}: all engines are full, and the first token is expected after \
+             {earliest_ms:.0} ms at the earliest"
+        );
+        let late_s = earliest_us.saturating_sub(ttft_us).div_ceil(1_000_000);
+        Refusal {
+            kind: "rate_limit_error",
+            field: Some(TTFT_HEADER),
+            code: Some("ttft_slo"),
+            retry_after_s: Some(late_s.clamp(1, RETRY_AFTER_MAX_S)),
+            ..Refusal::of_client(StatusCode::TOO_MANY_REQUESTS, message)
+        }
+    }
+
+    /// A header says no time that is allowed.
+    pub fn of_bad_slo(bad: &BadSlo) -> Refusal {
+        Refusal { field: Some(bad.header), ..Refusal::of_client(StatusCode::BAD_REQUEST, bad.to_string()) }
     }
 
     /// No engine serves this model.

@@ -2,8 +2,9 @@
 
 use crate::refusal::Refusal;
 use crate::relay::Reply;
+use crate::routes::Group;
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 
 /// Names the backend that answered.
@@ -12,12 +13,22 @@ pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backen
 /// Names the backend that computed the prompt, where that is another one.
 pub const PREFILL_HEADER: HeaderName = HeaderName::from_static("x-forebay-prefill");
 
-/// A refusal's answer. With 503 it asks to come again in a second.
+/// A refusal's answer.
 pub fn refuse(refusal: &Refusal) -> Response<Reply> {
     let mut response = json(refusal.json());
     *response.status_mut() = refusal.status;
-    if refusal.status == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    if let Some(seconds) = refusal.retry_after_s {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// The answer to who asks for the methods of a path.
+pub fn options(group: &Group) -> Response<Reply> {
+    let mut response = Response::new(Reply::whole(Bytes::new()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    if let Ok(allowed) = HeaderValue::from_str(&group.allowed()) {
+        response.headers_mut().insert(ALLOW, allowed);
     }
     response
 }

@@ -19,28 +19,23 @@ pub struct RotatingFile {
 }
 
 impl RotatingFile {
-    /// Opens or makes the file. It and the one before it are never longer than `bytes` together.
-    /// Nothing is written yet: a disk that is full now may have room later.
+    /// Opens or makes the file. It and the one before it are never longer than `bytes` together: what
+    /// was written when they might be longer is removed. Nothing is written yet: a disk that is full
+    /// now may have room later.
     pub fn open(path: &Path, bytes: u64, header: Vec<u8>) -> io::Result<RotatingFile> {
+        let limit_bytes = bytes / 2;
+        remove_if_longer(&former(path), limit_bytes)?;
+        remove_if_longer(path, limit_bytes)?;
         let file = append(path)?;
         let written_bytes = file.metadata()?.len();
         // The last line of a file that is there may have broken off.
         let end = if written_bytes > 0 { &b"\n"[..] } else { b"" };
         let before = [end, &header].concat();
-        Ok(RotatingFile {
-            path: path.to_owned(),
-            file,
-            header,
-            before,
-            written_bytes,
-            limit_bytes: bytes / 2,
-        })
+        Ok(RotatingFile { path: path.to_owned(), file, header, before, written_bytes, limit_bytes })
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        let mut former = self.path.clone().into_os_string();
-        former.push(".1");
-        match std::fs::rename(&self.path, former) {
+        match std::fs::rename(&self.path, former(&self.path)) {
             // Somebody took it away, or it was renamed before and the new one could not be made.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed?,
@@ -84,6 +79,26 @@ impl Write for RotatingFile {
     }
 }
 
+/// Where the file before this one is.
+fn former(path: &Path) -> PathBuf {
+    let mut former = path.as_os_str().to_owned();
+    former.push(".1");
+    former.into()
+}
+
+fn remove_if_longer(path: &Path, limit_bytes: u64) -> io::Result<()> {
+    match std::fs::metadata(path) {
+        // No device has a length that counts.
+        Ok(metadata) if metadata.is_file() && metadata.len() > limit_bytes => {
+            let (file, bytes) = (path.display(), metadata.len());
+            tracing::warn!(%file, bytes, limit_bytes, "log file removed: it is longer than it may be");
+            std::fs::remove_file(path)
+        }
+        // What cannot be looked at is told when it is opened.
+        _ => Ok(()),
+    }
+}
+
 fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
@@ -116,6 +131,22 @@ mod tests {
         );
         assert!(file.write_all(&[b'x'; 100]).is_err(), "a line that fits no file");
         assert!(file.write_all(b"short\n").is_ok());
+    }
+
+    #[test]
+    fn files_of_a_larger_limit_are_not_kept_beyond_the_smaller_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, former) = (folder.path().join("log"), folder.path().join("log.1"));
+        let bytes = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+        for (length, kept) in [(50, 50), (51, 0)] {
+            [&path, &former].iter().for_each(|path| std::fs::write(path, vec![b'x'; length]).unwrap());
+            let mut file = RotatingFile::open(&path, 100, Vec::new()).unwrap();
+            assert_eq!((bytes(&path), bytes(&former)), (kept, kept));
+            for _ in 0..20 {
+                file.write_all(b"a line\n").unwrap();
+                assert!(bytes(&path) + bytes(&former) <= 100);
+            }
+        }
     }
 
     #[test]

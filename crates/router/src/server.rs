@@ -167,7 +167,7 @@ impl RouterHandle {
 
     /// An engine comes, or serves again if it is draining or about to leave.
     pub fn add(&self, backend: &Backend) -> Result<(), AddError> {
-        self.router.engines.add_backend(backend)
+        self.router.engines.add_backend(backend).map(|_| ())
     }
 
     /// An engine gets no new requests until it is added again.

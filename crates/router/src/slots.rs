@@ -6,7 +6,25 @@ use std::sync::Arc;
 pub const MAX_ENGINES: usize = 4096;
 
 /// The engines that may serve a request; `None` is any.
-pub type Serving = Option<Arc<SlotSet>>;
+pub type Serving = Option<Arc<EngineSet>>;
+
+/// Engines that were there at one moment. Whoever came to a place later is not among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EngineSet {
+    pub slots: SlotSet,
+    /// The highest id that an engine had then: ids only grow.
+    pub newest_id: u64,
+}
+
+impl EngineSet {
+    pub fn contains(&self, slot: usize, id: u64) -> bool {
+        id <= self.newest_id && self.slots.contains(slot)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
 
 /// A set of places.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

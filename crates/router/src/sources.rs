@@ -3,7 +3,7 @@
 //! business.
 
 use crate::config::Backend;
-use crate::engines::{AddError, Engines, MembershipError};
+use crate::engines::{AddError, Engines};
 use crate::membership::{Source, Step};
 use http::Uri;
 use serde::Deserialize;
@@ -123,38 +123,46 @@ fn at(named: &Backend, address: SocketAddr) -> Backend {
     }
 }
 
-/// Makes the engines what a source wants.
+/// Makes the engines what a source wants. It removes only what it added itself: what has the name
+/// otherwise is another source's.
 struct Keeper {
     engines: Arc<Engines>,
     source: Source,
+    /// The ids of the engines that are there because of this source, by name.
+    own: HashMap<String, u64>,
     lines: Said,
 }
 
 impl Keeper {
     fn new(engines: Arc<Engines>) -> Keeper {
-        Keeper { engines, source: Source::default(), lines: Said::default() }
+        Keeper { engines, source: Source::default(), own: HashMap::new(), lines: Said::default() }
     }
 
     fn read(&mut self, wanted: Vec<Backend>) {
         self.lines.forget("");
         for step in self.source.read(wanted) {
-            let taken = match &step {
-                // Another way it may have left already.
-                Step::Remove(name) => match self.engines.remove(name) {
-                    Ok(()) | Err(MembershipError::Unknown(_)) => Ok(()),
-                    Err(error) => Err((name, AddError::Membership(error))),
-                },
-                Step::Add(backend) => {
-                    self.engines.add_backend(backend).map_err(|error| (&backend.name, error))
+            match &step {
+                Step::Remove(name) => {
+                    if let Some(id) = self.own.remove(name) {
+                        self.engines.remove_id(id);
+                    }
+                    self.source.done(step);
                 }
-            };
-            match taken {
-                Ok(()) => self.source.done(step),
-                Err((name, error)) => self.lines.tell(name, error.to_string(), |reason| {
-                    tracing::warn!(engine = name, reason, "engine cannot be added");
-                }),
+                Step::Add(backend) => match self.add(backend) {
+                    Ok(()) => self.source.done(step),
+                    Err(error) => self.lines.tell(&backend.name, error.to_string(), |reason| {
+                        tracing::warn!(engine = backend.name, reason, "engine cannot be added");
+                    }),
+                },
             }
         }
+    }
+
+    fn add(&mut self, backend: &Backend) -> Result<(), AddError> {
+        if let Some(id) = self.engines.add_backend(backend)? {
+            self.own.insert(backend.name.clone(), id);
+        }
+        Ok(())
     }
 }
 
@@ -201,6 +209,27 @@ mod tests {
         assert!(read(&"#".repeat(2 << 20)).unwrap_err().contains("1048576 bytes"));
         std::fs::remove_file(&path).unwrap();
         assert!(read_file(&path).unwrap_err().to_string().contains("engines.toml"));
+    }
+
+    #[test]
+    fn a_source_removes_what_it_added_and_not_what_has_its_name() {
+        let engines = crate::engines::tests::engines();
+        let backends = |names: &[&str]| -> Vec<Backend> {
+            names.iter().map(|name| Backend::new(*name, format!("http://{name}:1"))).collect()
+        };
+        let names =
+            || -> Vec<String> { engines.all().iter().map(|engine| engine.name().to_owned()).collect() };
+        let (mut file, mut dns) = (Keeper::new(engines.clone()), Keeper::new(engines.clone()));
+        let settle = |keeper: &mut Keeper, wanted: &[&str]| {
+            (0..2).for_each(|_| keeper.read(backends(wanted)));
+            names()
+        };
+        assert_eq!(settle(&mut file, &["a", "b"]), ["a", "b"]);
+        assert_eq!(settle(&mut dns, &["b", "c"]), ["a", "b", "c"]);
+        assert_eq!(settle(&mut dns, &[]), ["a", "b"], "b is the file's");
+        engines.remove("a").unwrap();
+        engines.add_backend(&backends(&["a"])[0]).unwrap();
+        assert_eq!(settle(&mut file, &[]), ["a"], "somebody else's a");
     }
 
     #[test]

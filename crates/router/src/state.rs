@@ -1,6 +1,7 @@
 //! What all threads of a router share: engines, models and limits, the phase of its end, and what is
 //! counted beside the engines' figures.
 
+use crate::admin_token::AdminToken;
 use crate::config::{Limits, RouterConfig};
 use crate::decision_log::DecisionLog;
 use crate::dispatcher::Dispatcher;
@@ -24,7 +25,7 @@ pub struct RouterState {
     /// How engines hand prompts over to each other, if they do.
     pub hand_over: Option<Protocol>,
     /// Who shows it may add, drain and remove engines.
-    pub admin_token: Option<Vec<u8>>,
+    pub admin_token: Option<AdminToken>,
     pub limits: Limits,
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,

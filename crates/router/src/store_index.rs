@@ -3,12 +3,13 @@
 //! knows who shares what, which prompts were computed, and what the answers said was found.
 
 use crate::chain::{CHUNK_BYTES, Chain};
+use crate::prefix::Bounds;
 use crate::shadow_cache::{ShadowCache, is_less, is_more};
 
-/// What is believed of all stores. Memory is bounded by stores times `chunks_per_store`.
+/// What is believed of all stores. Memory is bounded, as in `prefix`.
 #[derive(Debug)]
 pub struct StoreIndex {
-    chunks_per_store: usize,
+    bounds: Bounds,
     stores: Vec<Store>,
     /// The store of each engine, by slot.
     of_engine: Vec<Option<usize>>,
@@ -42,9 +43,9 @@ pub struct Found {
 }
 
 impl StoreIndex {
-    /// An index without engines, which will remember at most `chunks_per_store` chunks of a store.
-    pub fn new(chunks_per_store: usize) -> StoreIndex {
-        StoreIndex { chunks_per_store, stores: Vec::new(), of_engine: Vec::new() }
+    /// An index without engines.
+    pub fn new(bounds: Bounds) -> StoreIndex {
+        StoreIndex { bounds, stores: Vec::new(), of_engine: Vec::new() }
     }
 
     /// The engine in a slot has the store of this name from now on, or none. A store without engines
@@ -59,17 +60,19 @@ impl StoreIndex {
 
     fn place_of(&mut self, name: &str) -> usize {
         let used = |place: usize| self.of_engine.contains(&Some(place));
-        let store = || Store { name: name.to_owned(), cache: ShadowCache::new(self.chunks_per_store) };
+        let store = |chunks| Store { name: name.to_owned(), cache: ShadowCache::new(chunks) };
         if let Some(place) = self.stores.iter().position(|store| store.name == name) {
             return place;
         }
         match (0..self.stores.len()).find(|&place| !used(place)) {
             Some(place) => {
-                self.stores[place] = store();
+                self.stores[place] = store(self.bounds.share(self.stores.len()));
                 place
             }
             None => {
-                self.stores.push(store());
+                let each = self.bounds.share(self.stores.len() + 1);
+                self.stores.push(store(each));
+                self.stores.iter_mut().for_each(|store| store.cache.limit(each));
                 self.stores.len() - 1
             }
         }
@@ -153,7 +156,7 @@ mod tests {
 
     /// Engines 0 and 1 share a store, 2 has one of its own, 3 none.
     fn index() -> StoreIndex {
-        let mut index = StoreIndex::new(1_000);
+        let mut index = StoreIndex::new(Bounds { chunks_each: 1_000, chunks: 2_000 });
         let stores = [Some("a"), Some("a"), Some("b"), None];
         stores.into_iter().enumerate().for_each(|(slot, store)| index.set_engine(slot, store));
         index
@@ -209,6 +212,19 @@ mod tests {
         index.set_engine(3, Some("c"));
         assert_eq!(hits(&index, &chain), [0; 4]);
         assert_eq!(index.lens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "c"]);
+    }
+
+    #[test]
+    fn however_many_stores_there_are_all_together_are_bounded() {
+        let mut index = StoreIndex::new(Bounds { chunks_each: 100, chunks: 300 });
+        for engine in 0..30 {
+            index.set_engine(engine, Some(&format!("s{engine}")));
+            serve(&mut index, engine, &prompt(engine as u8, 120), 0, false);
+        }
+        (0..30).for_each(|engine| serve(&mut index, engine, &prompt(engine as u8, 120), 0, false));
+        let remembered: Vec<usize> = index.lens().map(|(_, chunks)| chunks).collect();
+        assert!(remembered.iter().sum::<usize>() <= 300, "{remembered:?}");
+        assert!(remembered.iter().all(|&chunks| chunks > 0), "{remembered:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use forebay_router::{Backend, Policy, RouterConfig, RouterHandle};
+use forebay_router::{AdminToken, Backend, Policy, RouterConfig, RouterHandle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use testkit::eventually_async;
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 const TOKEN: [(&str, &str); 1] = [("authorization", "Bearer secret")];
 
 fn with_token(config: &mut RouterConfig) {
-    config.admin_token = Some(b"secret".to_vec());
+    config.admin_token = Some(AdminToken::new(b"secret".to_vec()));
 }
 
 /// A request to the admin API.
@@ -119,6 +119,14 @@ async fn only_the_token_opens_the_admin_api_and_mistakes_are_named() {
     let mut client = Client::connect(&router).await;
     let stranger = client.get("/admin/engines").await;
     assert_eq!((stranger.status, &stranger.headers["www-authenticate"]), (401, &"Bearer".parse().unwrap()));
+    for (path, allowed) in [("/admin/engines", "GET"), ("/admin/engines/e0", "PUT, DELETE")] {
+        let got = client.ask("OPTIONS", path, &[], "").await;
+        assert_eq!(
+            (got.status, got.headers["allow"].to_str().unwrap()),
+            (204, allowed),
+            "a browser asks first"
+        );
+    }
     assert_eq!(admin(&router, "GET", "/admin/engines", "").await.json()[0]["url"], engine.url());
     for (method, path, body, status, message) in [
         ("POST", "/admin/engines/e9/drain", "", 404, "no engine is named 'e9'"),

@@ -6,6 +6,7 @@ use common::*;
 use forebay_router::Policy;
 use std::sync::{Arc, Mutex};
 use testkit::eventually_async;
+use tokio::sync::Semaphore;
 
 /// A prompt of a session that has had some turns: about 4,000 bytes a turn.
 fn turn(session: usize, turns: usize) -> String {
@@ -318,4 +319,44 @@ async fn images_are_no_text_and_teach_no_ratio() {
     assert!(chunks < 60, "images fill the index: {chunks}");
     chat(&mut client, &[], &text(99)).await;
     assert!(estimated().abs_diff(before) < 50, "{} after {before}", estimated());
+}
+
+#[tokio::test]
+async fn a_request_that_no_engine_can_serve_in_time_is_refused_and_only_if_it_asks_for_that() {
+    let gate = Arc::new(Semaphore::new(0));
+    let engine = Engine::start(held(gate.clone(), well)).await;
+    // One request fills it.
+    let router = configured(Policy::Lpwl, &[engine.url()], |config| config.engine_model.max_seqs = 1);
+    let mut client = Client::connect(&router).await;
+    let hurried = [("x-llm-d-slo-ttft-ms", "1")];
+    let got = client.post("/v1/completions", &hurried, PROMPT).await;
+    assert_eq!(got.status, 200, "an engine that has room is worth a try");
+    let mut other = Client::connect(&router).await;
+    let asking = tokio::spawn(async move { other.complete(HELD).await.status });
+    eventually_async("the engine is full", || engine.requests_of(HELD) == 1).await;
+
+    let got = client.post("/v1/completions", &hurried, PROMPT).await;
+    let error = &got.json()["error"];
+    assert_eq!(
+        (got.status, error["code"].as_str(), error["param"].as_str()),
+        (429, Some("ttft_slo"), Some(hurried[0].0))
+    );
+    let after_s: u64 = got.headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=60).contains(&after_s), "{after_s}");
+    assert!(got.body.contains("x-llm-d-slo-ttft-ms is 1: all engines are full"), "{}", got.body);
+    assert_eq!(engine.requests(), 2, "it did not go there");
+    let last = client.get("/debug/decisions").await.json().as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["outcome"]["refused"], &last["slo"]["ttft_us"]), (&"ttft-slo".into(), &1_000.into()));
+    let metrics = client.get("/metrics").await.body;
+    for line in ["{reason=\"ttft-slo\"} 1\n", "{reason=\"bad-request\"} 0\n"] {
+        assert!(metrics.contains(&format!("forebay_route_refused_total{line}")), "{metrics}");
+    }
+    for fine in [&[][..], &[("x-llm-d-slo-ttft-ms", "600000")]] {
+        assert_eq!(client.post("/v1/completions", fine, PROMPT).await.status, 200, "{fine:?}");
+    }
+    let got = client.post("/v1/completions", &[("x-llm-d-slo-tpot-ms", "soon")], PROMPT).await;
+    assert_eq!((got.status, got.json()["error"]["param"].as_str()), (400, Some("x-llm-d-slo-tpot-ms")));
+    assert!(got.body.contains("'soon'; one number of milliseconds from 0.001"), "{}", got.body);
+    gate.add_permits(1);
+    assert_eq!(asking.await.unwrap(), 200);
 }

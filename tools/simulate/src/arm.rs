@@ -12,7 +12,7 @@ pub enum Arm {
     Policy(Policy),
     /// Elastic prefill by cost, `forebay_router::elastic`: with pulls and hand-overs, or only one
     /// of them.
-    Elastic(Kinds),
+    Elastic(TransferKinds),
     /// The rule of the agentic-kv report: a prompt with more than 20,000 new tokens is prefilled at
     /// the engine with the least pending work, at most four at a time; all else is `lpwl`.
     Threshold,
@@ -23,20 +23,20 @@ pub enum Arm {
 
 /// The transfers that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kinds {
+pub enum TransferKinds {
     Both,
     Pulls,
     HandOvers,
 }
 
-impl Kinds {
-    const ALL: [Kinds; 3] = [Kinds::Both, Kinds::Pulls, Kinds::HandOvers];
+impl TransferKinds {
+    const ALL: [TransferKinds; 3] = [TransferKinds::Both, TransferKinds::Pulls, TransferKinds::HandOvers];
 
     pub fn kinds(self) -> &'static [TransferKind] {
         match self {
-            Kinds::Both => &[TransferKind::Pull, TransferKind::HandOver],
-            Kinds::Pulls => &[TransferKind::Pull],
-            Kinds::HandOvers => &[TransferKind::HandOver],
+            TransferKinds::Both => &[TransferKind::Pull, TransferKind::HandOver],
+            TransferKinds::Pulls => &[TransferKind::Pull],
+            TransferKinds::HandOvers => &[TransferKind::HandOver],
         }
     }
 }
@@ -45,9 +45,9 @@ impl fmt::Display for Arm {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Arm::Policy(policy) => policy.fmt(out),
-            Arm::Elastic(Kinds::Both) => out.write_str("elastic"),
-            Arm::Elastic(Kinds::Pulls) => out.write_str("elastic-pulls"),
-            Arm::Elastic(Kinds::HandOvers) => out.write_str("elastic-hand-overs"),
+            Arm::Elastic(TransferKinds::Both) => out.write_str("elastic"),
+            Arm::Elastic(TransferKinds::Pulls) => out.write_str("elastic-pulls"),
+            Arm::Elastic(TransferKinds::HandOvers) => out.write_str("elastic-hand-overs"),
             Arm::Threshold => out.write_str("threshold"),
             Arm::Migrate(turns) => write!(out, "migrate-{turns}"),
         }
@@ -64,7 +64,7 @@ impl FromStr for Arm {
 
     fn from_str(text: &str) -> Result<Arm, UnknownArm> {
         let turns = text.strip_prefix("migrate-").and_then(|turns| turns.parse().ok());
-        let elastic = Kinds::ALL.map(Arm::Elastic).into_iter().find(|arm| arm.to_string() == text);
+        let elastic = TransferKinds::ALL.map(Arm::Elastic).into_iter().find(|arm| arm.to_string() == text);
         match (elastic, text, turns) {
             (Some(arm), ..) => Ok(arm),
             (_, "threshold", _) => Ok(Arm::Threshold),
@@ -82,7 +82,7 @@ mod tests {
     fn every_arm_is_read_as_it_is_written() {
         let policies = Policy::ALL.map(Arm::Policy);
         let others = [Arm::Threshold, Arm::Migrate(5)];
-        for arm in policies.into_iter().chain(others).chain(Kinds::ALL.map(Arm::Elastic)) {
+        for arm in policies.into_iter().chain(others).chain(TransferKinds::ALL.map(Arm::Elastic)) {
             assert_eq!(arm.to_string().parse(), Ok(arm));
         }
         for wrong in ["", "migrate-0", "migrate-", "elastics"] {

@@ -17,7 +17,7 @@ pub struct PrefixCache {
     held: u64,
     runs: FxHashMap<NodeId, Cached>,
     /// What may be evicted, first what is evicted first.
-    idle: BTreeMap<u64, Idle>,
+    free: BTreeMap<u64, FreeBlocks>,
     freed: u64,
 }
 
@@ -26,16 +26,16 @@ pub struct PrefixCache {
 struct Cached {
     blocks: u32,
     holders: u32,
-    /// Its place in `idle`, while nobody holds it.
+    /// Its place in `free`, while nobody holds it.
     place: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Idle {
+enum FreeBlocks {
     /// The blocks of a run.
     Run(NodeId),
     /// Blocks that nobody will find again.
-    Unnamed(u64),
+    Uncached(u64),
 }
 
 impl PrefixCache {
@@ -47,7 +47,7 @@ impl PrefixCache {
             blocks,
             held: 0,
             runs: FxHashMap::default(),
-            idle: BTreeMap::from([(0, Idle::Unnamed(blocks))]),
+            free: BTreeMap::from([(0, FreeBlocks::Uncached(blocks))]),
             freed: 0,
         }
     }
@@ -83,8 +83,8 @@ impl PrefixCache {
 
     /// Blocks of a path that are cached and held by nobody.
     pub fn idle_blocks(&self, path: &[Run]) -> u64 {
-        let idle = path.iter().filter_map(|run| self.runs.get(&run.node)).filter(|run| run.holders == 0);
-        idle.map(|run| u64::from(run.blocks)).sum()
+        let unheld = path.iter().filter_map(|run| self.runs.get(&run.node)).filter(|run| run.holders == 0);
+        unheld.map(|run| u64::from(run.blocks)).sum()
     }
 
     /// Keeps what is cached of a path, and what will be named of it, from eviction.
@@ -95,12 +95,12 @@ impl PrefixCache {
             let cached = self.runs.entry(run.node).or_default();
             cached.holders += 1;
             if cached.holders == 1 && cached.blocks > 0 {
-                let place = self.idle.remove(&cached.place);
+                let place = self.free.remove(&cached.place);
                 if is_whole || place.is_none() {
                     self.held += u64::from(cached.blocks);
                 } else {
                     // Something before it is missing, so it is computed again into other blocks.
-                    self.idle.insert(cached.place, Idle::Unnamed(u64::from(cached.blocks)));
+                    self.free.insert(cached.place, FreeBlocks::Uncached(u64::from(cached.blocks)));
                     cached.blocks = 0;
                 }
             }
@@ -114,15 +114,15 @@ impl PrefixCache {
         self.held += blocks;
         let mut missing = blocks;
         while missing > 0
-            && let Some(mut first) = self.idle.first_entry()
+            && let Some(mut first) = self.free.first_entry()
         {
             match *first.get() {
-                Idle::Unnamed(unnamed) if unnamed > missing => {
-                    first.insert(Idle::Unnamed(unnamed - missing));
+                FreeBlocks::Uncached(uncached) if uncached > missing => {
+                    first.insert(FreeBlocks::Uncached(uncached - missing));
                     return;
                 }
-                Idle::Unnamed(unnamed) => missing -= unnamed,
-                Idle::Run(node) => {
+                FreeBlocks::Uncached(uncached) => missing -= uncached,
+                FreeBlocks::Run(node) => {
                     if let Some(cached) = self.runs.get_mut(&node) {
                         if u64::from(cached.blocks) > missing {
                             cached.blocks -= missing as u32;
@@ -151,11 +151,11 @@ impl PrefixCache {
         named
     }
 
-    /// Ends a hold of a path and of `unnamed` blocks beside it.
-    pub fn release(&mut self, path: &[Run], unnamed: u64) {
-        self.held -= unnamed;
-        if unnamed > 0 {
-            self.add_idle(Idle::Unnamed(unnamed));
+    /// Ends a hold of a path and of `uncached` blocks beside it.
+    pub fn release(&mut self, path: &[Run], uncached: u64) {
+        self.held -= uncached;
+        if uncached > 0 {
+            self.add_free(FreeBlocks::Uncached(uncached));
         }
         for run in path.iter().rev() {
             let Some(cached) = self.runs.get_mut(&run.node) else { continue };
@@ -165,7 +165,7 @@ impl PrefixCache {
                 Cached { holders: 0, blocks, .. } => {
                     cached.place = self.freed + 1;
                     self.held -= u64::from(blocks);
-                    self.add_idle(Idle::Run(run.node));
+                    self.add_free(FreeBlocks::Run(run.node));
                 }
                 _ => {}
             }
@@ -186,9 +186,9 @@ impl PrefixCache {
         self.release(path, 0);
     }
 
-    fn add_idle(&mut self, idle: Idle) {
+    fn add_free(&mut self, free: FreeBlocks) {
         self.freed += 1;
-        self.idle.insert(self.freed, idle);
+        self.free.insert(self.freed, free);
     }
 
     fn cached_blocks(&self, node: NodeId) -> u32 {
@@ -247,21 +247,21 @@ mod tests {
                 if need + cache.idle_blocks(&path) <= cache.available() {
                     cache.hold(&path);
                     cache.take(need);
-                    let unnamed = need - u64::from(cache.name(&path, 48 + length));
-                    held.push((path, unnamed));
+                    let uncached = need - u64::from(cache.name(&path, 48 + length));
+                    held.push((path, uncached));
                 }
                 if ends && !held.is_empty() {
-                    let (path, unnamed) = held.remove(0);
-                    cache.release(&path, unnamed);
+                    let (path, uncached) = held.remove(0);
+                    cache.release(&path, uncached);
                 }
-                let idle: u64 = cache.idle.values().map(|idle| match idle {
-                    Idle::Unnamed(blocks) => *blocks,
-                    Idle::Run(node) => u64::from(cache.runs[node].blocks),
+                let free: u64 = cache.free.values().map(|free| match free {
+                    FreeBlocks::Uncached(blocks) => *blocks,
+                    FreeBlocks::Run(node) => u64::from(cache.runs[node].blocks),
                 }).sum();
-                prop_assert_eq!(idle, cache.available());
+                prop_assert_eq!(free, cache.available());
             }
-            for (path, unnamed) in held {
-                cache.release(&path, unnamed);
+            for (path, uncached) in held {
+                cache.release(&path, uncached);
             }
             prop_assert_eq!(cache.held(), 0);
         }

@@ -124,7 +124,7 @@ pub struct Engine {
     pub counters: Counters,
 }
 
-enum Admitted {
+enum ScheduleOutcome {
     Runs,
     Loads(Load),
     Later,
@@ -255,16 +255,16 @@ impl Engine {
             && let Some(&slot) = self.queue.get(index)
         {
             match self.admit(slot, budget, stored_tokens) {
-                Admitted::Runs => {
+                ScheduleOutcome::Runs => {
                     self.queue.remove(index);
                     self.running.push(slot);
                 }
-                Admitted::Loads(load) => {
+                ScheduleOutcome::Loads(load) => {
                     loads.push(load);
                     index += 1;
                 }
-                Admitted::Later => index += 1,
-                Admitted::NoRoom => return,
+                ScheduleOutcome::Later => index += 1,
+                ScheduleOutcome::NoRoom => return,
             }
         }
     }
@@ -274,10 +274,10 @@ impl Engine {
         index: u32,
         budget: &mut u32,
         stored_tokens: &mut dyn FnMut(&Job) -> u32,
-    ) -> Admitted {
+    ) -> ScheduleOutcome {
         let slot = &self.slots[index as usize];
         if matches!(slot.phase, Phase::Loading(_)) {
-            return Admitted::Later;
+            return ScheduleOutcome::Later;
         }
         let tokens = slot.job.input_tokens + slot.said;
         if slot.blocks == 0 {
@@ -287,19 +287,19 @@ impl Engine {
                 return self.start_load(index, hit, stored);
             }
             if !self.has_room(index, hit, *budget) {
-                return Admitted::NoRoom;
+                return ScheduleOutcome::NoRoom;
             }
             self.start_behind(index, hit);
             let found = Found { gpu_tokens: hit, loaded_tokens: 0 };
             self.slots[index as usize].found.get_or_insert(found);
         } else if !self.has_room(index, slot.computed, *budget) {
-            return Admitted::NoRoom;
+            return ScheduleOutcome::NoRoom;
         }
         let chunk = self.missing(index).min(*budget);
         *budget -= chunk;
         self.slots[index as usize].phase = Phase::Prefilling;
         self.compute(index, chunk);
-        Admitted::Runs
+        ScheduleOutcome::Runs
     }
 
     /// Whether a request finds the blocks that it needs beside those that it has, or will have of
@@ -329,11 +329,11 @@ impl Engine {
         slot.named = slot.blocks;
     }
 
-    fn start_load(&mut self, index: u32, hit: u32, stored: u32) -> Admitted {
+    fn start_load(&mut self, index: u32, hit: u32, stored: u32) -> ScheduleOutcome {
         let blocks = (stored - hit) / self.config.block_tokens;
         let idle = self.pool.idle_blocks(&self.slots[index as usize].job.path);
         if u64::from(blocks) + idle > self.pool.available() {
-            return Admitted::NoRoom;
+            return ScheduleOutcome::NoRoom;
         }
         self.start_behind(index, hit);
         self.pool.take(u64::from(blocks));
@@ -343,7 +343,7 @@ impl Engine {
         slot.phase = Phase::Loading(stored);
         let found = Found { gpu_tokens: hit, loaded_tokens: stored - hit };
         slot.found.get_or_insert(found);
-        Admitted::Loads(Load { slot: index, tokens: stored - hit })
+        ScheduleOutcome::Loads(Load { slot: index, tokens: stored - hit })
     }
 
     /// What a request waited for is there.

@@ -64,7 +64,7 @@ pub struct Assigned {
 
 /// What the router hears of a request.
 #[derive(Debug)]
-enum News {
+enum RequestEvent {
     /// Its prompt is computed, and where it is handed over, its KV is at the other engine.
     Prefilled(Assigned),
     /// Its first token came so many seconds after it was asked.
@@ -89,7 +89,7 @@ pub struct Router {
     transfers: Transfers,
     turn: u64,
     random: StdRng,
-    delayed: VecDeque<(u64, News)>,
+    delayed: VecDeque<(u64, RequestEvent)>,
 }
 
 impl Router {
@@ -252,12 +252,12 @@ impl Router {
 
     /// A prompt is computed, and its KV is where the answer is said.
     pub fn prefilled(&mut self, now_us: u64, assigned: Assigned) {
-        self.tell(now_us, News::Prefilled(assigned));
+        self.tell(now_us, RequestEvent::Prefilled(assigned));
     }
 
     /// A first token has come so many seconds after the request was asked.
     pub fn first_token(&mut self, now_us: u64, assigned: Assigned, ttft_s: f64) {
-        self.tell(now_us, News::FirstToken(assigned, ttft_s));
+        self.tell(now_us, RequestEvent::FirstToken(assigned, ttft_s));
     }
 
     /// An answer has ended, and says how many tokens of its prompt the engine that computed it had.
@@ -269,7 +269,7 @@ impl Router {
         cached_tokens: u32,
     ) {
         let output_tokens = u64::from(output_tokens);
-        self.tell(now_us, News::End { assigned, output_tokens, cached_tokens, visit });
+        self.tell(now_us, RequestEvent::End { assigned, output_tokens, cached_tokens, visit });
     }
 
     /// Whether the books are empty once all is heard.
@@ -280,25 +280,25 @@ impl Router {
             && self.waiting.iter().chain(&self.hand_overs).all(|&count| count == 0)
     }
 
-    fn tell(&mut self, now_us: u64, news: News) {
+    fn tell(&mut self, now_us: u64, event: RequestEvent) {
         match self.config.errors.delay_us {
-            0 => self.note(now_us, news),
-            delay_us => self.delayed.push_back((now_us + delay_us, news)),
+            0 => self.note(now_us, event),
+            delay_us => self.delayed.push_back((now_us + delay_us, event)),
         }
     }
 
     /// Hears what has come by now.
     fn hear(&mut self, now_us: u64) {
         while self.delayed.front().is_some_and(|(at_us, _)| *at_us <= now_us)
-            && let Some((at_us, news)) = self.delayed.pop_front()
+            && let Some((at_us, event)) = self.delayed.pop_front()
         {
-            self.note(at_us, news);
+            self.note(at_us, event);
         }
     }
 
-    fn note(&mut self, now_us: u64, news: News) {
-        match news {
-            News::Prefilled(Assigned { choice, new_tokens, prefill_us, input_tokens, .. }) => {
+    fn note(&mut self, now_us: u64, event: RequestEvent) {
+        match event {
+            RequestEvent::Prefilled(Assigned { choice, new_tokens, prefill_us, input_tokens, .. }) => {
                 let prefill = choice.prefill();
                 self.candidates[prefill].pending_prefill_tokens -= new_tokens;
                 self.candidates[prefill].pending_prefill_us -= prefill_us;
@@ -308,12 +308,12 @@ impl Router {
                     self.hand_overs[prefill] -= 1;
                 }
             }
-            News::FirstToken(Assigned { choice, own_s, is_tried, .. }, ttft_s) => {
+            RequestEvent::FirstToken(Assigned { choice, own_s, is_tried, .. }, ttft_s) => {
                 if let Some(kind) = choice.transfer() {
                     self.transfers.ended(kind, is_tried, own_s, ttft_s, now_us);
                 }
             }
-            News::End {
+            RequestEvent::End {
                 assigned: Assigned { choice, input_tokens, .. },
                 output_tokens,
                 cached_tokens,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_router::policy::Policy;
-use forebay_simulate::arm::{Arm, Kinds};
+use forebay_simulate::arm::{Arm, TransferKinds};
 use forebay_simulate::cluster::{Answer, Outcome};
 use forebay_simulate::report::Figures;
 use forebay_simulate::router::ViewErrors;
@@ -59,7 +59,7 @@ fn answers_alone(scenario: Scenario, workload: &Workload) -> Vec<Answer> {
 
 fn all_arms() -> Vec<Arm> {
     let policies = Policy::ALL.map(Arm::Policy);
-    policies.into_iter().chain([Arm::Elastic(Kinds::Both), Arm::Threshold, Arm::Migrate(3)]).collect()
+    policies.into_iter().chain([Arm::Elastic(TransferKinds::Both), Arm::Threshold, Arm::Migrate(3)]).collect()
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn arms_that_move_kv_move_some() {
         (outcome.pulls > 0, outcome.hand_overs > 0)
     };
     assert_eq!(moved(Arm::Policy(Policy::AddedLatency)), (false, false));
-    assert_eq!(moved(Arm::Elastic(Kinds::Both)), (true, true));
-    assert_eq!(moved(Arm::Elastic(Kinds::Pulls)), (true, false));
-    assert_eq!(moved(Arm::Elastic(Kinds::HandOvers)), (false, true));
+    assert_eq!(moved(Arm::Elastic(TransferKinds::Both)), (true, true));
+    assert_eq!(moved(Arm::Elastic(TransferKinds::Pulls)), (true, false));
+    assert_eq!(moved(Arm::Elastic(TransferKinds::HandOvers)), (false, true));
     assert_eq!(moved(Arm::Threshold), (false, true));
     assert_eq!(moved(Arm::Migrate(3)), (true, false));
 }

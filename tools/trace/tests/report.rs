@@ -2,7 +2,8 @@
 //! measured.
 
 use forebay_trace::record::{
-    Counter, Failure, FailureKind, Line, LinkSample, LoadSample, Outcome, RecordLog, RequestRecord, RunInfo,
+    Choice, Counter, DecisionSample, Failure, FailureKind, Line, LinkSample, LoadSample, Outcome, RecordLog,
+    RequestRecord, RunInfo,
 };
 use forebay_trace::report::{
     Class, OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS, TokenSources, WrongTokens, html,
@@ -69,8 +70,23 @@ fn full_log() -> RecordLog {
             log.push(Line::Link(LinkSample { arm: arm.into(), at_s, link, bytes, lots: bytes / 1_000_000 }));
         }
         log.push(Line::Counter(Counter { arm: arm.into(), name: "corruptions caught".into(), value: 1_234 }));
+        (0..40).for_each(|number| log.push(Line::Decision(decision(arm, number))));
     }
     log
+}
+
+/// One in four of each choice. Predictions are off by a tenth of a second, one way and the other.
+fn decision(arm: &str, number: usize) -> DecisionSample {
+    let weighed = |value: f64| (number % 4 != 3).then_some(value);
+    DecisionSample {
+        arm: arm.into(),
+        at_s: number as f64,
+        choice: Choice::ALL[number % 4],
+        predicted_ttft_s: weighed(if number.is_multiple_of(4) { 1.1 } else { 0.9 }),
+        ttft_s: Some(1.0),
+        regret_s: weighed(number as f64 / 40.0),
+        over_best_other_s: weighed(-0.5),
+    }
 }
 
 #[test]
@@ -184,6 +200,24 @@ fn the_terminal_tables_fit_100_columns() {
 }
 
 #[test]
+fn decisions_are_counted_by_choice_and_predictions_compared_with_what_came() {
+    let mut log = full_log();
+    log.decisions.push(DecisionSample { ttft_s: None, ..decision("lpwl", 0) });
+    let summary = summarize(&log);
+    let decisions = summary.arms[5].decisions.as_ref().unwrap();
+    assert_eq!((decisions.decisions, decisions.ttft_off_s.count), (41, 30));
+    assert_eq!(Choice::ALL.map(|choice| decisions.count(choice)), [11, 10, 10, 10, 0]);
+    let near = |value: Option<f64>, wanted: f64| value.is_some_and(|value| (value - wanted).abs() < 1e-9);
+    assert!(near(decisions.ttft_off_s.p50, 0.1) && near(decisions.ttft_error_s.p50, -0.1), "{decisions:?}");
+    assert!(near(decisions.over_best_other_s.p90, -0.5), "{decisions:?}");
+    assert!(terminal(&summary).contains("regret p50"));
+    let without = RecordLog { decisions: Vec::new(), ..full_log() };
+    let summary = summarize(&without);
+    assert_eq!(summary.arms[5].decisions, None);
+    assert!(!html(&summary, &without).contains("plot-choices") && !terminal(&summary).contains("regret p50"));
+}
+
+#[test]
 fn a_late_replayer_and_early_turns_are_told() {
     let late = |number| RequestRecord { start_s: f64::from(number) + 0.9, ..request("a", number) };
     let early = RequestRecord { early: true, ..late(3) };
@@ -203,7 +237,17 @@ fn the_page_needs_nothing_but_itself() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert_eq!(page.matches("href=").count(), 1, "only the empty icon");
-    for id in ["plot-ttft", "plot-hits", "plot-load-5", "plot-links-5", "classes", "how", "parameters"] {
+    for id in [
+        "plot-ttft",
+        "plot-hits",
+        "plot-load-5",
+        "plot-links-5",
+        "plot-choices-5",
+        "plot-predicted-5",
+        "classes",
+        "how",
+        "parameters",
+    ] {
         assert!(page.contains(&format!("id=\"{id}\"")), "{id}");
     }
 }

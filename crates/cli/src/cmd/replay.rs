@@ -5,6 +5,7 @@
 use super::access::Access;
 use super::reading::{ReadArgs, show_notes};
 use super::values::seconds;
+use crate::decisions::LogMark;
 use forebay_emulator::truth::Oracle;
 use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::{CommandResult, Error};
@@ -14,9 +15,9 @@ use forebay_trace::format::{Format, Rereadable, TraceError, TraceReader};
 use forebay_trace::record::{Line, RecordLog, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{
     CLOSED_LOOP_REQUESTS_MAX, CancellationToken, Check, Endpoint, Instance, Options, Pacing, ReplayOutcome,
-    Replayer, Timeouts, read_start, sample_load,
+    Replayer, Timeouts, read_start, sample_gpus, sample_load,
 };
-use forebay_trace::report::{self, LiveLine, Summary};
+use forebay_trace::report::{self, GpuSummary, LiveLine, Summary};
 use forebay_trace::request::{OutOfOrder, TraceRequest, sort_by_arrival};
 use forebay_transfer::lock::Mutex;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,10 @@ pub struct ReplayArgs {
     /// fresh ones
     #[arg(long)]
     emptied: bool,
+    /// Log that the router in front of the engines writes with --decision-log: what it decides during
+    /// this run goes into the records, and so into the report
+    #[arg(long, value_name = "FILE")]
+    decisions: Option<PathBuf>,
     /// Seed of what is random in reading the trace
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -138,6 +143,8 @@ enum PacingArg {
 const ORACLE_BLOCKS: usize = 1 << 20;
 /// How often the load of engines is sampled, in real time.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// A router logs a decision a moment after the client has the end of the answer.
+const DECISION_LOG_LAG: Duration = Duration::from_millis(500);
 
 /// Runs `forebay trace replay`.
 pub fn run_replay(args: ReplayArgs) -> CommandResult {
@@ -162,6 +169,7 @@ async fn replay(args: ReplayArgs) -> CommandResult {
     let options = args.options()?;
     let trace = Trace::prepare(&args)?;
     let replayer = Replayer::new(&args.target, options.clone())?;
+    let decisions = args.decisions.as_deref().map(LogMark::now).transpose()?;
     let run = args.run_info(&replayer, &trace).await;
     refuse_other_start(&args.log, &run)?;
     let log = Arc::new(RecordWriter::append(&args.log)?);
@@ -176,15 +184,31 @@ async fn replay(args: ReplayArgs) -> CommandResult {
             // A lost sample is a gap in a plot; a lost record stops the replay below.
             let _ = sampling.write(&Line::Load(sample));
         });
+    let gpus = keep_gpus(&args.arm, args.clock_ratio, &log);
     let keep = |record: &RequestRecord| log.write(&Line::Request(record.clone()));
     let work = replayer.run(requests, args.check()?, keep, &cancel);
     let live = LiveLine::new(&args.arm, replayer.progress());
     let outcome = tokio::select! {
         outcome = live.during(work) => outcome?,
         () = sampled => return Err("load sampling ended by itself".into()),
+        () = gpus => return Err("GPU sampling ended by itself".into()),
     };
+    if let Some(decisions) = decisions {
+        tokio::time::sleep(DECISION_LOG_LAG).await;
+        decisions.read_since(&args.arm, args.clock_ratio)?.write(&args.arm, &log)?;
+    }
     args.output.show(&RecordLog::read(&args.log)?)?;
     ending.lock().judge(&outcome, &args)
+}
+
+/// Records what this machine's GPUs do, as long as they can be asked. Never ends.
+async fn keep_gpus(arm: &str, clock_ratio: f64, log: &RecordWriter) {
+    let error = sample_gpus(arm, clock_ratio, |sample| {
+        // A lost sample is a gap in a plot.
+        let _ = log.write(&Line::Gpu(sample));
+    });
+    eprintln!("forebay: no GPU utilisation in the report: {}", error.await);
+    std::future::pending().await
 }
 
 /// A log that already holds the arm would mix two runs into one.
@@ -316,6 +340,9 @@ fn results(summary: &Summary) -> Results {
     for arm in &summary.arms {
         let row = |(name, unit, value)| Row::of_runs(format!("replay.{}.{name}", arm.arm), unit, &[value]);
         results.rows.extend(arm.figures().into_iter().map(row));
+        for (name, unit, value) in arm.gpus.iter().flat_map(GpuSummary::figures) {
+            results.rows.push(Row::of_runs(format!("replay.{}.{name}", arm.arm), unit, &[value]));
+        }
     }
     results
 }

@@ -6,8 +6,8 @@ use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
 use forebay_router::elastic::KvNetwork;
 use forebay_router::{
-    Backend, DecisionLogPlace, EngineModel, HandOverConfig, Limits, Policy, Protocol, RequestLogPlace,
-    Router, RouterConfig,
+    AdminToken, Backend, DecisionLogPlace, EngineModel, HandOverConfig, Limits, Policy, Protocol,
+    RequestLogPlace, Router, RouterConfig,
 };
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
@@ -232,13 +232,13 @@ enum TokenError {
 const TOKEN_BYTES_MAX: usize = 4096;
 
 /// A token, without the end of the line that editors write behind it.
-fn read_token(path: &Path) -> Result<Vec<u8>, TokenError> {
+fn read_token(path: &Path) -> Result<AdminToken, TokenError> {
     let path = path.to_path_buf();
     let token = std::fs::read(&path).map_err(|error| TokenError::Io { path: path.clone(), error })?;
     let token = token.trim_ascii_end().to_vec();
     match token.len() {
         _ if token.iter().any(|byte| !(b' '..=b'~').contains(byte)) => Err(TokenError::Byte { path }),
-        1..=TOKEN_BYTES_MAX => Ok(token),
+        1..=TOKEN_BYTES_MAX => Ok(AdminToken::new(token)),
         bytes => Err(TokenError::Length { path, bytes }),
     }
 }
@@ -289,7 +289,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             read_token(&path).map_err(|error| error.to_string())
         };
-        assert_eq!(read("secret\n"), Ok(b"secret".to_vec()));
+        assert!(read("secret\n").unwrap().is(b"secret"));
         assert!(read("\n").unwrap_err().contains("has 0 bytes, 1 to 4096 are allowed"));
         assert!(read(&"x".repeat(5_000)).unwrap_err().contains("has 5000 bytes"));
     }

@@ -1,18 +1,12 @@
 //! `forebay route-replay`: decide again what a router's decision log holds, by other policies. It
 //! reads the log and prints a table; deciding is `forebay-router`'s.
 
-use forebay_results::output::{CommandResult, Error};
+use crate::decisions::read_lines;
+use forebay_results::output::CommandResult;
 use forebay_results::{Results, Row};
 use forebay_router::{EngineModel, Figures, Line, Policy, Replay, Replayed};
 use forebay_steps::{Launch, Profile};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-
-/// A line of a log with a thousand engines is shorter.
-const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Lines that cannot be read are named up to so many; all of them are counted.
-const NAMED_LINES: u64 = 5;
 
 /// Arguments of `forebay route-replay`.
 #[derive(clap::Args)]
@@ -43,6 +37,8 @@ struct Replaying {
     decisions: u64,
     /// Decisions about requests that go by load under every policy.
     by_load: u64,
+    /// Requests that were refused, which no policy would have sent anywhere.
+    refused: u64,
     unread: u64,
 }
 
@@ -57,6 +53,7 @@ pub fn run(args: Args) -> CommandResult {
         policy: None,
         decisions: 0,
         by_load: 0,
+        refused: 0,
         unread: 0,
     };
     replaying.read(&args.log)?;
@@ -72,37 +69,12 @@ pub fn run(args: Args) -> CommandResult {
 
 impl Replaying {
     fn read(&mut self, path: &Path) -> CommandResult {
-        let wrong = |error: std::io::Error| -> Error { format!("{}: {error}", path.display()).into() };
-        let mut log = BufReader::new(File::open(path).map_err(wrong)?);
-        let mut line = Vec::new();
-        for number in 1_u64.. {
-            line.clear();
-            let read = log.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(wrong)?;
-            if read == 0 {
-                break;
-            }
-            let is_cut = read as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n');
-            if is_cut {
-                log.skip_until(b'\n').map_err(wrong)?;
-            }
-            let text = line.trim_ascii();
-            // A file that was torn has an empty line where it goes on.
-            if text.is_empty() {
-                continue;
-            }
-            let outcome = if is_cut { Err("longer than 1 MiB".to_owned()) } else { self.take(text) };
-            if let Err(reason) = outcome {
-                self.unread += 1;
-                if self.unread <= NAMED_LINES {
-                    eprintln!("{}: line {number}: {reason}", path.display());
-                }
-            }
-        }
+        self.unread = read_lines(path, |_, line| self.take(line))?;
         Ok(())
     }
 
-    fn take(&mut self, text: &[u8]) -> Result<(), String> {
-        match Line::read(text).map_err(|error| error.to_string())? {
+    fn take(&mut self, line: Line) -> Result<(), String> {
+        match line {
             Line::Router(router) => {
                 self.policy = Some(router.policy);
                 if !self.is_given {
@@ -114,6 +86,7 @@ impl Replaying {
             {
                 self.by_load += 1;
             }
+            Line::Decision(decision) if decision.record.is_refused() => self.refused += 1,
             Line::Decision(decision) => {
                 let engine_model = self
                     .engine_model
@@ -130,6 +103,12 @@ impl Replaying {
         println!("{} decisions; {} lines could not be read", self.decisions, self.unread);
         if self.by_load > 0 {
             println!("{} more went by load, as under every policy, and are left out", self.by_load);
+        }
+        if self.refused > 0 {
+            println!(
+                "{} more were refused for their SLO, as under every policy, and are left out",
+                self.refused
+            );
         }
         let accuracy = self.replay.accuracy();
         for (name, errors) in [("first byte", &accuracy.first_byte_s), ("output", &accuracy.output_s)] {

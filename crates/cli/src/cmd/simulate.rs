@@ -7,7 +7,7 @@ use super::trace::Source;
 use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_router::policy::Policy;
-use forebay_simulate::arm::{Arm, Kinds};
+use forebay_simulate::arm::{Arm, TransferKinds};
 use forebay_simulate::report::{Figures, METRICS, Unit};
 use forebay_simulate::router::ViewErrors;
 use forebay_simulate::scenario::Scenario;
@@ -43,7 +43,7 @@ pub struct Args {
         long,
         value_name = "POLICY,..",
         value_delimiter = ',',
-        default_values_t = [Arm::Policy(Policy::Lpwl), Arm::Policy(Policy::AddedLatency), Arm::Elastic(Kinds::Both)]
+        default_values_t = [Arm::Policy(Policy::Lpwl), Arm::Policy(Policy::AddedLatency), Arm::Elastic(TransferKinds::Both)]
     )]
     policies: Vec<Arm>,
     /// Of these --policies, say what part of their figures the others' are: rows

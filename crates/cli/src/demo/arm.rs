@@ -3,11 +3,14 @@
 use super::kill::Kill;
 use super::system::{Spec, System};
 use super::workload::Workload;
+use crate::decisions::ArmDecisions;
 use forebay_results::output::Error;
 use forebay_router::Policy;
 use forebay_trace::record::{Counter, Line, RecordWriter, RequestRecord, RunInfo, Start};
 use forebay_trace::replay::{Options, Replayer};
 use forebay_trace::report::LiveLine;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -22,13 +25,19 @@ pub struct Arm<'a> {
     /// What comes of it is appended here.
     pub records: &'a RecordWriter,
     pub cancel: &'a CancellationToken,
+    /// Where its router logs what it decides.
+    pub decision_log: PathBuf,
 }
 
 impl Arm<'_> {
     /// Runs it, and gives what there is to say of it beside the records.
     pub async fn run(&self) -> Result<Option<String>, Error> {
         // Engines may take minutes to start. Dropping what has started kills it.
-        let starting = self.spec.start(self.policy);
+        match std::fs::remove_file(&self.decision_log) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let starting = self.spec.start(self.policy, &self.decision_log);
         let Some(system) = self.cancel.run_until_cancelled(starting).await else { return Ok(None) };
         tokio::select! {
             said = self.replay(system?) => said,
@@ -74,6 +83,7 @@ impl Arm<'_> {
             records.write(&Line::Counter(Counter { arm: arm.to_owned(), name: name.to_owned(), value }))?;
         }
         system.stop().await?;
+        ArmDecisions::read(&self.decision_log, 0, arm, host.clock_ratio)?.write(arm, records)?;
         outcome?;
         Ok(said)
     }

@@ -11,7 +11,7 @@ use super::spec::{
 };
 use super::vllm;
 use forebay_results::output::Error;
-use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
+use forebay_router::{Backend, Policy, Router, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};
 use forebay_trace::replay::{Instance, Transport, sample_load};
 use forebay_transfer::lock::Mutex;
@@ -44,7 +44,7 @@ struct EngineProcess {
 
 impl ClusterSpec {
     /// Starts everything, cold but for SSDs.
-    pub async fn start(&self, policy: Policy) -> Result<Cluster, Error> {
+    pub async fn start(&self, policy: Policy, decision_log: &Path) -> Result<Cluster, Error> {
         let directory = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;
         let nodes = self.start_nodes(directory.path(), policy).await?;
         let mut engines = Vec::new();
@@ -59,9 +59,7 @@ impl ClusterSpec {
             url: engine.url(),
             store: store_name(),
         });
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let router =
-            Router::spawn(RouterConfig::new(listen, backends.collect(), policy, self.host.engine_model()))?;
+        let router = Router::spawn(self.host.router_config(backends.collect(), policy, decision_log))?;
         let (kill_one, node_count) = (self.kill_one, nodes.len());
         let nodes = Mutex::new(nodes);
         let vllm = self.vllm.is_some();

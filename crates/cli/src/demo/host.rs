@@ -6,14 +6,14 @@ use super::spec::{CHUNK_TOKENS, Fault, HostSpec, SAMPLE_EVERY, engine_name, stor
 use crate::cmd::engine::{Log, add_copy};
 use forebay_emulator::{Engine, EngineHandle, StoreConnection};
 use forebay_results::output::Error;
-use forebay_router::{Backend, Policy, Router, RouterConfig, RouterHandle};
+use forebay_router::{Backend, Policy, Router, RouterHandle};
 use forebay_store::chunk_store::TenantStore;
 use forebay_store::{Store, TenantId, TierConfig};
 use forebay_trace::record::{Line, LinkSample, LoadSample, RecordWriter};
 use forebay_transfer::Pages;
 use forebay_transfer::{BitFlips, HostLink};
 use forebay_transfer::{Limits, Link, LinkSpec, MoverHandle, MoverThread, PathSpec, Place};
-use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ impl HostSpec {
     }
 
     /// Starts everything, cold but for the SSD.
-    pub async fn start(&self, policy: Policy) -> Result<Host, Error> {
+    pub async fn start(&self, policy: Policy, decision_log: &Path) -> Result<Host, Error> {
         let mover_thread = MoverThread::spawn(Limits::default())?;
         let mover = mover_thread.handle();
         let store = self.open_store(&mover, policy)?;
@@ -76,9 +76,7 @@ impl HostSpec {
             url: format!("http://{}", engine.address()),
             store: store_name(),
         });
-        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let router =
-            Router::spawn(RouterConfig::new(listen, backends.collect(), policy, self.engine_model()))?;
+        let router = Router::spawn(self.router_config(backends.collect(), policy, decision_log))?;
         let found_chunks = store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);
         Ok(Host { router, engines, store, mover, flipped_bits, found_chunks, _mover_thread: mover_thread })
     }

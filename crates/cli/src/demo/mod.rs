@@ -112,7 +112,7 @@ pub struct Args {
     /// Seed of the generated trace and of faults
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Directory for report.html, records.jsonl and summary.json
+    /// Directory for report.html, records.jsonl, summary.json and a decision log for each policy
     #[arg(long, value_name = "DIR", default_value = "demo-out")]
     out: PathBuf,
     /// Write the results object to this file, in the form that benchmarks write
@@ -152,7 +152,8 @@ async fn compare(args: Args) -> CommandResult {
     let mut said = Vec::new();
     for policy in &args.policies {
         let (workload, spec, records, cancel) = (&workload, &spec, &writer, &cancel);
-        let arm = Arm { policy: *policy, workload, spec, records, cancel };
+        let decision_log = args.out.join(format!("decisions-{policy}.jsonl"));
+        let arm = Arm { policy: *policy, workload, spec, records, cancel, decision_log };
         said.extend(arm.run().await?);
         if cancel.is_cancelled() {
             eprintln!("interrupted: the report covers what ran until now");

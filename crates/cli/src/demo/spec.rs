@@ -5,9 +5,10 @@ use super::vllm::Vllm;
 use forebay_emulator::truth::Oracle;
 use forebay_emulator::{EngineConfig, namespace};
 use forebay_results::output::Error;
-use forebay_router::EngineModel;
+use forebay_router::{Backend, DecisionLogPlace, EngineModel, Policy, RouterConfig};
 use forebay_steps::Profile;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub const CHUNK_TOKENS: usize = 256;
 pub const STREAM_INTERVAL: usize = 16;
 /// Real time between two samples of load and links.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
+/// A decision log of more than half of this begins anew; no demo comes near it.
+const DECISION_LOG_BYTES: u64 = 1 << 30;
 /// Prefixes that the oracle remembers; more than the demo's traces have.
 const ORACLE_BLOCKS: usize = 1 << 20;
 
@@ -138,6 +141,14 @@ impl HostSpec {
     pub fn engine_model(&self) -> EngineModel {
         let engine = self.engine_config();
         EngineModel::new(&engine.profile, engine.launch)
+    }
+
+    /// How the router is started.
+    pub fn router_config(&self, backends: Vec<Backend>, policy: Policy, decision_log: &Path) -> RouterConfig {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let place = DecisionLogPlace { path: decision_log.to_owned(), bytes: DECISION_LOG_BYTES };
+        let config = RouterConfig::new(listen, backends, policy, self.engine_model());
+        RouterConfig { decision_log: Some(place), ..config }
     }
 
     /// KV bytes that are really kept for a token.

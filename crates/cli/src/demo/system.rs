@@ -8,6 +8,7 @@ use forebay_results::output::Error;
 use forebay_router::Policy;
 use forebay_trace::record::RecordWriter;
 use forebay_trace::replay::Check;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a system is to be.
@@ -52,10 +53,10 @@ impl Spec {
     }
 
     /// Starts it, cold but for SSDs.
-    pub async fn start(&self, policy: Policy) -> Result<System, Error> {
+    pub async fn start(&self, policy: Policy, decision_log: &Path) -> Result<System, Error> {
         match self {
-            Spec::Host(host) => Ok(System::Host(host.start(policy).await?)),
-            Spec::Cluster(cluster) => Ok(System::Cluster(cluster.start(policy).await?)),
+            Spec::Host(host) => Ok(System::Host(host.start(policy, decision_log).await?)),
+            Spec::Cluster(cluster) => Ok(System::Cluster(cluster.start(policy, decision_log).await?)),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::link::{Bound, OnFlow};
 use super::messages::{Answer, Question};
-use super::opened::{Next, OnOpen, OpenRegion, StandIns, Wanted};
+use super::opened::{IpcRegions, OnOpen, OpenRegion, OpenRequest, OpenStep};
 use crate::call_handler;
 use crate::connect;
 use crate::host_process::HostProcess;
@@ -49,24 +49,24 @@ pub(crate) fn between(
     place.map(|place| (place, theirs))
 }
 
-/// Calls `then` with what stands in for the peer's regions, at once if it is known; with nothing
-/// where the transfer has to go over TCP.
+/// Calls `then` with the peer's regions as they are open over IPC, at once if it is known; with
+/// nothing where the transfer has to go over TCP.
 pub(crate) fn when_open(
     shared: &Arc<Shared>,
     peer: &Arc<Peer>,
     (place, regions): (Place, Vec<(RegionId, PeerRegion)>),
-    then: impl FnOnce(Option<StandIns>) + Send + 'static,
+    then: impl FnOnce(Option<IpcRegions>) + Send + 'static,
 ) {
     let then: OnOpen = Box::new(then);
-    match peer.opened.want(Wanted { place, regions, then }) {
-        Next::Go(then, found) => then(found),
-        Next::Wait => {}
-        Next::Open => {
+    match peer.opened.want(OpenRequest { place, regions, then }) {
+        OpenStep::Go(then, found) => then(found),
+        OpenStep::Wait => {}
+        OpenStep::Open => {
             let (weak, its) = (Arc::downgrade(shared), Arc::clone(peer));
             let opener = std::thread::Builder::new().name("forebay-open".into());
             if opener.spawn(move || open_all(&weak, &its)).is_err() {
-                while let Some(wanted) = peer.opened.next_waiting() {
-                    (wanted.then)(None);
+                while let Some(request) = peer.opened.next_waiting() {
+                    (request.then)(None);
                 }
             }
         }
@@ -74,7 +74,7 @@ pub(crate) fn when_open(
 }
 
 /// A transfer has ended that used what was open.
-pub(crate) fn ended(shared: &Arc<Shared>, peer: &Arc<Peer>, used: &StandIns, failed: Option<&str>) {
+pub(crate) fn ended(shared: &Arc<Shared>, peer: &Arc<Peer>, used: &IpcRegions, failed: Option<&str>) {
     if let Some(why) = failed {
         not_used(peer, why);
     }
@@ -101,23 +101,23 @@ fn not_used(peer: &Peer, why: &str) {
 
 /// Opens what is waited for, until nobody waits.
 fn open_all(weak: &Weak<Shared>, peer: &Arc<Peer>) {
-    while let Some(wanted) = peer.opened.next_waiting() {
+    while let Some(request) = peer.opened.next_waiting() {
         let found = match weak.upgrade() {
             Some(shared) => {
-                open_wanted(&shared, peer, &wanted);
-                peer.opened.stand_ins(&wanted)
+                open_requested(&shared, peer, &request);
+                peer.opened.ipc_regions(&request)
             }
             None => None,
         };
-        (wanted.then)(found);
+        (request.then)(found);
     }
 }
 
-fn open_wanted(shared: &Arc<Shared>, peer: &Arc<Peer>, wanted: &Wanted) {
-    let (regions, connection) = peer.opened.unknown(wanted);
+fn open_requested(shared: &Arc<Shared>, peer: &Arc<Peer>, request: &OpenRequest) {
+    let (regions, connection) = peer.opened.unknown(request);
     for region in regions {
-        let name = (region, wanted.place);
-        let found = match open(shared, peer, wanted.place, region, 0) {
+        let name = (region, request.place);
+        let found = match open(shared, peer, request.place, region, 0) {
             Ok(open) => Some(Arc::new(open)),
             Err(NotOpened::Host) => None,
             Err(NotOpened::Not(why)) => {

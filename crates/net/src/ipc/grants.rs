@@ -6,7 +6,7 @@
 use super::messages::{Answer, Question};
 use crate::capabilities::Host;
 use crate::host_process::HostProcess;
-use crate::tcp::{Command, Exports, Fault, FaultCode, Granted, Identity, PeerRegion, Reply, Wish};
+use crate::tcp::{Command, Exports, Fault, FaultCode, Granted, Identity, OpKind, PeerRegion, Reply};
 use forebay_transfer::Ipc;
 use forebay_transfer::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -95,8 +95,8 @@ impl Grants {
     /// Answers what a peer says; on a thread of its own what takes its time.
     pub fn call(self: &Arc<Grants>, from: Identity, body: &[u8], reply: Reply) {
         match Question::parse(body) {
-            Some(Question::Begin { number, wish, command }) => {
-                reply.send(self.begin(from, number, wish, &command).to_bytes());
+            Some(Question::Begin { number, op_kind, command }) => {
+                reply.send(self.begin(from, number, op_kind, &command).to_bytes());
             }
             Some(Question::End { number }) => reply.send(self.end(from, number).to_bytes()),
             Some(Question::Open { host, process, key, generation }) => {
@@ -159,7 +159,7 @@ impl Grants {
         Ok(())
     }
 
-    fn begin(&self, from: Identity, number: u64, wish: Wish, command: &Command) -> Answer {
+    fn begin(&self, from: Identity, number: u64, op_kind: OpKind, command: &Command) -> Answer {
         let mut state = self.state.lock();
         if state.closed {
             return fault(FaultCode::Closing, "the node is about to end");
@@ -174,7 +174,7 @@ impl Grants {
             return fault(FaultCode::NotAllowed, format!("{GRANTS_MAX} grants are there; no more may be"));
         }
         let keep = |granted| drop(holder.granted.insert(number, granted));
-        match self.exports.grant(command, wish, keep) {
+        match self.exports.grant(command, op_kind, keep) {
             Ok(()) => Answer::Yes(Vec::new()),
             Err(fault) => Answer::Fault(fault),
         }

@@ -68,14 +68,14 @@ fn denied(done: Completion, error: String) {
 
 /// Asks the owner, and copies if it says yes.
 fn begin(bound: &Arc<Bound>, op: LinkOp, memory: &Arc<Memory>, done: Completion) {
-    let (wish, command) = match bound.regions.command(&op) {
-        Ok(wanted) => wanted,
+    let (op_kind, command) = match bound.regions.command(&op) {
+        Ok(request) => request,
         Err(why) => return denied(done, why),
     };
     let Some(flow) = (bound.flow)() else { return denied(done, "there is no connection".into()) };
     let number = bound.numbers.fetch_add(1, Ordering::Relaxed) + 1;
     let (own, memory) = (Arc::clone(bound), Arc::clone(memory));
-    ask(bound, &flow, &Question::Begin { number, wish, command }, move |answer| match answer {
+    ask(bound, &flow, &Question::Begin { number, op_kind, command }, move |answer| match answer {
         Ok(Answer::Yes(_)) => copy(own, number, &op, &memory, done),
         Ok(Answer::Fault(fault)) => denied(done, fault.to_string()),
         Ok(_) => denied(done, "the peer's answer means nothing here".into()),

@@ -13,7 +13,7 @@
 
 use crate::bytes::{Field, Reader, parse_text, put_text};
 use crate::host_process::HostProcess;
-use crate::tcp::{Command, Fault, Wish};
+use crate::tcp::{Command, Fault, OpKind};
 
 /// Bytes of what is exported at most.
 const EXPORTED_BYTES_MAX: usize = 4096;
@@ -24,7 +24,7 @@ pub(crate) enum Question {
     /// May its GPUs reach this region?
     Open { host: [u8; 16], process: HostProcess, key: u64, generation: u64 },
     /// Its GPU is about to touch these bytes.
-    Begin { number: u64, wish: Wish, command: Command },
+    Begin { number: u64, op_kind: OpKind, command: Command },
     /// It does so no more.
     End { number: u64 },
 }
@@ -47,8 +47,8 @@ impl Question {
                 process.put(out);
                 (*key, *generation).put(out);
             }
-            Question::Begin { number, wish, command } => {
-                (1u8, *number, u8::from(*wish == Wish::Write)).put(out);
+            Question::Begin { number, op_kind, command } => {
+                (1u8, *number, u8::from(*op_kind == OpKind::Write)).put(out);
                 command.put(out);
             }
             Question::End { number } => (2u8, *number).put(out),
@@ -64,14 +64,14 @@ impl Question {
                 reader.whole(Question::Open { host, process, key, generation })
             }
             1 => {
-                let (number, wish): (u64, u8) = reader.get()?;
-                let wish = match wish {
-                    0 => Wish::Read,
-                    1 => Wish::Write,
+                let (number, op_kind): (u64, u8) = reader.get()?;
+                let op_kind = match op_kind {
+                    0 => OpKind::Read,
+                    1 => OpKind::Write,
                     _ => return None,
                 };
                 let command = Command::parse(reader.0).ok()?;
-                Some(Question::Begin { number, wish, command })
+                Some(Question::Begin { number, op_kind, command })
             }
             2 => {
                 let number = reader.get()?;

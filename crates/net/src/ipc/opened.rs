@@ -67,11 +67,11 @@ fn close(parts: Parts, timer: Timer, attempts: u32) {
 /// What names a region here: at the peer, and for which GPU of this end it is open.
 pub(crate) type Name = (PeerRegion, Place);
 
-/// Regions that stand in for those that a transfer names.
+/// Regions that are open over IPC, by the ones over TCP that a transfer names.
 #[derive(Clone)]
-pub(crate) struct StandIns(pub HashMap<RegionId, Arc<OpenRegion>>);
+pub(crate) struct IpcRegions(pub HashMap<RegionId, Arc<OpenRegion>>);
 
-impl StandIns {
+impl IpcRegions {
     /// The same pairs, over IPC.
     pub fn pairs(&self, pairs: &[SpanPair]) -> Vec<SpanPair> {
         let instead = |region: RegionId| self.0.get(&region).map_or(region, |open| open.id);
@@ -91,15 +91,15 @@ impl StandIns {
     }
 }
 
-/// Regions that are wanted for one GPU, by what they are to TCP.
-pub(crate) struct Wanted {
+/// Regions that a transfer needs open for one GPU, by what they are to TCP.
+pub(crate) struct OpenRequest {
     pub place: Place,
     pub regions: Vec<(RegionId, PeerRegion)>,
     pub then: OnOpen,
 }
 
 /// `None`: not all of them can be.
-pub(crate) type OnOpen = Box<dyn FnOnce(Option<StandIns>) + Send>;
+pub(crate) type OnOpen = Box<dyn FnOnce(Option<IpcRegions>) + Send>;
 
 /// A peer's memory of GPUs, as far as it is open.
 #[derive(Default)]
@@ -109,7 +109,7 @@ pub(crate) struct OpenedRegions(Mutex<State>);
 struct State {
     /// `None`: it goes over TCP.
     known: HashMap<Name, Option<Arc<OpenRegion>>>,
-    waiting: Vec<Wanted>,
+    waiting: Vec<OpenRequest>,
     /// Somebody opens what is waited for, and goes on until nobody waits.
     is_opening: bool,
     failures: u32,
@@ -121,9 +121,9 @@ struct State {
     is_watched: bool,
 }
 
-/// What to do about regions that are wanted.
-pub(crate) enum Next {
-    Go(OnOpen, Option<StandIns>),
+/// What to do about a request.
+pub(crate) enum OpenStep {
+    Go(OnOpen, Option<IpcRegions>),
     /// Somebody is needed who opens them.
     Open,
     Wait,
@@ -131,37 +131,37 @@ pub(crate) enum Next {
 
 impl State {
     /// `Err`: not all are known.
-    fn find(&self, wanted: &Wanted) -> Result<Option<StandIns>, ()> {
+    fn find(&self, request: &OpenRequest) -> Result<Option<IpcRegions>, ()> {
         if self.left_alone_until.is_some_and(|until| Instant::now() < until) {
             return Ok(None);
         }
         let mut found = HashMap::new();
-        for (id, region) in &wanted.regions {
-            match self.known.get(&(*region, wanted.place)) {
+        for (id, region) in &request.regions {
+            match self.known.get(&(*region, request.place)) {
                 Some(Some(open)) => drop(found.insert(*id, Arc::clone(open))),
                 Some(None) => return Ok(None),
                 None => return Err(()),
             }
         }
-        Ok(Some(StandIns(found)))
+        Ok(Some(IpcRegions(found)))
     }
 }
 
 impl OpenedRegions {
-    pub fn want(&self, wanted: Wanted) -> Next {
+    pub fn want(&self, request: OpenRequest) -> OpenStep {
         let mut state = self.0.lock();
         state.uses += 1;
-        match state.find(&wanted) {
-            Ok(found) => Next::Go(wanted.then, found),
+        match state.find(&request) {
+            Ok(found) => OpenStep::Go(request.then, found),
             Err(()) => {
-                state.waiting.push(wanted);
-                if std::mem::replace(&mut state.is_opening, true) { Next::Wait } else { Next::Open }
+                state.waiting.push(request);
+                if std::mem::replace(&mut state.is_opening, true) { OpenStep::Wait } else { OpenStep::Open }
             }
         }
     }
 
     /// Whoever waits first. `None`: nobody does, and whoever opens is through.
-    pub fn next_waiting(&self) -> Option<Wanted> {
+    pub fn next_waiting(&self) -> Option<OpenRequest> {
         let mut state = self.0.lock();
         if state.waiting.is_empty() {
             state.is_opening = false;
@@ -170,11 +170,11 @@ impl OpenedRegions {
         Some(state.waiting.remove(0))
     }
 
-    /// What is not known yet of what is wanted, and over which connection it is asked for.
-    pub fn unknown(&self, wanted: &Wanted) -> (Vec<PeerRegion>, u64) {
+    /// What is not known yet of what is requested, and over which connection it is asked for.
+    pub fn unknown(&self, request: &OpenRequest) -> (Vec<PeerRegion>, u64) {
         let state = self.0.lock();
-        let is_unknown = |region: &PeerRegion| !state.known.contains_key(&(*region, wanted.place));
-        let regions = wanted.regions.iter().map(|(_, region)| *region).filter(is_unknown);
+        let is_unknown = |region: &PeerRegion| !state.known.contains_key(&(*region, request.place));
+        let regions = request.regions.iter().map(|(_, region)| *region).filter(is_unknown);
         (regions.collect(), state.connection)
     }
 
@@ -186,14 +186,14 @@ impl OpenedRegions {
         }
     }
 
-    /// What stands in for what is wanted, if all of it is open.
-    pub fn stand_ins(&self, wanted: &Wanted) -> Option<StandIns> {
-        self.0.lock().find(wanted).ok().flatten()
+    /// The regions that are requested, if all of them are open.
+    pub fn ipc_regions(&self, request: &OpenRequest) -> Option<IpcRegions> {
+        self.0.lock().find(request).ok().flatten()
     }
 
     /// A transfer has ended. What it used is asked for anew if it failed. Says whether somebody is
     /// to come back with [`rest`](OpenedRegions::rest).
-    pub fn ended(&self, used: &StandIns, failed: bool) -> bool {
+    pub fn ended(&self, used: &IpcRegions, failed: bool) -> bool {
         let mut state = self.0.lock();
         state.failures = if failed { state.failures + 1 } else { 0 };
         if state.failures >= FAILURES_MAX {

@@ -25,9 +25,9 @@ impl Access {
     pub const LEASED_READ: Access = Access { read: true, write: false, leased: true };
 }
 
-/// What an operation wants of a region.
+/// What an operation does to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum OpKind {
     Read,
     Write,
 }
@@ -147,18 +147,18 @@ impl Export {
         Err(Fault::new(FaultCode::StaleGeneration, text))
     }
 
-    /// Whether this is the registration that is meant, and it is offered for what is wished.
-    pub fn check(&self, section: &Section, wish: Wish) -> Result<(), Fault> {
+    /// Whether this is the registration that is meant, and it is offered for that.
+    pub fn check(&self, section: &Section, op_kind: OpKind) -> Result<(), Fault> {
         self.check_generation(section.generation)?;
         let key = self.region.key;
-        let allowed = match wish {
-            Wish::Read => self.access.read,
-            Wish::Write => self.access.write,
+        let allowed = match op_kind {
+            OpKind::Read => self.access.read,
+            OpKind::Write => self.access.write,
         };
         if !allowed {
             return Err(Fault::new(
                 FaultCode::NotAllowed,
-                format!("the region with key {key} is not offered for a {wish:?}"),
+                format!("the region with key {key} is not offered for a {op_kind:?}"),
             ));
         }
         Ok(())
@@ -169,7 +169,7 @@ impl Export {
     pub fn append(
         &self,
         section: &Section,
-        wish: Wish,
+        op_kind: OpKind,
         leases: &LeaseTable,
         stretches: &mut Vec<Stretch>,
     ) -> Result<(), Fault> {
@@ -182,10 +182,10 @@ impl Export {
                     stretches.len()
                 ),
             })?;
-            if !self.memory.is_there(offset as usize, len as usize, wish == Wish::Write) {
+            if !self.memory.is_there(offset as usize, len as usize, op_kind == OpKind::Write) {
                 return Err(Fault::new(
                     FaultCode::StaleGeneration,
-                    format!("{len} bytes at {offset} of key {key} are not mapped for a {wish:?} any more"),
+                    format!("{len} bytes at {offset} of key {key} are not mapped for a {op_kind:?} any more"),
                 ));
             }
             if self.access.leased && !leases.permits(section.lease, self.region, offset, len) {

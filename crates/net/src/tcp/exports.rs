@@ -6,7 +6,7 @@
 //! withdrawn. Copies of GPUs' memory, which go on by themselves, are waited for.
 
 use super::command::{Command, Fault, FaultCode, PeerRegion};
-use super::export::{Access, Copying, DeviceMemory, Export, Memory, Wish};
+use super::export::{Access, Copying, DeviceMemory, Export, Memory, OpKind};
 use super::frame::REGIONS_MAX;
 use super::leases::LeaseTable;
 use super::payload::Payload;
@@ -105,20 +105,20 @@ impl Exports {
         regions
     }
 
-    /// The memory that an operation names, if all of it is offered for what is wished.
-    pub(super) fn resolve(&self, command: &Command, wish: Wish) -> Result<Grant, Fault> {
+    /// The memory that an operation names, if all of it is offered for that.
+    pub(super) fn resolve(&self, command: &Command, op_kind: OpKind) -> Result<Grant, Fault> {
         let mut found = Vec::with_capacity(command.sections.len());
         let table = self.table.read();
         for section in &command.sections {
             let export = table.offered.get(&section.key).ok_or_else(|| unknown(section.key))?;
-            export.check(section, wish)?;
+            export.check(section, op_kind)?;
             found.push(Arc::clone(export));
         }
         drop(table);
         let mut stretches = Vec::with_capacity(command.spans() as usize);
         let mut leases: Vec<(u64, PeerRegion)> = Vec::new();
         for (section, export) in command.sections.iter().zip(&found) {
-            export.append(section, wish, &self.leases, &mut stretches)?;
+            export.append(section, op_kind, &self.leases, &mut stretches)?;
             let lease = (section.lease, export.region);
             if export.access.leased && !leases.contains(&lease) {
                 leases.push(lease);
@@ -149,10 +149,10 @@ impl Exports {
     pub(crate) fn grant<R>(
         &self,
         command: &Command,
-        wish: Wish,
+        op_kind: OpKind,
         keep: impl FnOnce(Granted) -> R,
     ) -> Result<R, Fault> {
-        let grant = self.resolve(command, wish)?;
+        let grant = self.resolve(command, op_kind)?;
         let exports = grant.payload.exports();
         let on_host = exports.iter().find(|export| matches!(export.memory, Memory::Host(_)));
         if let Some(export) = on_host {
@@ -161,7 +161,7 @@ impl Exports {
         }
         // The end of a lease stops no copy of a peer's, and what it was for may be used again then.
         // A read finds that out afterwards, a write would be too late.
-        if wish == Wish::Write && !grant.leases.is_empty() {
+        if op_kind == OpKind::Write && !grant.leases.is_empty() {
             return Err(Fault::new(FaultCode::NotAllowed, "no GPU of a peer writes under a lease"));
         }
         let held = exports.iter().map(|export| export.hold()).collect::<Option<Vec<_>>>();
@@ -243,8 +243,8 @@ mod tests {
         Section { key: 5, generation, lease, runs: vec![run] }
     }
 
-    fn code(exports: &Exports, section: Section, wish: Wish) -> Option<FaultCode> {
-        exports.resolve(&command(section), wish).err().map(|fault| fault.code)
+    fn code(exports: &Exports, section: Section, op_kind: OpKind) -> Option<FaultCode> {
+        exports.resolve(&command(section), op_kind).err().map(|fault| fault.code)
     }
 
     /// 100 bytes that are offered under leases, and a lease of the first ones.
@@ -260,27 +260,27 @@ mod tests {
     fn only_what_is_offered_is_served() {
         let (exports, now, lease) = leased(100);
         let unknown = Section { key: 6, ..section(now, lease, 0, 100) };
-        assert_eq!(code(&exports, unknown, Wish::Read), Some(FaultCode::UnknownRegion));
+        assert_eq!(code(&exports, unknown, OpKind::Read), Some(FaultCode::UnknownRegion));
         let read = |generation, lease, offset, len| {
-            code(&exports, section(generation, lease, offset, len), Wish::Read)
+            code(&exports, section(generation, lease, offset, len), OpKind::Read)
         };
         assert_eq!(read(now, lease, 0, 100), None);
         assert_eq!(read(now, lease, 1, 100), Some(FaultCode::OutOfBounds));
         assert_eq!(read(now, lease, u64::MAX - 1, 1), Some(FaultCode::OutOfBounds));
         assert_eq!(read(now - 1, lease, 0, 1), Some(FaultCode::StaleGeneration));
         assert_eq!(read(now + 1, lease, 0, 1), Some(FaultCode::StaleGeneration));
-        assert_eq!(code(&exports, section(now, lease, 0, 1), Wish::Write), Some(FaultCode::NotAllowed));
+        assert_eq!(code(&exports, section(now, lease, 0, 1), OpKind::Write), Some(FaultCode::NotAllowed));
         assert_eq!(read(now, lease + 1, 0, 1), Some(FaultCode::NoLease));
     }
 
     #[test]
     fn a_lease_covers_the_spans_that_it_was_granted_for_and_no_others() {
         let (exports, now, lease) = leased(50);
-        assert_eq!(code(&exports, section(now, lease, 10, 40), Wish::Read), None);
-        assert_eq!(code(&exports, section(now, lease, 10, 41), Wish::Read), Some(FaultCode::NoLease));
+        assert_eq!(code(&exports, section(now, lease, 10, 40), OpKind::Read), None);
+        assert_eq!(code(&exports, section(now, lease, 10, 41), OpKind::Read), Some(FaultCode::NoLease));
         let runs = vec![Run { offset: 0, len: 10, count: 6, stride: 10 }];
         let strided = Section { runs, ..section(now, lease, 0, 1) };
-        assert_eq!(code(&exports, strided, Wish::Read), Some(FaultCode::NoLease), "the last span of a run");
+        assert_eq!(code(&exports, strided, OpKind::Read), Some(FaultCode::NoLease), "the last span of a run");
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
         let generation = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN).unwrap().generation;
         let again = exports.offer(5, Arc::clone(&memory) as _, Access::OPEN);
         assert_eq!(again, Err(ExportError::InUse { key: 5, generation }));
-        let mut grant = exports.resolve(&command(section(generation, 0, 0, 100)), Wish::Read).unwrap();
+        let mut grant = exports.resolve(&command(section(generation, 0, 0, 100)), OpKind::Read).unwrap();
         let part = grant.payload.cut(100);
         assert!(part.owners().hold().is_some());
         assert!(exports.withdraw(5) && !exports.withdraw(5));

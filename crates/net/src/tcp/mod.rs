@@ -46,7 +46,7 @@ pub(crate) use carrier::{Scatter, slice};
 pub(crate) use command::{Command, Fault};
 pub use command::{FaultCode, PeerRegion};
 pub use error::{BadFrame, Broken, FlowError, OP_BYTES_MAX, SPANS_MAX, UnreachableReason, VERSION};
-pub(crate) use export::Wish;
+pub(crate) use export::OpKind;
 pub use export::{Access, DeviceMemory};
 pub(crate) use exports::Granted;
 pub use exports::{ExportError, Exports};

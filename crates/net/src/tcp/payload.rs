@@ -3,7 +3,7 @@
 //! `carrier.rs` read or write memory by its address.
 
 use super::carrier::slice;
-use super::export::{Export, Held, Piece, Stretch, Wish};
+use super::export::{Export, Held, OpKind, Piece, Stretch};
 use super::frame::crc32c;
 use super::staging::SlotPlace;
 use crc_fast::Digest;
@@ -72,16 +72,16 @@ impl Payload {
     /// GPUs before a part of a READ is sent, to them after one of a WRITE has come.
     pub fn cut_staged(
         &mut self,
-        wish: Wish,
+        op_kind: OpKind,
         bytes_max: usize,
         slot: SlotPlace,
     ) -> (PayloadPart, Vec<SpanPair>) {
         let bytes_max = bytes_max.min(slot.span.len as usize);
-        let pieces_max = if wish == Wish::Read { PART_PIECES_MAX } else { usize::MAX };
+        let pieces_max = if op_kind == OpKind::Read { PART_PIECES_MAX } else { usize::MAX };
         let (part, staged) = self.cut_within(bytes_max, pieces_max, Some(slot));
-        let pair = |(slot, device): (Span, Span)| match wish {
-            Wish::Read => SpanPair::new(device, slot),
-            Wish::Write => SpanPair::new(slot, device),
+        let pair = |(slot, device): (Span, Span)| match op_kind {
+            OpKind::Read => SpanPair::new(device, slot),
+            OpKind::Write => SpanPair::new(slot, device),
         };
         (part, staged.into_iter().map(pair).collect())
     }

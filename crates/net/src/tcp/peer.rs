@@ -2,7 +2,7 @@
 //! file joins region ids, keys and addresses.
 
 use super::command::{Command, PeerRegion, Section};
-use super::export::{Piece, Stretch, Wish};
+use super::export::{OpKind, Piece, Stretch};
 use super::payload::Payload;
 use super::requester::Operation;
 use super::runs::runs;
@@ -57,14 +57,14 @@ impl PeerRegions {
     }
 
     /// What an operation of the mover wants of which of the peer's bytes.
-    pub(crate) fn command(&self, op: &LinkOp) -> Result<(Wish, Command), String> {
+    pub(crate) fn command(&self, op: &LinkOp) -> Result<(OpKind, Command), String> {
         let table = self.table.read();
-        let wish = wish(&table, op)?;
-        let theirs: Vec<Span> = match wish {
-            Wish::Read => op.pairs.iter().map(|pair| pair.from).collect(),
-            Wish::Write => op.pairs.iter().map(|pair| pair.to).collect(),
+        let op_kind = op_kind(&table, op)?;
+        let theirs: Vec<Span> = match op_kind {
+            OpKind::Read => op.pairs.iter().map(|pair| pair.from).collect(),
+            OpKind::Write => op.pairs.iter().map(|pair| pair.to).collect(),
         };
-        Ok((wish, command(&table, &theirs)?))
+        Ok((op_kind, command(&table, &theirs)?))
     }
 
     /// What an operation of the mover asks of the peer, or why it cannot be asked.
@@ -75,23 +75,23 @@ impl PeerRegions {
         deadline_us: u64,
     ) -> Result<Operation, String> {
         let table = self.table.read();
-        let wish = wish(&table, op)?;
-        let (theirs, ours): (Vec<Span>, Vec<Span>) = match wish {
-            Wish::Read => op.pairs.iter().map(|pair| (pair.from, pair.to)).unzip(),
-            Wish::Write => op.pairs.iter().map(|pair| (pair.to, pair.from)).unzip(),
+        let op_kind = op_kind(&table, op)?;
+        let (theirs, ours): (Vec<Span>, Vec<Span>) = match op_kind {
+            OpKind::Read => op.pairs.iter().map(|pair| (pair.from, pair.to)).unzip(),
+            OpKind::Write => op.pairs.iter().map(|pair| (pair.to, pair.from)).unzip(),
         };
         let command = command(&table, &theirs)?;
-        let pieces = pieces(memory, &ours, wish == Wish::Read)?;
+        let pieces = pieces(memory, &ours, op_kind == OpKind::Read)?;
         // SAFETY: the mover keeps the regions of an operation registered, and so their memory in
         // place, until the operation has ended, which is after its payload is gone.
         let payload = unsafe { Payload::new(pieces, Arc::new([])) };
-        Ok(Operation { wish, command, payload, deadline_us })
+        Ok(Operation { op_kind, command, payload, deadline_us })
     }
 }
 
-fn wish(table: &HashMap<RegionId, Known>, op: &LinkOp) -> Result<Wish, String> {
+fn op_kind(table: &HashMap<RegionId, Known>, op: &LinkOp) -> Result<OpKind, String> {
     let first = op.pairs.first().ok_or("an operation without spans")?;
-    Ok(if table.contains_key(&first.from.region) { Wish::Read } else { Wish::Write })
+    Ok(if table.contains_key(&first.from.region) { OpKind::Read } else { OpKind::Write })
 }
 
 /// The spans of peers' regions, one section for each run of spans in the same region.

@@ -3,7 +3,7 @@
 //! next and when a READ is over; what is answered goes back to the responder.
 
 use super::command::{Fault, FaultCode};
-use super::export::Wish;
+use super::export::OpKind;
 use super::exports::{Exports, Grant};
 use super::frame::{DATA_BYTES_MAX, Frame};
 use super::payload::PayloadPart;
@@ -198,7 +198,7 @@ impl Reading {
             self.staged.push_back(StagedPart { slot: u32::MAX, part, copied });
             return false;
         };
-        let (part, pairs) = self.grant.payload.cut_staged(Wish::Read, DATA_BYTES_MAX as usize, place);
+        let (part, pairs) = self.grant.payload.cut_staged(OpKind::Read, DATA_BYTES_MAX as usize, place);
         let number = slot.number();
         if pairs.is_empty() {
             self.staged.push_back(StagedPart { slot: number, part, copied: Copied::Done(slot) });

@@ -9,7 +9,7 @@ use super::call::Calls;
 use super::command::{Command, Fault, FaultCode, PeerRegion};
 use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, VERSION};
-use super::export::Wish;
+use super::export::OpKind;
 use super::frame::{DATA_BYTES_MAX, Frame};
 use super::greeting::{Hello, Welcome};
 use super::payload::{Payload, PayloadPart};
@@ -21,7 +21,7 @@ const IN_USE_US: u64 = 60_000_000;
 
 /// What is asked of a peer.
 pub(super) struct Operation {
-    pub wish: Wish,
+    pub op_kind: OpKind,
     /// The peer's spans.
     pub command: Command,
     /// This end's, as long in all.
@@ -301,9 +301,9 @@ impl Asked {
 
     fn tell(&mut self, out: &mut Vec<u8>) {
         let command = std::mem::take(&mut self.operation.command);
-        let frame = match self.operation.wish {
-            Wish::Read => Frame::Read(command),
-            Wish::Write => Frame::Write(command),
+        let frame = match self.operation.op_kind {
+            OpKind::Read => Frame::Read(command),
+            OpKind::Write => Frame::Write(command),
         };
         frame.put(self.number, out);
         self.told = true;
@@ -334,7 +334,7 @@ impl Role for Requester {
     fn inbound(&mut self, number: u64, bytes: u32) -> Result<Option<PayloadPart>, Broken> {
         let at = self.find(number, "a DATA for nothing")?;
         let operation = &mut self.operations[at].operation;
-        if operation.wish != Wish::Read || u64::from(bytes) > operation.payload.left() {
+        if operation.op_kind != OpKind::Read || u64::from(bytes) > operation.payload.left() {
             return Err(Broken::unexpected("a DATA that nobody asked for", number));
         }
         Ok(Some(operation.payload.cut(bytes as usize)))
@@ -372,7 +372,7 @@ impl Role for Requester {
                 asked.tell(out);
                 told += 1;
             }
-            if asked.operation.wish == Wish::Write && asked.operation.payload.left() > 0 {
+            if asked.operation.op_kind == OpKind::Write && asked.operation.payload.left() > 0 {
                 asked.on_wire = true;
                 let part = asked.operation.payload.cut_to_send(DATA_BYTES_MAX as usize);
                 return Some((asked.number, part));

@@ -8,7 +8,7 @@
 use super::command::{Command, Fault, FaultCode};
 use super::connection::{Arrival, Role};
 use super::error::{BadFrame, Broken, OP_BYTES_MAX, SPANS_MAX, VERSION};
-use super::export::Wish;
+use super::export::OpKind;
 use super::exports::{Exports, Grant};
 use super::frame::{Frame, Header, Kind, OPS_MAX};
 use super::greeting::{Hello, Identity, Refusal, RefusalCode, Welcome};
@@ -127,7 +127,7 @@ impl Responder {
     }
 
     /// Takes an operation in, or says why not.
-    fn begin(&mut self, number: u64, command: &Command, wish: Wish) -> Result<(), Broken> {
+    fn begin(&mut self, number: u64, command: &Command, op_kind: OpKind) -> Result<(), Broken> {
         let unexpected = |what| Broken::unexpected(what, number);
         if number <= self.last_number {
             return Err(unexpected("an operation out of order"));
@@ -142,15 +142,15 @@ impl Responder {
         self.writes.forget_answered();
         let grant = match self.closing {
             true => Err(Fault::new(FaultCode::Closing, "the node is about to end")),
-            false => self.exports.resolve(command, wish),
+            false => self.exports.resolve(command, op_kind),
         };
         let wake = Arc::clone(&self.wake);
         let open = move |grant: &Grant| grant.stager().map(|stager| Staging::open(stager, &wake)).transpose();
-        let begun = match (grant, wish) {
-            (Ok(grant), Wish::Read) => self.reads.push(number, grant, open),
-            (Ok(grant), Wish::Write) => self.writes.begin(number, Some(grant), open),
-            (Err(fault), Wish::Read) => Err(fault),
-            (Err(fault), Wish::Write) => self.writes.begin(number, None, open).and(Err(fault)),
+        let begun = match (grant, op_kind) {
+            (Ok(grant), OpKind::Read) => self.reads.push(number, grant, open),
+            (Ok(grant), OpKind::Write) => self.writes.begin(number, Some(grant), open),
+            (Err(fault), OpKind::Read) => Err(fault),
+            (Err(fault), OpKind::Write) => self.writes.begin(number, None, open).and(Err(fault)),
         };
         begun.or_else(|fault| self.answer(number, Frame::Failed(fault)))
     }
@@ -177,8 +177,8 @@ impl Role for Responder {
     fn frame(&mut self, _now_us: u64, operation: u64, frame: Frame) -> Result<(), Broken> {
         match (frame, self.peer) {
             (Frame::Hello(hello), None) => self.greet(&hello),
-            (Frame::Read(command), Some(_)) => self.begin(operation, &command, Wish::Read),
-            (Frame::Write(command), Some(_)) => self.begin(operation, &command, Wish::Write),
+            (Frame::Read(command), Some(_)) => self.begin(operation, &command, OpKind::Read),
+            (Frame::Write(command), Some(_)) => self.begin(operation, &command, OpKind::Write),
             (Frame::Cancel, Some(_)) => self.cancel(operation),
             (Frame::Ping, Some(_)) => self.answer(0, Frame::Pong),
             (Frame::Call(body), Some(peer)) => self.session.call(peer, operation, body, self.closing),

@@ -11,7 +11,7 @@ use super::carrier::{Ready, Wire};
 use super::command::{Command, Section};
 use super::connection::{Connection, Role};
 use super::error::{BadFrame, Broken, VERSION};
-use super::export::{Access, Piece, Stretch, Wish};
+use super::export::{Access, OpKind, Piece, Stretch};
 use super::exports::Exports;
 use super::frame::Frame;
 use super::greeting::{Hello, Identity};
@@ -142,7 +142,7 @@ impl Service for Mirror {
 /// An operation of the test: spans (ours, theirs, length).
 #[derive(Clone)]
 struct Plan {
-    wish: Wish,
+    op_kind: OpKind,
     spans: Vec<(u64, u64, u64)>,
 }
 
@@ -261,7 +261,9 @@ impl World {
         // SAFETY: the world keeps the buffer as long as the connection.
         let payload = unsafe { Payload::new(plan.spans.iter().map(piece).collect(), Arc::new([])) };
         let command = Command { sections: vec![section] };
-        self.asking.role.submit(self.now_us, Operation { wish: plan.wish, command, payload, deadline_us })
+        self.asking
+            .role
+            .submit(self.now_us, Operation { op_kind: plan.op_kind, command, payload, deadline_us })
     }
 
     fn step_asking(&mut self) {
@@ -354,7 +356,7 @@ fn plans(seed: u64, count: u64) -> Vec<Plan> {
     let mut dice = SplitMix(seed);
     let share = BYTES as u64 / count;
     let plan = |number: u64| {
-        let wish = if dice.below(2) == 0 { Wish::Read } else { Wish::Write };
+        let op_kind = if dice.below(2) == 0 { OpKind::Read } else { OpKind::Write };
         let pieces = 1 + dice.below(40);
         let slot = share / pieces;
         let span = |piece: u64| {
@@ -362,7 +364,7 @@ fn plans(seed: u64, count: u64) -> Vec<Plan> {
             let ours = number * share + (pieces - 1 - piece) * slot + dice.below(slot - len + 1);
             (ours, number * share + piece * slot + dice.below(slot - len + 1), len)
         };
-        Plan { wish, spans: (0..pieces).map(span).collect() }
+        Plan { op_kind, spans: (0..pieces).map(span).collect() }
     };
     (0..count).map(plan).collect()
 }
@@ -376,11 +378,11 @@ fn judge(world: &World, before: (&[u8], &[u8]), plans: &[Plan]) {
         let moved = matches!(world.ended.get(&number), Some(Outcome::Moved { .. }));
         for (our, their, len) in &plan.spans {
             let (our, their) = (*our as usize..(our + len) as usize, *their as usize..(their + len) as usize);
-            match (plan.wish, moved) {
-                (Wish::Read, true) => our_old[our].copy_from_slice(&before.1[their]),
-                (Wish::Write, true) => their_old[their].copy_from_slice(&before.0[our]),
-                (Wish::Read, false) => our_old[our.clone()].copy_from_slice(&ours[our]),
-                (Wish::Write, false) => their_old[their.clone()].copy_from_slice(&theirs[their]),
+            match (plan.op_kind, moved) {
+                (OpKind::Read, true) => our_old[our].copy_from_slice(&before.1[their]),
+                (OpKind::Write, true) => their_old[their].copy_from_slice(&before.0[our]),
+                (OpKind::Read, false) => our_old[our.clone()].copy_from_slice(&ours[our]),
+                (OpKind::Write, false) => their_old[their.clone()].copy_from_slice(&theirs[their]),
             }
         }
     }

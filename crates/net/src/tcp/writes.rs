@@ -5,7 +5,7 @@
 use super::command::Fault;
 use super::connection::Arrival;
 use super::error::Broken;
-use super::export::Wish;
+use super::export::OpKind;
 use super::exports::{Exports, Grant};
 use super::frame::Frame;
 use super::payload::PayloadPart;
@@ -113,7 +113,7 @@ impl Writes {
         let Some(staging) = &self.staging else { return Ok(None) };
         let Some(slot) = staging.take() else { return Ok(None) };
         let Some(place) = staging.place(&slot) else { return Ok(None) };
-        let (part, pairs) = grant.payload.cut_staged(Wish::Write, bytes as usize, place);
+        let (part, pairs) = grant.payload.cut_staged(OpKind::Write, bytes as usize, place);
         *incoming = Some((slot, pairs));
         Ok(Some(part))
     }

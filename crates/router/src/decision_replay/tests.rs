@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::decision_log::VERSION;
-use crate::decisions::{CandidateRecord, Outcome};
-use crate::policy::Reason;
+use crate::decisions::CandidateRecord;
+use crate::policy::{Reason, choose};
 use crate::prediction::Prediction;
+use crate::slo::Slo;
 use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
 
@@ -53,6 +54,7 @@ fn line(policy: Policy, candidates: &[Candidate]) -> DecisionLine {
         candidates: records.collect(),
         options: Vec::new(),
         hand_over: None,
+        slo: Slo::default(),
         outcome: Some(Outcome { status: Some(200), first_byte_us: Some(250_000), ..Outcome::default() }),
     };
     DecisionLine { version: VERSION, record, total_us: 1_450_000 }
@@ -77,6 +79,17 @@ fn a_policy_that_decided_a_log_decides_it_again_without_a_difference() {
 }
 
 #[test]
+fn other_policies_keep_to_the_slo_of_a_logged_request_too() {
+    let mut replay = Replay::new(&[Policy::Lpwl, Policy::AddedLatency]);
+    // The idle engine would have to compute all of it, which takes it longer than 0.2 s.
+    let mut line = line(Policy::Lpwl, &[candidate(10, 0, 10_000), candidate(0, 0, 0)]);
+    line.record.slo = Slo { ttft_us: Some(200_000), tpot_us: None };
+    replay.add(&engine_model(), &line).unwrap();
+    let different: Vec<u64> = replay.replayed().map(|replayed| replayed.different).collect();
+    assert_eq!(different, [0, 0, 0], "added-latency alone would choose the idle one");
+}
+
+#[test]
 fn what_another_choice_would_have_cost_and_saved_is_told() {
     let mut replay = Replay::new(&[Policy::AddedLatency]);
     // lpwl queues at the owner, though sixty others wait for each of its tokens.
@@ -88,6 +101,17 @@ fn what_another_choice_would_have_cost_and_saved_is_told() {
     assert!(saved_s > 0.0 && (logged.regret_s.sum() - saved_s).abs() < 1e-9, "{saved_s}");
     // The owner would have answered sooner.
     assert!(logged.first_byte_s.mean() < other.first_byte_s.mean());
+}
+
+#[test]
+fn a_choice_is_judged_beside_the_cheapest_of_the_others() {
+    let dear = line(Policy::Lpwl, &popular()).record;
+    let cheap = line(Policy::AddedLatency, &popular()).record;
+    let [dear, cheap] = [dear, cheap].map(|record| judge(&engine_model(), &record).unwrap());
+    assert_eq!((dear.best_other_s, cheap.best_other_s), (Some(cheap.cost_s), Some(dear.cost_s)));
+    assert_eq!((dear.regret_s, cheap.regret_s), (dear.cost_s - cheap.cost_s, 0.0));
+    let alone = line(Policy::Lpwl, &popular()[..1]).record;
+    assert_eq!(judge(&engine_model(), &alone).unwrap().best_other_s, None);
 }
 
 #[test]

@@ -2,36 +2,25 @@
 //! other.
 
 use super::hand_overs::{Chosen, Plan};
-use super::{Assignment, Dispatcher, Home, Membership, Role, RoutingFacts, prefill_us};
-use crate::decisions::Entry;
+use super::{Assignment, Dispatcher, Home, Membership, Role, RoutingFacts, Unassigned, prefill_us};
+use crate::decisions::{Entry, Outcome};
 use crate::policy::{Policy, Request, View};
 use crate::prediction::{Prediction, predict};
 use crate::prefill::Prefill;
+use crate::slo::RefusalReason;
 use std::sync::{Arc, OnceLock};
 
 impl Dispatcher {
-    /// Chooses a backend that may be used and is not in `tried`, and counts the request as its
-    /// load. `None`: there is none.
-    pub fn assign(&mut self, now_us: u64, routing: &RoutingFacts, tried: &[usize]) -> Option<Assignment> {
-        self.assign_one_or_two(now_us, routing, tried, false).map(|(assignment, _)| assignment)
-    }
-
-    /// The same at the first attempt, where another backend may compute the prompt.
-    pub fn assign_elastic(
+    /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as its
+    /// load. At the first attempt another backend may compute the prompt, if `may_hand_over`. A
+    /// request that was tried already is not refused for its SLO.
+    pub fn assign_one_or_two(
         &mut self,
         now_us: u64,
         routing: &RoutingFacts,
-    ) -> Option<(Assignment, Option<(Assignment, Plan)>)> {
-        self.assign_one_or_two(now_us, routing, &[], true)
-    }
-
-    fn assign_one_or_two(
-        &mut self,
-        now_us: u64,
-        routing: &RoutingFacts,
-        tried: &[usize],
+        tried: &[u64],
         may_hand_over: bool,
-    ) -> Option<(Assignment, Option<(Assignment, Plan)>)> {
+    ) -> Result<(Assignment, Option<(Assignment, Plan)>), Unassigned> {
         self.expire_held(now_us);
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
@@ -39,9 +28,11 @@ impl Dispatcher {
         let home = self.home(routing.session).map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
-        let session = (may_hand_over && routing.endpoint.is_some()).then_some(routing.session);
-        let Chosen { decision, options, prefill: prefiller } =
-            self.choose(now_us, policy, &view, &request, session)?;
+        let may_hand_over = may_hand_over && tried.is_empty() && routing.endpoint.is_some();
+        let session = may_hand_over.then_some(routing.session);
+        let chosen = self.choose(now_us, policy, &view, &request, session, routing.slo);
+        let Chosen { decision, too_late_us, options, prefill: prefiller } =
+            chosen.ok_or(Unassigned::NoEngine)?;
         let chosen = decision.chosen;
         let mut predicted = predict(&self.engine_model, &candidates[chosen], &request);
         if let Some(prefiller) = &prefiller {
@@ -61,6 +52,7 @@ impl Dispatcher {
             attempt: tried.len() as u32 + 1,
             decision,
             predicted,
+            slo: routing.slo,
             names: self.names.clone(),
             candidates,
             options,
@@ -70,23 +62,29 @@ impl Dispatcher {
             outcome: OnceLock::new(),
         });
         self.decisions.push(entry.clone());
+        if let Some(earliest_us) = too_late_us.filter(|_| tried.is_empty()) {
+            let refused = Some(RefusalReason::TtftSlo);
+            // It has had none.
+            let _ = entry.outcome.set(Outcome { refused, ..Outcome::default() });
+            return Err(Unassigned::TooLate { decision: entry, earliest_us });
+        }
         if routing.endpoint.is_some() {
             self.note_move(now_us, routing.session, home, chosen);
         }
         let Some(prefiller) = prefiller else {
             let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], input_tokens);
-            return Some((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
+            return Ok((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
         };
         let assignment = self.open(routing, chosen, entry, None, Role::Decode);
         let prefill = self.open_hand_over(routing, &assignment, prefiller);
-        Some((assignment, prefill))
+        Ok((assignment, prefill))
     }
 
     /// The backend that a session had last, if it is still there.
     fn home(&self, session: u64) -> Option<Home> {
         let is_there = |home: &Home| {
             let backend = &self.backends[home.slot];
-            backend.tenant == home.tenant && backend.membership != Membership::Gone
+            backend.id == home.id && backend.membership != Membership::Gone
         };
         self.homes.get(session).filter(is_there)
     }
@@ -104,8 +102,8 @@ impl Dispatcher {
         let (new_tokens, prefill_us) = work.as_ref().map_or((0, 0), |work| (work.tokens, prefill_us(work)));
         if routing.endpoint.is_some() {
             if role != Role::Prefill {
-                let tenant = self.backends[slot].tenant;
-                self.homes.insert(routing.session, Home { slot, tenant });
+                let id = self.backends[slot].id;
+                self.homes.insert(routing.session, Home { slot, id });
             }
             if work.is_some() {
                 self.average_prefill.learn(new_tokens, prefill_us);

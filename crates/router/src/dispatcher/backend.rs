@@ -39,8 +39,8 @@ impl Membership {
 #[derive(Debug)]
 pub struct Backend {
     pub membership: Membership,
-    /// Tells those that had this slot one after the other apart.
-    pub tenant: u32,
+    /// Nobody else's, ever: another one may have this slot later.
+    pub id: u64,
     pub health: Health,
     pub in_flight: u32,
     /// Of those, requests whose first byte has not come.
@@ -60,10 +60,10 @@ pub struct Backend {
 
 impl Backend {
     /// Up and idle.
-    pub fn new(name: &str, tenant: u32, thresholds: Thresholds) -> Backend {
+    pub fn new(name: &str, id: u64, thresholds: Thresholds) -> Backend {
         Backend {
             membership: Membership::Serving,
-            tenant,
+            id,
             health: Health::new(thresholds),
             in_flight: 0,
             waiting: 0,

@@ -5,8 +5,9 @@ use super::{Assignment, Dispatcher, End, Role, RoutingFacts};
 use crate::decisions::{Entry, HandedRecord};
 use crate::elastic::{Choice, ElasticDecision, Fleet, KvNetwork, WeighedOption, choose_elastic};
 use crate::hand_over::{Expected, Fault, HandOverEnd, Protocol};
-use crate::policy::{Candidate, Decision, Policy, Reason, Request, View, choose};
+use crate::policy::{Candidate, Decision, Policy, Reason, Request, View};
 use crate::prefill::Prefill;
+use crate::slo::{Slo, Within, choose_within};
 use crate::transfers::{TransferKind, Transfers};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ struct Open {
 struct Held {
     number: u64,
     slot: usize,
-    tenant: u32,
+    id: u64,
     tokens: u64,
     until_us: u64,
 }
@@ -71,6 +72,8 @@ pub struct Plan {
 /// What was decided, by which of the ways.
 pub(super) struct Chosen {
     pub decision: Decision,
+    /// Without hope to keep to its SLO: when its first token would come at the earliest.
+    pub too_late_us: Option<u64>,
     pub options: Vec<WeighedOption>,
     /// The engine that computes the prompt for the chosen one.
     pub prefill: Option<Prefiller>,
@@ -118,7 +121,8 @@ impl Dispatcher {
         Dispatcher { hand_overs: Some(HandOvers::new(config)), ..self }
     }
 
-    /// Chooses an engine, or with `may_hand_over` two.
+    /// Chooses an engine, or two for a request of this session. One with SLOs is placed: when a
+    /// hand-over would keep to them is not known.
     pub(super) fn choose(
         &self,
         now_us: u64,
@@ -126,10 +130,12 @@ impl Dispatcher {
         view: &View,
         request: &Request,
         session: Option<u64>,
+        slo: Slo,
     ) -> Option<Chosen> {
-        let placed = |decision| Chosen { decision, options: Vec::new(), prefill: None };
+        let session = session.filter(|_| slo.is_empty());
         let (Some(hand_overs), Some(session)) = (&self.hand_overs, session) else {
-            return choose(policy, view, request).map(placed);
+            let Within { decision, too_late_us } = choose_within(policy, view, request, slo)?;
+            return Some(Chosen { decision, too_late_us, options: Vec::new(), prefill: None });
         };
         let waiting: Vec<u32> = self.backends.iter().map(|backend| backend.waiting).collect();
         let barred: Vec<usize> = (0..self.backends.len())
@@ -148,7 +154,7 @@ impl Dispatcher {
         let ElasticDecision { choice, own_s, placed, options, .. } =
             choose_elastic(&fleet, request, &hand_overs.transfers, session, now_us)?;
         let Choice::HandOver { prefill, decode } = choice else {
-            return Some(Chosen { decision: placed, options, prefill: None });
+            return Some(Chosen { decision: placed, too_late_us: None, options, prefill: None });
         };
         let at = &view.candidates[prefill];
         let work = Prefill::new(view.engine_model, at, request.input_tokens);
@@ -156,7 +162,7 @@ impl Dispatcher {
         let hand_us = ((own_s * 1e6) as u64).saturating_sub(prefill_us);
         let decision = Decision { chosen: decode, reason: Reason::HandOver, ..placed };
         let prefill = Prefiller { slot: prefill, work, expected: Expected { prefill_us, hand_us } };
-        Some(Chosen { decision, options, prefill: Some(prefill) })
+        Some(Chosen { decision, too_late_us: None, options, prefill: Some(prefill) })
     }
 
     /// Counts the prompt of a hand-over as its prefiller's load.
@@ -215,7 +221,7 @@ impl Dispatcher {
         hand_overs.held.push(Held {
             number,
             slot,
-            tenant: self.backends[slot].tenant,
+            id: self.backends[slot].id,
             tokens: assignment.input_tokens,
             until_us: answered_us.saturating_add(lease_us),
         });
@@ -286,7 +292,7 @@ impl Dispatcher {
         for held in hand_overs.held.extract_if(.., |held| is_released(held)) {
             let backend = &mut self.backends[held.slot];
             // Another engine may have the slot by now.
-            if backend.tenant == held.tenant {
+            if backend.id == held.id {
                 backend.context_tokens -= held.tokens;
             }
         }

@@ -3,15 +3,28 @@
 
 use super::*;
 use crate::request::PromptKind;
+use crate::slots::EngineSet;
 use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
+
+impl Dispatcher {
+    /// Assigns a request whose prompt is not handed over.
+    pub fn assign(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        tried: &[u64],
+    ) -> Result<Assignment, Unassigned> {
+        self.assign_one_or_two(now_us, routing, tried, false).map(|(assignment, _)| assignment)
+    }
+}
 
 fn routing(session: u64, bytes: usize) -> RoutingFacts {
     let prompt = vec![session as u8; bytes];
     let chain = Chain::new(1, &prompt);
     let length = Length { kind: PromptKind::Text, bytes, media: 0 };
     let endpoint = Some(Endpoint::Completions);
-    RoutingFacts { length, preamble_bytes: 0, chain, session, endpoint, serving: None }
+    RoutingFacts { length, preamble_bytes: 0, chain, session, endpoint, serving: None, slo: Slo::default() }
 }
 
 const THREE: Thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
@@ -223,13 +236,13 @@ fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
     let mut dispatcher = two(Policy::RoundRobin);
     let routing = routing(1, 100);
     let first = dispatcher.assign(0, &routing, &[]).unwrap();
-    let second = dispatcher.assign(0, &routing, &[first.backend]).unwrap();
+    let second = dispatcher.assign(0, &routing, &[first.backend as u64]).unwrap();
     assert_ne!(first.backend, second.backend);
-    assert!(dispatcher.assign(0, &routing, &[0, 1]).is_none());
+    assert!(dispatcher.assign(0, &routing, &[0, 1]).is_err());
     for assignment in [first, second] {
         dispatcher.end(&routing, assignment, End::Failed(Failure::Refused));
     }
-    assert!(dispatcher.assign(0, &routing, &[]).is_none(), "both are ejected");
+    assert!(dispatcher.assign(0, &routing, &[]).is_err(), "both are ejected");
     assert_eq!(dispatcher.probed(1, Ok(())), Some(Change::Readmitted));
     let third = dispatcher.assign(0, &routing, &[]).unwrap();
     assert_eq!(third.backend, 1);
@@ -276,21 +289,23 @@ fn an_engine_that_does_not_report_cached_tokens_is_counted_and_teaches_no_misses
 fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
     let mut dispatcher = dispatcher(Policy::SessionSticky, &["a", "b", "c"], THREE);
     let by_load = |serving: &[usize]| {
-        let serving = Some(Arc::new(serving.iter().copied().collect()));
+        let serving = Some(Arc::new(EngineSet { slots: serving.iter().copied().collect(), newest_id: 3 }));
         RoutingFacts { endpoint: None, serving, ..routing(1, 0) }
     };
     let held: Vec<(RoutingFacts, Assignment)> = [&[0, 1, 2][..], &[0, 1, 2], &[0, 1, 2], &[0, 1], &[1], &[0]]
         .map(by_load)
         .map(|routing| {
             let assignment = dispatcher.assign(0, &routing, &[]).unwrap();
-            assert!(routing.serving.as_ref().unwrap().contains(assignment.backend));
+            assert!(
+                routing.serving.as_ref().unwrap().contains(assignment.backend, assignment.backend as u64)
+            );
             (routing, assignment)
         })
         .into();
     let in_flight = |dispatcher: &Dispatcher| dispatcher.stats(0).backends.into_iter().map(|b| b.in_flight);
     assert_eq!(in_flight(&dispatcher).sum::<u32>(), 6);
     assert!(in_flight(&dispatcher).all(|requests| (1..=3).contains(&requests)));
-    assert!(dispatcher.assign(0, &by_load(&[3]), &[]).is_none());
+    assert!(dispatcher.assign(0, &by_load(&[3]), &[]).is_err());
     for (routing, assignment) in held {
         dispatcher.end(&routing, assignment, answered(7, 3));
     }
@@ -314,7 +329,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
             let before = state(&dispatcher);
             for (session, bytes) in [(1, 60_000), (2, 30_000)] {
                 let routing = routing(session, bytes);
-                let mut assignment = dispatcher.assign(2, &routing, &[home]).unwrap();
+                let mut assignment = dispatcher.assign(2, &routing, &[home as u64]).unwrap();
                 dispatcher.first_byte(3, &mut assignment, status);
                 let usage = Usage { prompt_tokens: 7, ..SOME_USAGE };
                 dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
@@ -403,8 +418,8 @@ proptest! {
             match action {
                 0 | 1 => {
                     let routing = routing(u64::from(detail), bytes);
-                    let tried: &[usize] = [&[][..], &[0], &[1], &[0, 1]][usize::from(detail) % 4];
-                    if let Some(assignment) = dispatcher.assign(0, &routing, tried) {
+                    let tried: &[u64] = [&[][..], &[0], &[1], &[0, 1]][usize::from(detail) % 4];
+                    if let Ok(assignment) = dispatcher.assign(0, &routing, tried) {
                         prop_assert!(dispatcher.is_usable(assignment.backend));
                         under_way.push((routing, assignment));
                     }
@@ -438,4 +453,34 @@ proptest! {
             prop_assert_eq!((backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens), (0, 0, 0));
         }
     }
+}
+
+#[test]
+fn a_request_that_comes_too_late_everywhere_is_refused_and_is_nobodys_load() {
+    let mut dispatcher = two(Policy::Lpwl);
+    let patient = routing(1, 400_000);
+    let held: Vec<Assignment> = (0..8).map(|_| dispatcher.assign(0, &patient, &[]).unwrap()).collect();
+    let slo = Slo { ttft_us: Some(1_000), tpot_us: None };
+    let hurried = RoutingFacts { slo, ..routing(2, 400_000) };
+    let refused = dispatcher.assign(5, &hurried, &[]).unwrap_err();
+    let Unassigned::TooLate { decision, earliest_us } = refused else { panic!("{refused:?}") };
+    assert!(
+        earliest_us > 1_000 && decision.outcome.get().unwrap().refused == Some(crate::RefusalReason::TtftSlo)
+    );
+    let last = dispatcher.decisions().pop().unwrap().record();
+    assert_eq!((last.number, last.at_us, last.slo), (8, 5, slo), "it is shown with the others");
+    let in_flight = |dispatcher: &Dispatcher| {
+        dispatcher.stats(0).backends.iter().map(|backend| backend.in_flight).sum::<u32>()
+    };
+    assert_eq!(in_flight(&dispatcher), 8);
+    assert!(dispatcher.homes.get(2).is_none());
+    let again = dispatcher.assign(6, &hurried, &[0]).unwrap();
+    assert_eq!(again.backend, 1, "one that was tried already is not refused");
+    dispatcher.end(&hurried, again, NO_USAGE);
+    held.into_iter().for_each(|assignment| {
+        dispatcher.end(&patient, assignment, NO_USAGE);
+    });
+    assert_eq!(in_flight(&dispatcher), 0);
+    let assignment = dispatcher.assign(9, &hurried, &[]).unwrap();
+    dispatcher.end(&hurried, assignment, NO_USAGE);
 }

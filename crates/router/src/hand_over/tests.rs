@@ -22,7 +22,15 @@ fn routing(session: u64, tokens: usize) -> RoutingFacts {
     let chain = Chain::new(session, &vec![session as u8; bytes]);
     let length = Length { kind: PromptKind::Text, bytes, media: 0 };
     let endpoint = Some(Endpoint::Completions);
-    RoutingFacts { length, preamble_bytes: 0, chain, session, endpoint, serving: None }
+    RoutingFacts {
+        length,
+        preamble_bytes: 0,
+        chain,
+        session,
+        endpoint,
+        serving: None,
+        slo: crate::slo::Slo::default(),
+    }
 }
 
 /// Two engines. The first one has nothing to prefill and a long context to decode; the second has
@@ -56,7 +64,7 @@ impl Site {
 
     fn load(&mut self, session: u64, engine: usize, tokens: usize, has_begun: bool) {
         let facts = routing(session, tokens);
-        let mut assignment = self.dispatcher.assign(0, &facts, &[1 - engine]).unwrap();
+        let mut assignment = self.dispatcher.assign(0, &facts, &[1 - engine as u64]).unwrap();
         if has_begun {
             self.dispatcher.first_byte(1, &mut assignment, 200);
         }
@@ -66,7 +74,7 @@ impl Site {
     /// A prompt that is to be handed over.
     fn assign(&mut self, now_us: u64) -> (RoutingFacts, Assignment, Assignment, Plan) {
         let facts = routing(7, 40_000);
-        let (decode, prefill) = self.dispatcher.assign_elastic(now_us, &facts).unwrap();
+        let (decode, prefill) = self.dispatcher.assign_one_or_two(now_us, &facts, &[], true).unwrap();
         let (prefill, plan) = prefill.expect("handed over");
         assert_eq!((prefill.backend, decode.backend), (PREFILLER, DECODER));
         (facts, decode, prefill, plan)
@@ -365,7 +373,7 @@ fn blocks_that_wait_at_a_prefiller_are_used_room_until_they_are_read_or_their_le
 fn an_engine_that_never_did_its_part_is_asked_three_times_and_a_good_one_again_after_a_pause() {
     let hand_over = |site: &mut Site, now_us: u64, end: HandOverEnd| {
         let facts = routing(7, 40_000);
-        let (decode, prefill) = site.dispatcher.assign_elastic(now_us, &facts).unwrap();
+        let (decode, prefill) = site.dispatcher.assign_one_or_two(now_us, &facts, &[], true).unwrap();
         let was_handed = prefill.is_some();
         let mut barred = None;
         if let Some((prefill, plan)) = prefill {

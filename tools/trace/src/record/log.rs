@@ -1,7 +1,9 @@
 //! The record log on disk: one JSON object a line, each written by a single append, so that a crash
 //! of the process loses at most the line that was being written.
 
-use super::{Counter, Line, LinkSample, LoadSample, RequestRecord, RunInfo, Start};
+use super::{
+    Counter, DecisionSample, GpuSample, Line, LinkSample, LoadSample, RequestRecord, RunInfo, Start,
+};
 use crate::format::Lines;
 use forebay_transfer::lock::Mutex;
 use std::fs::{File, OpenOptions};
@@ -22,7 +24,9 @@ pub struct RecordLog {
     /// Requests that ended.
     pub requests: Vec<RequestRecord>,
     pub loads: Vec<LoadSample>,
+    pub gpus: Vec<GpuSample>,
     pub links: Vec<LinkSample>,
+    pub decisions: Vec<DecisionSample>,
     pub counters: Vec<Counter>,
     /// Lines that could not be read: their number from 1, and why. A torn last line is one of them.
     pub skipped: Vec<(u64, String)>,
@@ -106,7 +110,9 @@ impl RecordLog {
             Line::Run(run) => self.runs.push(run),
             Line::Request(request) => self.requests.push(request),
             Line::Load(load) => self.loads.push(load),
+            Line::Gpu(gpu) => self.gpus.push(gpu),
             Line::Link(link) => self.links.push(link),
+            Line::Decision(decision) => self.decisions.push(decision),
             Line::Counter(counter) => self.counters.push(counter),
         }
     }
@@ -126,7 +132,9 @@ impl RecordLog {
         self.runs.extend(other.runs);
         self.requests.extend(other.requests);
         self.loads.extend(other.loads);
+        self.gpus.extend(other.gpus);
         self.links.extend(other.links);
+        self.decisions.extend(other.decisions);
         self.counters.extend(other.counters);
         self.skipped.extend(other.skipped);
     }
@@ -135,7 +143,7 @@ impl RecordLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Failure, FailureKind, Outcome};
+    use crate::record::{Choice, Failure, FailureKind, Outcome};
 
     #[test]
     fn a_warm_arm_is_not_compared_with_a_fresh_one() {
@@ -197,7 +205,23 @@ mod tests {
                 waiting: 1,
                 kv_usage: 0.5,
             }),
+            Line::Gpu(GpuSample {
+                arm: "lpwl".into(),
+                at_s: 2.0,
+                gpu: 1,
+                busy_percent: 87.0,
+                memory_mib: 61_234.0,
+            }),
             Line::Link(LinkSample { arm: "lpwl".into(), at_s: 2.0, link: "host".into(), bytes: 10, lots: 2 }),
+            Line::Decision(DecisionSample {
+                arm: "lpwl".into(),
+                at_s: 1.5,
+                choice: Choice::Elsewhere,
+                predicted_ttft_s: Some(0.5),
+                ttft_s: Some(0.75),
+                regret_s: Some(0.25),
+                over_best_other_s: None,
+            }),
             Line::Counter(Counter { arm: "lpwl".into(), name: "corruptions caught".into(), value: 4 }),
         ]
     }
@@ -226,8 +250,8 @@ mod tests {
         for cut in 0..whole.len() {
             let log = RecordLog::from_reader(&whole[..cut]).unwrap();
             let complete = whole[..cut].iter().filter(|&&byte| byte == b'\n').count();
-            let held =
-                log.runs.len() + log.requests.len() + log.loads.len() + log.links.len() + log.counters.len();
+            let samples = log.loads.len() + log.gpus.len() + log.links.len() + log.decisions.len();
+            let held = log.runs.len() + log.requests.len() + samples + log.counters.len();
             // A record whose newline alone is missing is whole and may count.
             assert!(held == complete || held == complete + 1, "cut at {cut}: {held} of {complete}");
             assert!(held + log.skipped.len() <= complete + 1);

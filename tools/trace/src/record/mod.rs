@@ -18,8 +18,12 @@ pub enum Line {
     Request(RequestRecord),
     /// The load of one engine at one moment.
     Load(LoadSample),
+    /// What one GPU of the replaying machine does at one moment.
+    Gpu(GpuSample),
     /// What one link has carried so far.
     Link(LinkSample),
+    /// Where the router in front of the engines sent a request, and what it expected.
+    Decision(DecisionSample),
     /// A count at the end of an arm.
     Counter(Counter),
 }
@@ -159,6 +163,17 @@ pub struct LoadSample {
     pub kv_usage: f64,
 }
 
+/// What one GPU of the machine that replays did in about the second before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuSample {
+    pub arm: String,
+    pub at_s: f64,
+    pub gpu: u32,
+    /// Share of the time in which a kernel ran on it.
+    pub busy_percent: f64,
+    pub memory_mib: f64,
+}
+
 /// What one link has carried since the start of the arm.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LinkSample {
@@ -167,6 +182,59 @@ pub struct LinkSample {
     pub link: String,
     pub bytes: u64,
     pub lots: u64,
+}
+
+/// One decision of the router that an arm went through. Times are what the router counts: from the
+/// decision to the first byte of the answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DecisionSample {
+    pub arm: String,
+    /// Since the arm's first decision.
+    pub at_s: f64,
+    pub choice: Choice,
+    /// Time to first token as the router expected it; `None` of a request that goes by load alone, or nowhere.
+    pub predicted_ttft_s: Option<f64>,
+    /// As it came; `None` without a whole answer.
+    pub ttft_s: Option<f64>,
+    /// Seconds that all requests together wait longer than they would had the request gone to the
+    /// cheapest engine, all as predicted.
+    pub regret_s: Option<f64>,
+    /// What the choice cost with the time to first token as it came, less what the cheapest of the
+    /// other engines was expected to cost. Below zero the choice was right.
+    pub over_best_other_s: Option<f64>,
+}
+
+/// What a router chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// The engine that the session had before.
+    Home,
+    /// Another one than that.
+    Elsewhere,
+    /// The session had none yet.
+    NewSession,
+    /// The request has nothing to do with caches, and went to the least loaded.
+    ByLoad,
+    /// None: it could not be served in the time that it asked for.
+    Refused,
+}
+
+impl Choice {
+    /// All choices, in the order of the report.
+    pub const ALL: [Choice; 5] =
+        [Choice::Home, Choice::Elsewhere, Choice::NewSession, Choice::ByLoad, Choice::Refused];
+
+    /// The choice in words.
+    pub fn label(self) -> &'static str {
+        match self {
+            Choice::Home => "stay",
+            Choice::Elsewhere => "elsewhere",
+            Choice::NewSession => "new session",
+            Choice::ByLoad => "by load",
+            Choice::Refused => "refused",
+        }
+    }
 }
 
 /// A count that an arm ended with, such as corruptions caught.

@@ -11,6 +11,7 @@
 mod answer;
 mod client;
 mod error;
+mod gpus;
 mod options;
 mod progress;
 mod run;
@@ -24,6 +25,7 @@ mod words;
 pub use answer::{Answer, PromptTokensDetails, Usage};
 pub use client::{Call, Client, Reply};
 pub use error::ReplayError;
+pub use gpus::{GpuError, sample_gpus};
 pub use options::{Endpoint, Options, Timeouts};
 pub use progress::Progress;
 pub use run::{CLOSED_LOOP_REQUESTS_MAX, Check, ReplayOutcome};

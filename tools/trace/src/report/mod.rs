@@ -4,6 +4,8 @@
 //! It reads a [`RecordLog`](crate::record::RecordLog) and nothing else, so that a report can be
 //! made again from a log at any time.
 
+mod decisions;
+mod gpus;
 mod html;
 mod live;
 mod notes;
@@ -12,6 +14,8 @@ mod summary;
 mod terminal;
 
 pub use crate::quantile::Quantiles;
+pub use decisions::DecisionSummary;
+pub use gpus::GpuSummary;
 pub use html::html;
 pub use live::{LiveLine, line};
 pub use summary::{

@@ -1,5 +1,7 @@
 //! What a record log says, in figures: per arm latencies, hits, wrong tokens, failures and classes.
 
+use super::decisions::{DecisionSummary, decisions};
+use super::gpus::{GpuSummary, gpus};
 use crate::quantile::Quantiles;
 use crate::record::{Outcome, RecordLog, RequestRecord};
 use serde::Serialize;
@@ -63,6 +65,10 @@ pub struct ArmSummary {
     /// What each link moved, by name.
     pub links: Vec<LinkTotal>,
     pub counters: BTreeMap<String, u64>,
+    /// What the router decided; `None` where its log was not read.
+    pub decisions: Option<DecisionSummary>,
+    /// What the GPUs of the machine that replayed did, as far as it has any.
+    pub gpus: Vec<GpuSummary>,
 }
 
 /// Where the prompt tokens of an arm came from, as its engines report it.
@@ -216,6 +222,7 @@ impl ArmSummary {
             ("ttft_p90_s", "s", self.ttft_s.p90),
             ("ttft_p99_s", "s", self.ttft_s.p99),
             ("tpot_p90_s", "s", self.tpot_s.p90),
+            ("tpot_p99_s", "s", self.tpot_s.p99),
             ("e2e_p50_s", "s", self.e2e_s.p50),
             ("hit_rate", "share", self.sources.hit_rate()),
             ("wrong_tokens", "tokens", self.wrong.map(|wrong| wrong.tokens as f64)),
@@ -243,7 +250,14 @@ pub fn summarize(log: &RecordLog) -> Summary {
             let (links, counters) = (links(arm, log), counters(arm, log));
             let mut sources = of_requests.sources;
             sources.tell_apart(&counters);
-            ArmSummary { links, counters, sources, ..of_requests }
+            ArmSummary {
+                links,
+                counters,
+                sources,
+                decisions: decisions(arm, log),
+                gpus: gpus(arm, log),
+                ..of_requests
+            }
         })
         .collect();
     Summary { arms, skipped_lines: log.skipped.len() }

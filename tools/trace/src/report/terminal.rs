@@ -3,6 +3,7 @@
 use super::notes::notes;
 use super::summary::Summary;
 use crate::quantile::Quantiles;
+use crate::record::Choice;
 use crate::units::{NONE, bytes, count, millis_or_none, percent_or_none, seconds_or_none};
 use std::fmt::Write;
 
@@ -18,6 +19,9 @@ struct Table {
 /// The figures of `summary` as tables, with a line feed at the end.
 pub fn terminal(summary: &Summary) -> String {
     let mut tables = vec![latencies(summary), answers(summary), sources(summary), classes(summary)];
+    if summary.arms.iter().any(|arm| arm.decisions.is_some()) {
+        tables.push(decisions(summary));
+    }
     if summary.arms.iter().any(|arm| !arm.links.is_empty()) {
         tables.push(links(summary));
     }
@@ -34,19 +38,18 @@ pub fn terminal(summary: &Summary) -> String {
 fn latencies(summary: &Summary) -> Table {
     let mut table = Table::new(
         "Latency in model seconds (TPOT in milliseconds)",
-        &["", "requests", "failed", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "E2E p50", "p90", "p99"],
+        &["", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99", "E2E p50", "p90", "p99"],
     );
     for arm in &summary.arms {
         let (ttft, tpot, e2e) = (arm.ttft_s, arm.tpot_s, arm.e2e_s);
         table.row([
             arm.arm.clone(),
-            count(arm.requests as u64),
-            count(arm.failed() as u64),
             seconds_or_none(ttft.p50),
             seconds_or_none(ttft.p90),
             seconds_or_none(ttft.p99),
             millis_or_none(tpot.p50),
             millis_or_none(tpot.p90),
+            millis_or_none(tpot.p99),
             seconds_or_none(e2e.p50),
             seconds_or_none(e2e.p90),
             seconds_or_none(e2e.p99),
@@ -57,13 +60,14 @@ fn latencies(summary: &Summary) -> Table {
 
 fn answers(summary: &Summary) -> Table {
     let mut table = Table::new(
-        "Tokens of the answers that did not fail",
-        &["", "answers", "asked", "got", "shorter than asked"],
+        "Requests, and tokens of the answers that did not fail",
+        &["", "requests", "failed", "asked", "got", "shorter than asked"],
     );
     for arm in &summary.arms {
         table.row([
             arm.arm.clone(),
-            count((arm.requests - arm.failed()) as u64),
+            count(arm.requests as u64),
+            count(arm.failed() as u64),
             arm.asked_tokens.map_or_else(|| NONE.into(), count),
             count(arm.output_tokens),
             arm.asked_tokens.map_or_else(|| NONE.into(), |_| count(arm.short_answers as u64)),
@@ -119,6 +123,35 @@ fn classes(summary: &Summary) -> Table {
             [count(class.requests as u64), seconds_or_none(p50), seconds_or_none(p90)]
         });
         table.row(std::iter::once(arm.arm.clone()).chain(figures));
+    }
+    table
+}
+
+fn decisions(summary: &Summary) -> Table {
+    let mut table = Table::new(
+        "Decisions of the router, how far its predictions of TTFT were off, and its regret, in seconds",
+        &[
+            "",
+            "all",
+            "stay",
+            "elsewhere",
+            "new",
+            "load",
+            "refused",
+            "off p50",
+            "p90",
+            "regret p50",
+            "p90",
+            "p99",
+        ],
+    );
+    for arm in &summary.arms {
+        let Some(decisions) = &arm.decisions else { continue };
+        let mut cells = vec![arm.arm.clone(), count(decisions.decisions as u64)];
+        cells.extend(Choice::ALL.map(|choice| count(decisions.count(choice) as u64)));
+        let (off, regret) = (decisions.ttft_off_s, decisions.regret_s);
+        cells.extend([off.p50, off.p90, regret.p50, regret.p90, regret.p99].map(seconds_or_none));
+        table.row(cells);
     }
     table
 }

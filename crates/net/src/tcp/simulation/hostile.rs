@@ -113,12 +113,12 @@ fn mutated(frames: &[Parts], dice: &mut SplitMix) -> Vec<u8> {
 /// Small operations of both kinds, and calls.
 fn small_plans() -> Vec<Plan> {
     let plan = |number: u64| {
-        let wish = if number.is_multiple_of(2) { Wish::Read } else { Wish::Write };
+        let op_kind = if number.is_multiple_of(2) { OpKind::Read } else { OpKind::Write };
         let span = |part: u64| {
             let at = number * 10_000 + part * 2_000;
             (at + 100, at, 1 + (number * 7 + part * 131) % 600)
         };
-        Plan { wish, spans: (0..3).map(span).collect() }
+        Plan { op_kind, spans: (0..3).map(span).collect() }
     };
     (0..6).map(plan).collect()
 }
@@ -201,7 +201,8 @@ fn an_asker_survives_conversations_that_were_tampered_with_and_only_its_targets_
         broken += u64::from(world.asking_broken.is_some());
         whole += usize::from(moved(&world) > plans.len() / 2);
         let mut after = bytes(&world.ours);
-        for (ours, _, len) in plans.iter().filter(|plan| plan.wish == Wish::Read).flat_map(|plan| &plan.spans)
+        for (ours, _, len) in
+            plans.iter().filter(|plan| plan.op_kind == OpKind::Read).flat_map(|plan| &plan.spans)
         {
             let target = *ours as usize..(ours + len) as usize;
             after[target.clone()].copy_from_slice(&before[target]);

@@ -87,7 +87,7 @@ fn a_cancel_is_told_by_the_call_in_which_the_deadline_passes() {
     let mut world = World::new(4);
     world.steps(100);
     let deadline_us = world.now_us + 1_000;
-    world.submit(&Plan { wish: Wish::Read, ..plans(4, 1).remove(0) }, deadline_us);
+    world.submit(&Plan { op_kind: OpKind::Read, ..plans(4, 1).remove(0) }, deadline_us);
     world.step_asking();
     let told = world.asking_end.out.lock().carried;
     world.now_us = deadline_us;
@@ -156,7 +156,7 @@ fn until_broken(world: &mut World, mut each_step: impl FnMut(&mut World)) -> u64
 fn asking_a_frozen_peer_for_more_is_no_sign_of_life() {
     let mut world = World::new(1);
     world.steps(100);
-    let small = Plan { wish: Wish::Read, spans: vec![(0, 0, 100)] };
+    let small = Plan { op_kind: OpKind::Read, spans: vec![(0, 0, 100)] };
     let took_us = until_broken(&mut world, |world| {
         world.submit(&small, u64::MAX);
     });
@@ -167,7 +167,7 @@ fn asking_a_frozen_peer_for_more_is_no_sign_of_life() {
 fn room_that_is_left_in_our_own_buffers_is_no_sign_of_life() {
     let mut world = World::new(1);
     world.steps(100);
-    world.submit(&Plan { wish: Wish::Write, spans: vec![(0, 0, BYTES as u64)] }, u64::MAX);
+    world.submit(&Plan { op_kind: OpKind::Write, spans: vec![(0, 0, BYTES as u64)] }, u64::MAX);
     (0..1_000).for_each(|_| world.step_asking());
     let took_us = until_broken(&mut world, |world| {
         // As a system that fetches the rest of what was on its way when the peer froze, a little at
@@ -198,7 +198,7 @@ fn an_owner_that_slept_in_the_middle_of_a_write_drops_what_came_late() {
     let mut slept = 0;
     for steps in 1..60 {
         let mut world = World::new(steps);
-        world.submit(&Plan { wish: Wish::Write, ..plans(steps, 1).remove(0) }, u64::MAX);
+        world.submit(&Plan { op_kind: OpKind::Write, ..plans(steps, 1).remove(0) }, u64::MAX);
         world.steps(steps);
         world.step_asking();
         if !world.owning.role.awaits() {
@@ -271,7 +271,7 @@ fn a_lease_that_ends_meanwhile_ends_the_operation_without_done() {
         world.run(plans.len());
         let ours = bytes(&world.ours);
         for (number, plan) in (1..).zip(&plans) {
-            let read = plan.wish == Wish::Read && matches!(world.ended[&number], Outcome::Moved { .. });
+            let read = plan.op_kind == OpKind::Read && matches!(world.ended[&number], Outcome::Moved { .. });
             for (our, their, len) in plan.spans.iter().filter(|_| read) {
                 let (our, their) = (*our as usize, *their as usize);
                 let len = *len as usize;

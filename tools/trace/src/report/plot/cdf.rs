@@ -1,6 +1,6 @@
 //! Distributions as cumulative shares over a logarithmic axis: one line per group.
 
-use super::scale::Scale;
+use super::scale::{Scale, plain};
 use super::svg::{Anchor, Area, Svg};
 use crate::quantile::quantile;
 use crate::units::seconds;
@@ -83,10 +83,4 @@ fn description(groups: &[Distribution]) -> String {
         None => format!("{}: no values", group.name),
     });
     medians.collect::<Vec<_>>().join("; ")
-}
-
-/// A tick in the fewest digits: `0.01`, `5`, `200`.
-fn plain(value: f64) -> String {
-    let text = format!("{value:.4}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -2,14 +2,18 @@
 //! know pictures.
 
 mod cdf;
-mod load;
+mod choices;
 mod moved;
+mod over_time;
 mod scale;
+mod scatter;
 mod sources;
 mod svg;
 
 pub use cdf::{Distribution, distributions};
-pub use load::{LoadPanel, Series, load};
+pub use choices::{Chosen, choices};
 pub use moved::{Moved, moved};
+pub use over_time::{Measure, Panel, Series, over_time};
+pub use scatter::{Predicted, scatter};
 pub use sources::{Split, sources};
 pub use svg::escape;

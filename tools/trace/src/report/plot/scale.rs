@@ -72,6 +72,12 @@ impl Scale {
     }
 }
 
+/// A tick in the fewest digits: `0.01`, `5`, `200`.
+pub fn plain(value: f64) -> String {
+    let text = format!("{value:.4}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Mantissas at which a tick reads well.
 const NICE: [f64; 3] = [1.0, 2.0, 5.0];
 

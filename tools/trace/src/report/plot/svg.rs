@@ -61,6 +61,14 @@ impl Svg {
         ));
     }
 
+    /// A filled circle that shows `tip` under the pointer.
+    pub fn dot(&mut self, class: &str, (x, y): (f64, f64), radius: f64, tip: &str) {
+        self.push(format_args!(
+            r#"<circle class="{class}" cx="{x:.1}" cy="{y:.1}" r="{radius}" data-tip="{}"/>"#,
+            escape(tip)
+        ));
+    }
+
     /// An invisible rectangle that shows `tip` under the pointer.
     pub fn hover(&mut self, area: Area, tip: &str) {
         self.bar("hover", area, tip);

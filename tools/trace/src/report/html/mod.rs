@@ -2,8 +2,11 @@
 //! from elsewhere. It knows the order and the words of the page; figures come from the summary and
 //! pictures from the plots.
 
+mod decisions;
+mod gpus;
+
 use super::plot::{
-    Distribution, LoadPanel, Moved, Series, Split, distributions, escape, load, moved, sources,
+    Distribution, Measure, Moved, Panel, Series, Split, distributions, escape, moved, over_time, sources,
 };
 use super::summary::{ArmSummary, Class, Summary, TokenSources};
 use crate::quantile::{Quantiles, sorted};
@@ -15,6 +18,13 @@ const SCRIPT: &str = include_str!("page.js");
 /// Parts of a prompt by source, as the page names them.
 const SOURCES: [&str; 5] = ["GPU cache", "memory", "SSD", "peer", "computed"];
 
+const LOAD: Measure = Measure {
+    title: "Requests per engine over time",
+    axis: "requests over model time (s)",
+    unit: "requests",
+    most: None,
+};
+
 /// The page. `summary` is the summary of `log`.
 pub fn html(summary: &Summary, log: &RecordLog) -> String {
     let sections = [
@@ -22,6 +32,8 @@ pub fn html(summary: &Summary, log: &RecordLog) -> String {
         ttft(summary, log),
         hits(summary),
         loads(summary, log),
+        gpus::section(summary, log),
+        decisions::section(summary, log),
         links(summary),
         classes(summary),
         how_to_read(),
@@ -72,15 +84,15 @@ fn tile(class: &str, figure: &str, label: &str) -> String {
 fn headline(summary: &Summary) -> String {
     let head = "<thead><tr><th rowspan=\"2\" scope=\"col\">Arm</th><th rowspan=\"2\" scope=\"col\">Requests</th>\
          <th rowspan=\"2\" scope=\"col\">Failed</th><th colspan=\"3\" scope=\"colgroup\">TTFT (s)</th>\
-         <th colspan=\"2\" scope=\"colgroup\">TPOT (ms)</th><th colspan=\"3\" scope=\"colgroup\">E2E (s)</th>\
+         <th colspan=\"3\" scope=\"colgroup\">TPOT (ms)</th><th colspan=\"3\" scope=\"colgroup\">E2E (s)</th>\
          <th rowspan=\"2\" scope=\"col\">Hit rate (%)</th><th rowspan=\"2\" scope=\"col\">Wrong tokens</th>\
          <th colspan=\"2\" scope=\"colgroup\">Answer tokens</th></tr>\
-         <tr><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p50</th><th>p90</th><th>p99</th>\
+         <tr><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p99</th><th>p50</th><th>p90</th><th>p99</th>\
          <th>asked</th><th>got</th></tr></thead>";
     let rows = summary.arms.iter().map(|arm| {
         let mut cells = vec![count(arm.requests as u64), count(arm.failed() as u64)];
         cells.extend([arm.ttft_s.p50, arm.ttft_s.p90, arm.ttft_s.p99].map(seconds_or_none));
-        cells.extend([arm.tpot_s.p50, arm.tpot_s.p90].map(millis_or_none));
+        cells.extend([arm.tpot_s.p50, arm.tpot_s.p90, arm.tpot_s.p99].map(millis_or_none));
         cells.extend([arm.e2e_s.p50, arm.e2e_s.p90, arm.e2e_s.p99].map(seconds_or_none));
         cells.push(percent_or_none(arm.sources.hit_rate()));
         cells.push(arm.wrong.map_or_else(|| "unchecked".into(), |wrong| count(wrong.tokens)));
@@ -169,10 +181,10 @@ fn loads(summary: &Summary, log: &RecordLog) -> String {
     let mut names: Vec<&str> = log.loads.iter().map(|sample| sample.instance.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    let panels: Vec<LoadPanel> = summary
+    let panels: Vec<Panel> = summary
         .arms
         .iter()
-        .map(|arm| LoadPanel {
+        .map(|arm| Panel {
             name: arm.arm.clone(),
             note: imbalance(arm),
             series: load_series(&names, &arm.arm, log),
@@ -184,7 +196,7 @@ fn loads(summary: &Summary, log: &RecordLog) -> String {
         .map(|(color, name)| line_key(&format!("thin i{} d{color}", color % 6), name));
     let text = "Requests running and waiting on each engine. Lines that lie together mean an even load; beside \
                 each name is how many requests the busiest engine got.";
-    let body = legend(keys) + &panels_of(load("plot-load", &panels));
+    let body = legend(keys) + &panels_of(over_time("plot-load", &LOAD, &panels));
     section("load", "Load per engine", text, &body)
 }
 
@@ -227,13 +239,13 @@ fn links(summary: &Summary) -> String {
 fn classes(summary: &Summary) -> String {
     let groups: String = Class::ALL
         .iter()
-        .map(|class| format!("<th colspan=\"3\" scope=\"colgroup\">{}</th>", escape(class.label())))
+        .map(|class| format!("<th colspan=\"4\" scope=\"colgroup\">{}</th>", escape(class.label())))
         .collect();
-    let columns = "<th>Requests</th><th>p50</th><th>p90</th>".repeat(Class::ALL.len());
+    let columns = "<th>n</th><th>p50</th><th>p90</th><th>p99</th>".repeat(Class::ALL.len());
     let rows = summary.arms.iter().map(|arm| {
         let cells = arm.classes.iter().flat_map(|class| {
-            let Quantiles { p50, p90, .. } = class.ttft_s;
-            [count(class.requests as u64), seconds_or_none(p50), seconds_or_none(p90)]
+            let Quantiles { p50, p90, p99, .. } = class.ttft_s;
+            [count(class.requests as u64), seconds_or_none(p50), seconds_or_none(p90), seconds_or_none(p99)]
         });
         row(&arm.arm, cells)
     });
@@ -242,7 +254,8 @@ fn classes(summary: &Summary) -> String {
          <tbody>{}</tbody></table>",
         rows.collect::<String>()
     );
-    let text = "Time to first token in model seconds, by how many prompt tokens the engine really computed.";
+    let text = "Time to first token in model seconds, by how many prompt tokens the engine really computed, of n \
+                requests.";
     section("classes", "By executed tokens", text, &scrolling(&table))
 }
 

@@ -1,14 +1,24 @@
-//! How many requests each engine holds over time: one panel per arm, one line per engine.
+//! What several engines or GPUs measure over time: one panel per arm, one line for each of them.
 
 use super::scale::Scale;
 use super::svg::{Anchor, Area, Svg, shortened};
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measure {
+    pub title: &'static str,
+    pub axis: &'static str,
+    pub unit: &'static str,
+    /// The most that there can be; `None` is the most that there was.
+    pub most: Option<f64>,
+}
+
 #[derive(Debug, Clone, PartialEq)]
-pub struct LoadPanel {
+pub struct Panel {
     pub name: String,
     /// A few words beside the name; may be empty.
     pub note: String,
-    /// One line per engine.
+    /// One line each.
     pub series: Vec<Series>,
 }
 
@@ -17,7 +27,7 @@ pub struct Series {
     pub name: String,
     /// Which of the page's colours it has.
     pub color: usize,
-    /// Model seconds, and requests running and waiting at that moment, in order of time.
+    /// Model seconds, and what was measured then, in order of time.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -29,55 +39,56 @@ const POINTS_MAX: usize = 140;
 const STRIPS: usize = 40;
 
 /// One picture per panel, all with the same axes. `id` is unique on the page.
-pub fn load(id: &str, panels: &[LoadPanel]) -> Vec<String> {
+pub fn over_time(id: &str, measure: &Measure, panels: &[Panel]) -> Vec<String> {
     let all = || panels.iter().flat_map(|panel| &panel.series).flat_map(|series| &series.points);
     let end_s = all().map(|point| point.0).fold(0.0, f64::max);
-    let most = all().map(|point| point.1).fold(0.0, f64::max);
-    let (time, requests) = (Scale::Linear { max: end_s.max(1.0) }, Scale::linear(most, 4));
-    let draw = |(index, panel)| draw_panel(&format!("{id}-{index}"), panel, &time, &requests);
+    let most = measure.most.unwrap_or_else(|| all().map(|point| point.1).fold(0.0, f64::max));
+    let axes = Axes { time: Scale::Linear { max: end_s.max(1.0) }, values: Scale::linear(most, 4) };
+    let draw = |(index, panel)| draw_panel(&format!("{id}-{index}"), measure, panel, &axes);
     panels.iter().enumerate().map(draw).collect()
 }
 
-fn draw_panel(id: &str, panel: &LoadPanel, time: &Scale, requests: &Scale) -> String {
+struct Axes {
+    time: Scale,
+    values: Scale,
+}
+
+impl Axes {
+    fn point(&self, (at_s, value): (f64, f64)) -> (f64, f64) {
+        (PLOT.x + self.time.at(at_s) * PLOT.width, PLOT.y + (1.0 - self.values.at(value)) * PLOT.height)
+    }
+}
+
+fn draw_panel(id: &str, measure: &Measure, panel: &Panel, axes: &Axes) -> String {
     let mut svg = Svg::new(WIDTH, HEIGHT);
     svg.text("name", Anchor::Start, (PLOT.x, 16.0), &shortened(&panel.name, 22));
     svg.text("tick", Anchor::End, (PLOT.x + PLOT.width, 16.0), &panel.note);
-    draw_axes(&mut svg, time, requests);
-    let thinned: Vec<Vec<(f64, f64)>> =
-        panel.series.iter().map(|series| thin(&series.points, time.value(1.0), POINTS_MAX)).collect();
-    for (series, points) in panel.series.iter().zip(&thinned) {
-        let line = points.iter().map(|&(at_s, held)| point(time, requests, at_s, held));
+    draw_axes(&mut svg, measure, axes);
+    for series in &panel.series {
+        let points = thin(&series.points, axes.time.value(1.0), POINTS_MAX);
+        let line = points.into_iter().map(|point| axes.point(point));
         svg.polyline(&format!("curve thin i{} d{}", series.color % 6, series.color), line);
     }
     for strip in 0..STRIPS {
         let width = PLOT.width / STRIPS as f64;
-        let at_s = time.value((strip as f64 + 0.5) / STRIPS as f64);
+        let at_s = axes.time.value((strip as f64 + 0.5) / STRIPS as f64);
         svg.hover(Area { x: PLOT.x + strip as f64 * width, width, ..PLOT }, &tip(at_s, panel));
     }
-    svg.finish(id, &format!("Requests per engine over time, {}", panel.name), &description(panel))
+    svg.finish(id, &format!("{}, {}", measure.title, panel.name), &description(measure, panel))
 }
 
-fn draw_axes(svg: &mut Svg, time: &Scale, requests: &Scale) {
+fn draw_axes(svg: &mut Svg, measure: &Measure, axes: &Axes) {
     let bottom = PLOT.y + PLOT.height;
-    for tick in requests.ticks(4) {
-        let (_, y) = point(time, requests, 0.0, tick);
+    for tick in axes.values.ticks(4) {
+        let (_, y) = axes.point((0.0, tick));
         svg.line("grid", (PLOT.x, y), (PLOT.x + PLOT.width, y));
         svg.text("tick", Anchor::End, (PLOT.x - 8.0, y + 4.0), &format!("{tick}"));
     }
-    for tick in time.ticks(8) {
-        let (x, _) = point(time, requests, tick, 0.0);
+    for tick in axes.time.ticks(8) {
+        let (x, _) = axes.point((tick, 0.0));
         svg.text("tick", Anchor::Middle, (x, bottom + 17.0), &format!("{tick}"));
     }
-    svg.text(
-        "axis",
-        Anchor::Middle,
-        (PLOT.x + PLOT.width / 2.0, bottom + 37.0),
-        "requests over model time (s)",
-    );
-}
-
-fn point(time: &Scale, requests: &Scale, at_s: f64, held: f64) -> (f64, f64) {
-    (PLOT.x + time.at(at_s) * PLOT.width, PLOT.y + (1.0 - requests.at(held)) * PLOT.height)
+    svg.text("axis", Anchor::Middle, (PLOT.x + PLOT.width / 2.0, bottom + 37.0), measure.axis);
 }
 
 /// At most `most` points: the largest value of each interval, at the moment of its first point.
@@ -95,8 +106,8 @@ fn thin(points: &[(f64, f64)], end_s: f64, most: usize) -> Vec<(f64, f64)> {
     thinned
 }
 
-/// What the pointer shows at a moment: each engine's latest sample.
-fn tip(at_s: f64, panel: &LoadPanel) -> String {
+/// What the pointer shows at a moment: the latest sample of each.
+fn tip(at_s: f64, panel: &Panel) -> String {
     let mut tip = format!("{at_s:.0} s");
     for series in &panel.series {
         let seen = series.points.partition_point(|point| point.0 <= at_s);
@@ -107,13 +118,13 @@ fn tip(at_s: f64, panel: &LoadPanel) -> String {
     tip
 }
 
-fn description(panel: &LoadPanel) -> String {
-    let engines = panel.series.iter().map(|series| {
+fn description(measure: &Measure, panel: &Panel) -> String {
+    let lines = panel.series.iter().map(|series| {
         let most = series.points.iter().map(|point| point.1).fold(0.0, f64::max);
         let mean = series.points.iter().map(|point| point.1).sum::<f64>() / series.points.len().max(1) as f64;
-        format!("{}: mean {mean:.1}, most {most:.0} requests", series.name)
+        format!("{}: mean {mean:.1}, most {most:.0} {}", series.name, measure.unit)
     });
-    engines.collect::<Vec<_>>().join("; ")
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
