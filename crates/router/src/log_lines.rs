@@ -2,6 +2,7 @@
 //! minute for each engine. `docs/reference/logs.md` says what each means.
 
 use crate::health::{Change, Failure};
+use crate::reported_cache;
 use crate::reported_load;
 use forebay_transfer::LogGate;
 
@@ -16,6 +17,9 @@ pub struct EngineLines {
     used_again: LogGate,
     metrics_read: LogGate,
     metrics_unread: LogGate,
+    events_followed: LogGate,
+    events_not_followed: LogGate,
+    emptied: LogGate,
 }
 
 impl EngineLines {
@@ -67,6 +71,26 @@ impl EngineLines {
                 let reason = unread.name();
                 tracing::info!(engine, reason, repeated, "engine's metrics cannot be read");
             }
+        }
+    }
+
+    /// It is known from now on what its KV events say is cached, or no longer.
+    pub fn events(&self, engine: &str, change: reported_cache::Change) {
+        let gate = if change.is_ok() { &self.events_followed } else { &self.events_not_followed };
+        let Some(repeated) = gate.pass() else { return };
+        match change {
+            Ok(()) => tracing::info!(engine, repeated, "engine's KV events are followed"),
+            Err(unknown) => {
+                let reason = unknown.name();
+                tracing::info!(engine, reason, repeated, "engine's KV events are not followed");
+            }
+        }
+    }
+
+    /// Its KV events say that its cache was emptied.
+    pub fn emptied(&self, engine: &str) {
+        if let Some(repeated) = self.emptied.pass() {
+            tracing::info!(engine, repeated, "engine's cache was emptied");
         }
     }
 

@@ -1,6 +1,7 @@
 //! The router's figures: what is counted and in which units.
 
 use crate::health::Failure;
+use crate::rank_events::Counts;
 use crate::reported_load::Unread;
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -53,6 +54,12 @@ pub struct BackendStats {
     pub failures: [u64; Failure::NAMES.len()],
     /// Attempts to read its metrics that failed, in the order of [`Unread::NAMES`].
     pub unread_metrics: [u64; Unread::NAMES.len()],
+    /// It is known by its KV events how much it holds.
+    pub kv_events_followed: bool,
+    /// Blocks that it holds by them; 0 where that is not known.
+    pub kv_live_blocks: u64,
+    /// What was counted of its KV events.
+    pub kv_events: Counts,
     /// How often it was taken out of use.
     pub ejections: u64,
     /// Tokens of answered prompts, where the answer reported what was cached.
@@ -82,6 +89,9 @@ impl BackendStats {
             others_in_flight: 0,
             pool_tokens: 0,
             unread_metrics: [0; Unread::NAMES.len()],
+            kv_events_followed: false,
+            kv_live_blocks: 0,
+            kv_events: Counts::default(),
             pending_prefill_tokens: 0,
             context_tokens: 0,
             index_chunks: 0,

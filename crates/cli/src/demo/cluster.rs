@@ -55,9 +55,8 @@ impl ClusterSpec {
         let backends = engines.iter().enumerate();
         // An engine loads from its peers too: all nodes are one store.
         let backends = backends.map(|(number, engine)| Backend {
-            name: engine_name(number),
-            url: engine.url(),
             store: store_name(),
+            ..Backend::new(engine_name(number), engine.url())
         });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let router =

@@ -72,9 +72,8 @@ impl HostSpec {
             engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
         }
         let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
-            name: engine_name(number),
-            url: format!("http://{}", engine.address()),
             store: store_name(),
+            ..Backend::new(engine_name(number), format!("http://{}", engine.address()))
         });
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let router =

@@ -2,6 +2,7 @@
 //! reports. It knows one backend's numbers.
 
 use crate::health::{Health, Thresholds};
+use crate::reported_cache::ReportedCache;
 use crate::reported_load::ReportedLoad;
 use crate::request::Endpoint;
 use crate::stats::BackendStats;
@@ -45,6 +46,7 @@ pub struct Backend {
     /// Of those, requests whose first byte has not come.
     pub waiting: u32,
     pub reported: ReportedLoad,
+    pub cache: ReportedCache,
     pub pending_prefill_tokens: u64,
     pub pending_prefill_us: u64,
     pub context_tokens: u64,
@@ -65,6 +67,7 @@ impl Backend {
             in_flight: 0,
             waiting: 0,
             reported: ReportedLoad::default(),
+            cache: ReportedCache::default(),
             pending_prefill_tokens: 0,
             pending_prefill_us: 0,
             context_tokens: 0,
