@@ -1,5 +1,6 @@
 //! What the router makes of KV events, with emulated engines that publish them over real sockets:
 //! an engine that evicts, one that restarts, and publishers that lie.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
