@@ -87,6 +87,11 @@ fn what_is_elsewhere_or_no_measure_of_the_cache_is_passed_over() {
     let unknown = map(&[("type", "BlockTouched".into()), ("block_hashes", 7.into())]);
     // What it does not name is not looked at.
     assert_eq!(changes(vec![stored(&cpu), removed(&cpu), stored(&window)]), []);
+    let array = |values: Vec<V>| V::Array(values);
+    let on_cpu = ["BlockStored".into(), hashes(2), V::Nil, tokens(32), 16.into(), V::Nil, "CPU".into()];
+    let window = [&on_cpu[..6], &["GPU".into(), V::Nil, V::Nil, 1.into(), "sliding_window".into()]].concat();
+    let off_cpu = array(vec!["BlockRemoved".into(), hashes(2), "CPU".into()]);
+    assert_eq!(changes(vec![array(on_cpu.to_vec()), array(window), off_cpu]), []);
     assert_eq!(changes(vec![stored(&[("medium", V::Nil)])]), [TWO], "nowhere else");
     assert!(read(&batch(vec![unknown])).is_err(), "hashes are hashes in all events");
     let unknown = map(&[("type", "BlockTouched".into()), ("blocks", 7.into())]);

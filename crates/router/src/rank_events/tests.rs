@@ -439,6 +439,7 @@ impl World {
                 // Of one of which nothing was heard nothing is believed.
                 self.restarted |= self.rank.newest.is_some();
                 self.late = None;
+                (0..store).for_each(|_| drop(self.publisher.publish(vec![stored(1)])));
                 self.reconnect();
                 return;
             }
