@@ -44,7 +44,7 @@ enum Command {
     /// Check whether this host is fit for fast copies, and say what to do where it is not
     Preflight(cmd::preflight::Args),
     /// Route OpenAI requests to engines, aware of their caches and load
-    Route(cmd::route::Args),
+    Route(Box<cmd::route::Args>),
     /// Decide again what a decision log of the router holds, by other policies
     RouteReplay(cmd::route_replay::Args),
     /// Run a program so that its large CUDA copies use every path
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => cmd::engine::run(args).map(done),
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
-        Command::Route(args) => cmd::route::run(args).map(done),
+        Command::Route(args) => cmd::route::run(*args).map(done),
         Command::RouteReplay(args) => cmd::route_replay::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
         Command::Simulate(args) => cmd::simulate::run(args).map(done),

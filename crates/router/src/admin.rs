@@ -5,6 +5,7 @@ use crate::admin_token::AdminToken;
 use crate::body;
 use crate::config::Backend;
 use crate::engines::{AddError, MembershipError};
+use crate::event_address::{EventAddress, EventTarget};
 use crate::refusal::Refusal;
 use crate::relay::Reply;
 use crate::respond;
@@ -26,6 +27,8 @@ struct Described {
     url: String,
     #[serde(default)]
     store: Option<String>,
+    #[serde(default)]
+    events: Vec<EventAddress>,
 }
 
 #[derive(Serialize)]
@@ -33,6 +36,7 @@ struct Listed {
     name: String,
     url: String,
     store: Option<String>,
+    events: Vec<EventAddress>,
     state: &'static str,
     up: bool,
     in_flight: u32,
@@ -96,12 +100,12 @@ fn stranger(token: Option<&AdminToken>, headers: &HeaderMap) -> Option<Result<Re
 }
 
 fn described(name: &str, body: &[u8]) -> Result<Backend, Refusal> {
-    let Described { url, store } = serde_json::from_slice(body).map_err(|error| {
+    let Described { url, store, events } = serde_json::from_slice(body).map_err(|error| {
         let message =
             format!("the body must be like {{\"url\":\"http://HOST:PORT\",\"store\":\"NAME\"}}: {error}");
         Refusal::of_client(StatusCode::BAD_REQUEST, message)
     })?;
-    Ok(Backend { name: name.to_owned(), url, store })
+    Ok(Backend { name: name.to_owned(), url, store, events })
 }
 
 fn of_membership(error: &MembershipError) -> Refusal {
@@ -122,6 +126,7 @@ fn list(router: &RouterState) -> Response<Reply> {
         Some(Listed {
             url: format!("http://{}", target.authority),
             store: target.store.clone(),
+            events: target.events.iter().map(EventTarget::to_address).collect(),
             name: backend.name,
             state: backend.membership,
             up: backend.up,

@@ -4,6 +4,7 @@ use crate::admin_token::AdminToken;
 use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::dispatcher::HandOverConfig;
 use crate::engine_model::EngineModel;
+use crate::event_address::{EventAddress, EventAddressError, EventTarget};
 use crate::policy::Policy;
 use crate::reported_load::FRESH_US;
 use crate::request_log::RequestLogPlace;
@@ -18,6 +19,9 @@ use std::time::Duration;
 /// Two readings of metrics are compared, so the one before must still be believed.
 const METRICS_INTERVAL_MAX: Duration = Duration::from_micros(FRESH_US / 2);
 
+/// Data-parallel ranks of one engine.
+const RANKS_MAX: usize = 1024;
+
 /// An engine to route to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
@@ -27,6 +31,8 @@ pub struct Backend {
     pub url: String,
     /// The store of KV that it shares with all engines that name the same one.
     pub store: Option<String>,
+    /// Where its data-parallel ranks publish KV events; none if they do not.
+    pub events: Vec<EventAddress>,
 }
 
 /// All that a router is told.
@@ -159,6 +165,12 @@ pub enum ConfigError {
     /// A network that moves nothing, or at once.
     #[error("network: {0} us for a token's KV; a finite number above 0 is allowed")]
     Network(f64),
+    /// An address of KV events that is none.
+    #[error("backend {name}, KV events: {error}")]
+    Events { name: String, error: EventAddressError },
+    /// More addresses of KV events than an engine has ranks.
+    #[error("backend {name}, KV events: {count} addresses, at most {RANKS_MAX} are allowed")]
+    EventCount { name: String, count: usize },
     /// A limit of zero.
     #[error("{0}: must be above 0")]
     Zero(&'static str),
@@ -188,6 +200,8 @@ pub(crate) struct Target {
     /// Host and port, to connect to.
     pub authority: String,
     pub store: Option<String>,
+    /// Where each rank publishes KV events.
+    pub events: Vec<EventTarget>,
     /// Host and port, for the `Host` header.
     pub host: HeaderValue,
 }
@@ -195,7 +209,10 @@ pub(crate) struct Target {
 impl Target {
     /// Is it the same engine at the same place?
     pub fn is_same(&self, other: &Target) -> bool {
-        self.name == other.name && self.authority == other.authority && self.store == other.store
+        self.name == other.name
+            && self.authority == other.authority
+            && self.store == other.store
+            && self.events == other.events
     }
 }
 
@@ -287,9 +304,9 @@ pub(crate) fn check_backends(backends: &[Backend]) -> Result<Vec<Target>, Config
 }
 
 impl Backend {
-    /// An engine that shares no store.
+    /// An engine that shares no store and publishes no events.
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Backend {
-        Backend { name: name.into(), url: url.into(), store: None }
+        Backend { name: name.into(), url: url.into(), store: None, events: Vec::new() }
     }
 
     pub(crate) fn check(&self) -> Result<Target, ConfigError> {
@@ -307,8 +324,17 @@ impl Backend {
         let authority = uri.authority().filter(|authority| plain && is_host_and_port(authority));
         let authority = authority.ok_or_else(bad_url)?.as_str().to_owned();
         let host = HeaderValue::from_str(&authority).map_err(|_| bad_url())?;
-        let (name, store) = (self.name.clone(), self.store.clone());
-        Ok(Target { name, header, authority, store, host })
+        let (name, store, events) = (self.name.clone(), self.store.clone(), self.check_events()?);
+        Ok(Target { name, header, authority, store, events, host })
+    }
+
+    fn check_events(&self) -> Result<Vec<EventTarget>, ConfigError> {
+        let (name, count) = (|| self.name.clone(), self.events.len());
+        if count > RANKS_MAX {
+            return Err(ConfigError::EventCount { name: name(), count });
+        }
+        let events = self.events.iter().map(EventAddress::check);
+        events.collect::<Result<_, _>>().map_err(|error| ConfigError::Events { name: name(), error })
     }
 }
 

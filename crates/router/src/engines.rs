@@ -11,6 +11,7 @@ use crate::hand_over::{HandOverEnd, OpenHandOver};
 use crate::health::{Change, Failure};
 use crate::log_lines::RouterLines;
 use crate::models::Models;
+use crate::rank_events::Report;
 use crate::reported_load::{Load, Unread};
 use crate::slots::{EngineSet, MAX_ENGINES};
 use crate::stats::RouterStats;
@@ -246,6 +247,25 @@ impl Engines {
         }
     }
 
+    /// Takes in what one of an engine's ranks reports of its cache. Returns whether that is not
+    /// believed, so that all events have to be asked for anew.
+    pub fn noted_events(&self, engine: &Engine, rank: usize, ranks: usize, report: &Report) -> bool {
+        let now_us = self.now_us();
+        let mut inner = self.inner.lock();
+        if !inner.has(engine) {
+            return false;
+        }
+        let noted = inner.dispatcher.noted_events(now_us, engine.slot, rank, ranks, report);
+        drop(inner);
+        if report.emptied && !noted.is_doubted {
+            engine.lines.emptied(engine.name());
+        }
+        if let Some(change) = noted.change {
+            engine.lines.events(engine.name(), change);
+        }
+        noted.must_ask
+    }
+
     /// May the engine get requests, if only as the last resort?
     pub fn is_usable(&self, engine: &Engine) -> bool {
         let inner = self.inner.lock();
@@ -322,7 +342,8 @@ impl Engines {
         engine.lines.gone(engine.name());
     }
 
-    fn now_us(&self) -> u64 {
+    /// Since the router's start.
+    pub fn now_us(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
 }

@@ -9,12 +9,14 @@
 //!   `added_latency`), `prediction` (how long it will take), `slo` (how long
 //!   it may), `decision_replay` (of a log, by other
 //!   policies), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold what),
-//!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of themselves),
+//!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of their load),
+//!   `kv_event_batch`, `live_blocks`, `rank_events` and `reported_cache` (what they say of their
+//!   caches),
 //!   `slots`, `models`, `dispatcher` (all of that as one state, with time as an argument),
 //!   `membership` (which engines come and go), `routes` (what is done with which path), and `json`,
 //!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body` (of
-//!   a request), `probe`, `scrape` (of metrics), `listing` (of models), `sources` (of engines),
+//!   a request), `probe`, `scrape` (of metrics), `zmtp` and `kv_events`, `listing` (of models), `sources` (of engines),
 //!   `request_log` and `decision_log` (by `line_log` and `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `relay` (of an answer),
 //!   `local` (the router's own pages), `admin` (by an `admin_token`), `engine`, `engines`, `state`,
@@ -39,12 +41,16 @@ mod engine;
 mod engine_metrics;
 mod engine_model;
 mod engines;
+mod event_address;
 mod generations;
 mod hand_over;
 mod health;
 mod json;
+mod kv_event_batch;
+mod kv_events;
 mod line_log;
 mod listing;
+mod live_blocks;
 mod local;
 mod log_lines;
 mod media;
@@ -57,8 +63,10 @@ pub mod prefill;
 mod prefix;
 mod probe;
 mod proxy;
+mod rank_events;
 mod refusal;
 mod relay;
+mod reported_cache;
 mod reported_load;
 mod request;
 mod request_log;
@@ -81,6 +89,7 @@ pub mod transfers;
 mod upstream;
 mod usage;
 mod view;
+mod zmtp;
 
 pub use admin_token::AdminToken;
 pub use config::{Backend, ConfigError, Limits, RouterConfig};
@@ -91,6 +100,7 @@ pub use decisions::{HandOverRecord, HandedRecord, OptionRecord, PrefilledRecord}
 pub use dispatcher::HandOverConfig;
 pub use engine_model::EngineModel;
 pub use engines::{AddError, MembershipError};
+pub use event_address::{EventAddress, EventAddressError};
 pub use hand_over::{HandOverEnd, Protocol};
 pub use health::Failure;
 pub use policy::Policy;

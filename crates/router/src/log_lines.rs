@@ -3,6 +3,7 @@
 
 use crate::hand_over::HandOverEnd;
 use crate::health::{Change, Failure};
+use crate::reported_cache;
 use crate::reported_load;
 use crate::slo::Slo;
 use forebay_transfer::LogGate;
@@ -19,6 +20,9 @@ pub struct EngineLines {
     metrics_read: LogGate,
     metrics_unread: LogGate,
     hand_over_failed: LogGate,
+    events_followed: LogGate,
+    events_not_followed: LogGate,
+    emptied: LogGate,
 }
 
 impl EngineLines {
@@ -82,6 +86,26 @@ impl EngineLines {
                 let reason = unread.name();
                 tracing::info!(engine, reason, repeated, "engine's metrics cannot be read");
             }
+        }
+    }
+
+    /// It is known from now on what its KV events say is cached, or no longer.
+    pub fn events(&self, engine: &str, change: reported_cache::Change) {
+        let gate = if change.is_ok() { &self.events_followed } else { &self.events_not_followed };
+        let Some(repeated) = gate.pass() else { return };
+        match change {
+            Ok(()) => tracing::info!(engine, repeated, "engine's KV events are followed"),
+            Err(unknown) => {
+                let reason = unknown.name();
+                tracing::info!(engine, reason, repeated, "engine's KV events are not followed");
+            }
+        }
+    }
+
+    /// Its KV events say that its cache was emptied.
+    pub fn emptied(&self, engine: &str) {
+        if let Some(repeated) = self.emptied.pass() {
+            tracing::info!(engine, repeated, "engine's cache was emptied");
         }
     }
 

@@ -4,6 +4,7 @@
 use crate::engine::{Engine, Statuses};
 use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
+use crate::rank_events::Dropped;
 use crate::reported_load::Unread;
 use crate::stats::{BackendStats, RouterStats};
 use prometheus_client::collector::Collector;
@@ -97,6 +98,7 @@ impl Collector for Page {
         self.requests(&mut page)?;
         self.hand_overs(&mut page)?;
         self.tokens(&mut page)?;
+        self.kv_events(&mut page)?;
         self.stores(&mut page)?;
         self.statuses(&mut page)?;
         self.first_byte(&mut page)?;
@@ -176,6 +178,26 @@ impl Page {
         });
         let help = "Difference of predicted and reported cached tokens, summed over requests.";
         page.counter("hit_prediction_error_tokens", help, errors)
+    }
+
+    fn kv_events(&self, page: &mut Families<'_, '_>) -> fmt::Result {
+        let help = "1 if its KV events tell how much it holds.";
+        page.gauge("kv_events_followed", help, self.each(|of| of.kv_events_followed.into()))?;
+        let help = "Blocks that it holds, by its KV events.";
+        page.gauge("kv_live_blocks", help, self.each(|of| of.kv_live_blocks))?;
+        let help = "Batches of its KV events that were taken in.";
+        page.counter("kv_event_batches", help, self.each(|of| of.kv_events.batches))?;
+        let help = "Times that batches of its KV events were missing.";
+        page.counter("kv_event_gaps", help, self.each(|of| of.kv_events.gaps))?;
+        let help = "Times that it was asked for KV events again.";
+        page.counter("kv_event_replays", help, self.each(|of| of.kv_events.replays))?;
+        let help = "Times that its cache was emptied, by its KV events.";
+        page.counter("kv_emptied", help, self.each(|of| of.kv_events.emptied))?;
+        let dropped = self.stats.backends.iter().flat_map(|of| {
+            let reasons = Dropped::NAMES.iter().map(|(_, name)| *name).zip(of.kv_events.dropped);
+            reasons.map(|(reason, count)| ([("backend", &of.name[..]), ("reason", reason)], count))
+        });
+        page.counter("kv_events_dropped", "KV events that were left out.", dropped)
     }
 
     fn stores(&self, page: &mut Families<'_, '_>) -> fmt::Result {

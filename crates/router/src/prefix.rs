@@ -121,6 +121,12 @@ impl PrefixIndex {
         Visit { backend, number, chunks: chain.chunks(), predicted, in_the_making_from, ages, clock }
     }
 
+    /// The engine has done with the prompt of a visit, which it computed. To be told before
+    /// [`PrefixIndex::settle`].
+    pub fn used(&mut self, visit: &Visit, chain: &Chain) {
+        self.shadows[visit.backend].cache.in_use_until_now(chain, visit.clock.end);
+    }
+
     /// Ends a visit whose prompt was computed. `cached_bytes` is how much of it the engine found
     /// cached, where it said so.
     pub fn settle(&mut self, visit: Visit, cached_bytes: Option<usize>) {
@@ -128,6 +134,7 @@ impl PrefixIndex {
         shadow.close(&visit);
         let Some(cached_bytes) = cached_bytes else { return };
         let found = (cached_bytes / CHUNK_BYTES).min(visit.chunks);
+        shadow.cache.come_fewer(found.saturating_sub(visit.predicted));
         if is_less(found, visit.predicted) && found < visit.in_the_making_from {
             shadow.cache.lost(found, &visit.ages);
         } else if is_more(found, visit.predicted) {
@@ -140,7 +147,9 @@ impl PrefixIndex {
     pub fn abandon(&mut self, visit: Visit, chain: &Chain) {
         let shadow = &mut self.shadows[visit.backend];
         shadow.close(&visit);
-        shadow.cache.clock -= visit.clock.end - visit.clock.start - TICK;
+        let came = visit.clock.end - visit.clock.start - TICK;
+        shadow.cache.clock -= came;
+        shadow.cache.come_fewer((came / CHUNK) as usize);
         let mut touched_later = false;
         for (position, &key) in chain.keys().iter().enumerate() {
             if shadow.cache.used.get(key) != Some(visit.clock.end - position as i64 * CHUNK) {
@@ -161,6 +170,17 @@ impl PrefixIndex {
             }
             shadow.abandoned.push_back(visit);
         }
+    }
+
+    /// An engine tells that so many chunks came into its cache, that so many are there, and for how
+    /// many it has room.
+    pub fn told(&mut self, backend: usize, came: usize, live: usize, room: Option<usize>) {
+        self.shadows[backend].cache.told(came, live, room);
+    }
+
+    /// An engine tells nothing of its cache for now.
+    pub fn untold(&mut self, backend: usize) {
+        self.shadows[backend].cache.untold();
     }
 
     /// Forgets an engine's cache, and what was learned about its size: its process is gone.

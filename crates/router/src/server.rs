@@ -7,6 +7,7 @@ use crate::config::{Backend, ConfigError, RouterConfig};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::engines::{AddError, Comers, MembershipError};
+use crate::kv_events;
 use crate::listing;
 use crate::probe;
 use crate::proxy;
@@ -298,6 +299,7 @@ async fn watch_engines(router: Arc<RouterState>, mut comers: Comers) {
                 () = probe::watch(router.clone(), engine.clone()) => {}
                 () = listing::watch(router.clone(), engine.clone()) => {}
                 () = scrape::watch(router.clone(), engine.clone()) => {}
+                () = kv_events::watch(router.clone(), engine.clone()) => {}
             }
         });
     }

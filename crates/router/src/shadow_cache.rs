@@ -32,12 +32,16 @@ pub struct ShadowCache {
     pub clock: i64,
     /// Chunks of at least this age are believed gone.
     reach: i64,
+    /// The same, by how many chunks it is told to have room for.
+    room: i64,
+    /// Chunks that have come by the clock, and that the cache has not told of yet.
+    expected: i64,
 }
 
 impl ShadowCache {
     /// An empty cache of which at most `chunks` chunks are remembered.
     pub fn new(chunks: usize) -> ShadowCache {
-        ShadowCache { used: Generations::new(chunks), clock: 0, reach: i64::MAX }
+        ShadowCache { used: Generations::new(chunks), clock: 0, reach: i64::MAX, room: i64::MAX, expected: 0 }
     }
 
     /// How many of the first chunks of `chain` it is believed to hold. Costs the logarithm of the
@@ -49,7 +53,7 @@ impl ShadowCache {
 
     /// Is it believed to hold this chunk?
     pub fn holds(&self, key: u64) -> bool {
-        self.age(key).is_some_and(|age| age < self.reach)
+        self.age(key).is_some_and(|age| age < self.reach.min(self.room))
     }
 
     /// In whole chunks.
@@ -67,7 +71,9 @@ impl ShadowCache {
     /// that its known beginning had.
     pub fn touch(&mut self, chain: &Chain, held: usize) -> Vec<i64> {
         let before = self.clock;
-        self.clock += (chain.chunks() - held) as i64 * CHUNK + TICK;
+        let coming = (chain.chunks() - held) as i64;
+        self.clock += coming * CHUNK + TICK;
+        self.expected += coming;
         let mut ages = Vec::with_capacity(chain.chunks());
         // From the end, so that the bound of the map forgets ends before beginnings.
         for (position, &key) in chain.keys().iter().enumerate().rev() {
@@ -78,6 +84,20 @@ impl ShadowCache {
         }
         ages.reverse();
         ages
+    }
+
+    /// What of `chain` was used at this time and not since was in use until now: an engine evicts
+    /// nothing that it computes with. It matters where others move the clock, too.
+    pub fn in_use_until_now(&mut self, chain: &Chain, used: i64) {
+        if self.room == i64::MAX {
+            return;
+        }
+        for (position, &key) in chain.keys().iter().enumerate().rev() {
+            let ahead = position as i64 * CHUNK;
+            if self.used.get(key) == Some(used - ahead) {
+                self.used.insert(key, self.clock - ahead);
+            }
+        }
     }
 
     /// Of a prompt whose chunks had these `ages`, the one behind the first `found` was lost.
@@ -93,10 +113,32 @@ impl ShadowCache {
         }
     }
 
+    /// So many chunks came into it, by whatever way, so many are in it, and for so many it has room,
+    /// if it has shown that. What came and was not expected ages all that is there.
+    pub fn told(&mut self, came: usize, live: usize, room: Option<usize>) {
+        // What never comes must not hide for ever what others bring.
+        let expected = self.expected.min(live as i64);
+        let own = expected.min(came as i64);
+        self.expected = expected - own;
+        let others = (came as i64 - own).saturating_mul(CHUNK);
+        self.clock = self.clock.saturating_add(others).min(CLOCK_MAX);
+        self.room = room.map_or(i64::MAX, |chunks| (chunks + slack(chunks)) as i64);
+    }
+
+    /// Nothing is told of it for now.
+    pub fn untold(&mut self) {
+        self.room = i64::MAX;
+    }
+
+    /// Fewer chunks come than the clock says: so many were there already, or are not needed.
+    pub fn come_fewer(&mut self, chunks: usize) {
+        self.expected = (self.expected - chunks as i64).max(0);
+    }
+
     /// Forgets everything, what was learned of its size as well.
     pub fn forget(&mut self) {
         self.used.clear();
-        self.reach = i64::MAX;
+        (self.reach, self.room, self.expected) = (i64::MAX, i64::MAX, 0);
     }
 
     /// Remembers at most so many chunks from now on.
@@ -109,6 +151,9 @@ impl ShadowCache {
         self.used.len()
     }
 }
+
+/// What others say has come moves the clock no further.
+const CLOCK_MAX: i64 = i64::MAX / 2;
 
 /// Is `found` so much less than what was predicted that something must have been lost?
 pub fn is_less(found: usize, predicted: usize) -> bool {

@@ -4,6 +4,7 @@
 
 use crate::config::Backend;
 use crate::engines::{AddError, Engines};
+use crate::event_address::EventAddress;
 use crate::membership::{Source, Step};
 use http::Uri;
 use serde::Deserialize;
@@ -47,6 +48,8 @@ struct WrittenEngine {
     name: String,
     url: String,
     store: Option<String>,
+    #[serde(default)]
+    events: Vec<EventAddress>,
 }
 
 /// The engines that a file lists.
@@ -62,8 +65,8 @@ pub fn read_file(path: &Path) -> Result<Vec<Backend>, FileError> {
     let list: WrittenList = toml::from_str(&text)
         .map_err(|error| FileError::Toml { path: path_buf(), message: error.to_string() })?;
     let backends = list.engines.into_iter();
-    let backends: Vec<Backend> =
-        backends.map(|WrittenEngine { name, url, store }| Backend { name, url, store }).collect();
+    let backend = |WrittenEngine { name, url, store, events }| Backend { name, url, store, events };
+    let backends: Vec<Backend> = backends.map(backend).collect();
     crate::config::check_backends(&backends)
         .map_err(|error| FileError::Engine { path: path_buf(), error })?;
     Ok(backends)
@@ -105,13 +108,14 @@ pub async fn watch_name(engines: Arc<Engines>, named: Backend) {
 async fn resolve(named: &Backend) -> io::Result<Vec<Backend>> {
     let uri: Uri = named.url.parse().map_err(io::Error::other)?;
     let authority = uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+    let host = uri.host().unwrap_or_default();
     let found = tokio::time::timeout(ASK_EVERY, tokio::net::lookup_host(authority)).await??;
     let found: BTreeSet<SocketAddr> = found.collect();
-    Ok(found.into_iter().map(|address| at(named, address)).collect())
+    Ok(found.into_iter().map(|address| at(named, host, address)).collect())
 }
 
 /// The engine at one of a name's addresses, with a name of its own.
-fn at(named: &Backend, address: SocketAddr) -> Backend {
+fn at(named: &Backend, host: &str, address: SocketAddr) -> Backend {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => ip.to_string().replace(':', "-"),
@@ -120,6 +124,7 @@ fn at(named: &Backend, address: SocketAddr) -> Backend {
         name: format!("{}-{ip}", named.name),
         url: format!("http://{address}"),
         store: named.store.clone(),
+        events: named.events.iter().map(|events| events.at(host, address.ip())).collect(),
     }
 }
 
@@ -235,9 +240,9 @@ mod tests {
     #[test]
     fn each_address_of_a_name_is_an_engine_with_a_name_and_a_url() {
         let named = Backend { store: Some("s".into()), ..Backend::new("pods", "http://pods.example:8000") };
-        let v4 = at(&named, "10.0.0.7:8000".parse().unwrap());
+        let v4 = at(&named, "pods.example", "10.0.0.7:8000".parse().unwrap());
         assert_eq!((&v4.name[..], &v4.url[..]), ("pods-10.0.0.7", "http://10.0.0.7:8000"));
-        let v6 = at(&named, "[2001:db8::7]:8000".parse().unwrap());
+        let v6 = at(&named, "pods.example", "[2001:db8::7]:8000".parse().unwrap());
         assert_eq!((&v6.name[..], &v6.url[..]), ("pods-2001-db8--7", "http://[2001:db8::7]:8000"));
         assert!(crate::config::check_backends(&[v4, v6]).is_ok());
     }

@@ -2,6 +2,7 @@
 
 use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
+use crate::rank_events::Counts;
 use crate::reported_load::Unread;
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -56,6 +57,12 @@ pub struct BackendStats {
     pub hand_overs: [u64; HandOverEnd::NAMES.len()],
     /// Attempts to read its metrics that failed, in the order of [`Unread::NAMES`].
     pub unread_metrics: [u64; Unread::NAMES.len()],
+    /// It is known by its KV events how much it holds.
+    pub kv_events_followed: bool,
+    /// Blocks that it holds by them; 0 where that is not known.
+    pub kv_live_blocks: u64,
+    /// What was counted of its KV events.
+    pub kv_events: Counts,
     /// How often it was taken out of use.
     pub ejections: u64,
     /// Tokens of answered prompts, where the answer reported what was cached.
@@ -85,6 +92,9 @@ impl BackendStats {
             others_in_flight: 0,
             pool_tokens: 0,
             unread_metrics: [0; Unread::NAMES.len()],
+            kv_events_followed: false,
+            kv_live_blocks: 0,
+            kv_events: Counts::default(),
             pending_prefill_tokens: 0,
             context_tokens: 0,
             index_chunks: 0,

@@ -77,6 +77,12 @@ impl BytesPerToken {
         totals.bytes / totals.tokens
     }
 
+    /// The ratio of all prompts together.
+    pub fn average(&self) -> f64 {
+        let sum = |of: fn(&Totals) -> f64| self.kinds.iter().map(of).sum::<f64>();
+        sum(|kind| kind.bytes) / sum(|kind| kind.tokens)
+    }
+
     /// The estimated tokens of a prompt, at least 1.
     pub fn estimate(&self, length: &Length) -> u64 {
         let text = length.text_bytes() as f64 / self.ratio(length.kind);

@@ -6,8 +6,8 @@ use super::values::{seconds, seconds_or_none, size};
 use forebay_results::output::CommandResult;
 use forebay_router::elastic::KvNetwork;
 use forebay_router::{
-    AdminToken, Backend, DecisionLogPlace, EngineModel, HandOverConfig, Limits, Policy, Protocol,
-    RequestLogPlace, Router, RouterConfig,
+    AdminToken, Backend, DecisionLogPlace, EngineModel, EventAddress, EventAddressError, HandOverConfig,
+    Limits, Policy, Protocol, RequestLogPlace, Router, RouterConfig,
 };
 use forebay_steps::{Launch, Profile};
 use std::net::SocketAddr;
@@ -34,6 +34,10 @@ pub struct Args {
     /// nobody may
     #[arg(long, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
+    /// Where a data-parallel rank of an engine publishes KV events, and where missed ones can be asked
+    /// for; repeat for each rank
+    #[arg(long, value_name = "NAME=tcp://HOST:PORT[,replay=tcp://HOST:PORT]", value_parser = events)]
+    backend_events: Vec<(String, EventAddress)>,
     /// Engines that share a store of KV, by their names: each can load what another one computed;
     /// repeat for each store
     #[arg(long, value_name = "NAME=ENGINE,ENGINE", value_parser = store)]
@@ -145,6 +149,11 @@ struct Store {
     engines: Vec<String>,
 }
 
+/// Events of an engine that is not there.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("KV events: no engine is named '{0}'")]
+struct UnknownPublisher(String);
+
 /// A store that is not described in a way that makes sense.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum StoreError {
@@ -156,6 +165,8 @@ enum StoreError {
 
 pub fn run(mut args: Args) -> CommandResult {
     share_stores(args.backend.iter_mut().chain(&mut args.backend_dns).collect(), &args.store)?;
+    let backends = args.backend.iter_mut().chain(&mut args.backend_dns).collect();
+    publish_events(backends, std::mem::take(&mut args.backend_events))?;
     // As vLLM launches its steps if it is told nothing.
     let profile = Profile::find(&args.profile)?;
     let mut engine_model = EngineModel::new(&profile, Launch::Graph);
@@ -258,6 +269,24 @@ fn share_stores(mut backends: Vec<&mut Backend>, stores: &[Store]) -> Result<(),
     Ok(())
 }
 
+/// Tells each engine where its ranks publish, in the order in which they were given.
+fn publish_events(
+    mut backends: Vec<&mut Backend>,
+    events: Vec<(String, EventAddress)>,
+) -> Result<(), UnknownPublisher> {
+    for (name, address) in events {
+        let backend = backends.iter_mut().find(|backend| backend.name == name);
+        backend.ok_or(UnknownPublisher(name))?.events.push(address);
+    }
+    Ok(())
+}
+
+fn events(text: &str) -> Result<(String, EventAddress), String> {
+    let (name, address) =
+        text.split_once('=').ok_or_else(|| format!("'{text}' is not of the form NAME=tcp://HOST:PORT"))?;
+    Ok((name.to_owned(), address.parse().map_err(|error: EventAddressError| error.to_string())?))
+}
+
 fn request_log(text: &str) -> Result<RequestLogPlace, String> {
     Ok(if text == "-" { RequestLogPlace::Stderr } else { RequestLogPlace::File(text.into()) })
 }
@@ -279,6 +308,21 @@ mod tests {
         let twice = "engine a is in the stores x and y; one is allowed".to_owned();
         assert_eq!(shared(&["x=a", "y=a"]), Err(twice));
         assert!(store("x").unwrap_err().contains("NAME=ENGINE,ENGINE"));
+    }
+
+    #[test]
+    fn engines_are_told_where_their_ranks_publish_and_mistakes_are_named() {
+        let published = |options: &[&str]| {
+            let mut backends = ["a", "b"].map(|name| Backend::new(name, "http://h:1"));
+            let events = options.iter().map(|text| events(text)).collect::<Result<_, _>>()?;
+            publish_events(backends.iter_mut().collect(), events).map_err(|error| error.to_string())?;
+            Ok(backends.map(|backend| backend.events.into_iter().map(|at| at.publish).collect::<Vec<_>>()))
+        };
+        let ranks = ["b=tcp://h:1,replay=tcp://h:3", "b=tcp://h:2"];
+        assert_eq!(published(&ranks), Ok([vec![], vec!["tcp://h:1".to_owned(), "tcp://h:2".to_owned()]]));
+        assert_eq!(published(&["c=tcp://h:1"]), Err("KV events: no engine is named 'c'".to_owned()));
+        assert!(published(&["tcp://h:1"]).unwrap_err().contains("NAME=tcp://HOST:PORT"));
+        assert!(published(&["a=tcp://h:1,tcp://h:2"]).unwrap_err().contains("replay=tcp://HOST:PORT"));
     }
 
     #[test]

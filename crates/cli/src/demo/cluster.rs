@@ -55,9 +55,8 @@ impl ClusterSpec {
         let backends = engines.iter().enumerate();
         // An engine loads from its peers too: all nodes are one store.
         let backends = backends.map(|(number, engine)| Backend {
-            name: engine_name(number),
-            url: engine.url(),
             store: store_name(),
+            ..Backend::new(engine_name(number), engine.url())
         });
         let router = Router::spawn(self.host.router_config(backends.collect(), policy, decision_log))?;
         let (kill_one, node_count) = (self.kill_one, nodes.len());

@@ -72,9 +72,8 @@ impl HostSpec {
             engines.push(Engine::spawn(self.engine_config(), Some(connection)).await?);
         }
         let backends = engines.iter().enumerate().map(|(number, engine)| Backend {
-            name: engine_name(number),
-            url: format!("http://{}", engine.address()),
             store: store_name(),
+            ..Backend::new(engine_name(number), format!("http://{}", engine.address()))
         });
         let router = Router::spawn(self.router_config(backends.collect(), policy, decision_log))?;
         let found_chunks = store.disk_stat().map(|stat| stat.ssd.tier.counters.chunks as u64);

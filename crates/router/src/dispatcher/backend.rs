@@ -3,6 +3,7 @@
 
 use super::hand_overs::Partner;
 use crate::health::{Health, Thresholds};
+use crate::reported_cache::ReportedCache;
 use crate::reported_load::ReportedLoad;
 use crate::request::Endpoint;
 use crate::stats::BackendStats;
@@ -46,6 +47,7 @@ pub struct Backend {
     /// Of those, requests whose first byte has not come.
     pub waiting: u32,
     pub reported: ReportedLoad,
+    pub cache: ReportedCache,
     pub pending_prefill_tokens: u64,
     pub pending_prefill_us: u64,
     pub context_tokens: u64,
@@ -68,6 +70,7 @@ impl Backend {
             in_flight: 0,
             waiting: 0,
             reported: ReportedLoad::default(),
+            cache: ReportedCache::default(),
             pending_prefill_tokens: 0,
             pending_prefill_us: 0,
             context_tokens: 0,
