@@ -174,15 +174,17 @@ pub fn choose_elastic(
         cost_us: added_latency_s(fleet.view.engine_model, candidate, request) * 1e6,
         own_us: own_us(&fleet.view, candidate, request),
     };
+    // The engine that keeps a request need not be the cheapest one: a transfer must beat that too.
+    let cheapest_us = placed.scores.iter().flatten().copied().fold(f64::INFINITY, f64::min) * 1e6;
     let pays = |option: &Weighed| {
         let can = |kind: &TransferKind| fleet.kinds.contains(kind);
         let Some(kind) = option.choice.transfer().filter(can) else { return false };
         let factor = transfers.margin_factor(session, request.home, option.choice.home(), now_us);
         let least_saved_us = (LEAST_SAVED_S * 1e6)
-            .max(LEAST_SAVED_SHARE * place.cost_us)
+            .max(LEAST_SAVED_SHARE * cheapest_us)
             .max(2e6 * transfers.usual_error_s(kind));
         transfers.may_start(kind, now_us)
-            && factor.is_some_and(|factor| place.cost_us - option.cost_us > factor * least_saved_us)
+            && factor.is_some_and(|factor| cheapest_us - option.cost_us > factor * least_saved_us)
     };
     let mut best = place;
     let mut options = vec![place];
