@@ -1,11 +1,11 @@
 //! How a request becomes a backend's load, or that of two where one hands its prompt over to the
 //! other.
 
-use super::hand_overs::{Chosen, Plan};
+use super::hand_overs::{Chosen, Plan, Prefiller};
 use super::{Assignment, Dispatcher, Home, Membership, Role, RoutingFacts, prefill_us};
 use crate::decisions::Entry;
 use crate::policy::{Policy, Request, View};
-use crate::prediction::{Prediction, predict};
+use crate::prediction::predict;
 use crate::prefill::Prefill;
 use std::sync::{Arc, OnceLock};
 
@@ -33,6 +33,28 @@ impl Dispatcher {
         may_hand_over: bool,
     ) -> Option<(Assignment, Option<(Assignment, Plan)>)> {
         self.expire_held(now_us);
+        let (entry, prefiller) = self.decide(now_us, routing, tried, may_hand_over)?;
+        let chosen = entry.decision.chosen;
+        if routing.endpoint.is_some() {
+            self.note_move(now_us, routing.session, entry.home, chosen);
+        }
+        let Some(prefiller) = prefiller else {
+            let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], entry.input_tokens);
+            return Some((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
+        };
+        let decode = self.open(routing, chosen, entry, None, Role::Decode);
+        let prefill = self.open_hand_over(routing, &decode, prefiller);
+        Some((decode, prefill))
+    }
+
+    /// Decides, and remembers it.
+    fn decide(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        tried: &[usize],
+        may_hand_over: bool,
+    ) -> Option<(Arc<Entry>, Option<Prefiller>)> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
@@ -42,16 +64,12 @@ impl Dispatcher {
         let session = (may_hand_over && routing.endpoint.is_some()).then_some(routing.session);
         let Chosen { decision, options, prefill: prefiller } =
             self.choose(now_us, policy, &view, &request, session)?;
-        let chosen = decision.chosen;
-        let mut predicted = predict(&self.engine_model, &candidates[chosen], &request);
-        if let Some(prefiller) = &prefiller {
-            let first_byte_us = prefiller.expected.prefill_us.saturating_add(prefiller.expected.hand_us);
-            predicted = Prediction { first_byte_us, ..predicted };
+        let mut predicted = predict(&self.engine_model, &candidates[decision.chosen], &request);
+        if let Some(Prefiller { expected, .. }) = &prefiller {
+            predicted.first_byte_us = expected.prefill_us.saturating_add(expected.hand_us);
         }
-        let number = self.turn;
-        self.turn += 1;
         let entry = Arc::new(Entry {
-            number,
+            number: self.turn,
             at_us: now_us,
             session: routing.session,
             input_tokens,
@@ -69,17 +87,9 @@ impl Dispatcher {
             handed: OnceLock::new(),
             outcome: OnceLock::new(),
         });
+        self.turn += 1;
         self.decisions.push(entry.clone());
-        if routing.endpoint.is_some() {
-            self.note_move(now_us, routing.session, home, chosen);
-        }
-        let Some(prefiller) = prefiller else {
-            let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], input_tokens);
-            return Some((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
-        };
-        let assignment = self.open(routing, chosen, entry, None, Role::Decode);
-        let prefill = self.open_hand_over(routing, &assignment, prefiller);
-        Some((assignment, prefill))
+        Some((entry, prefiller))
     }
 
     /// The backend that a session had last, if it is still there.
