@@ -57,7 +57,7 @@ async fn together(cases: impl Iterator<Item = impl Future<Output = ()> + Send + 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_an_engine_does_wrong_the_answer_is_right_and_comes_once() {
-    use Fault::{ForgetBlocks, HangPrefill, HangReads, NoParams, RefusePrefill};
+    use Fault::{ForgetBlocks, HangPrefill, HangReads, NoParams, RefuseDecode, RefusePrefill};
     use Protocol::{Forebay, Nixl};
     let cases = [Nixl, Forebay].into_iter().flat_map(|protocol| {
         let fault = |fault| Some((PREFILLER, fault));
@@ -67,6 +67,12 @@ async fn whatever_an_engine_does_wrong_the_answer_is_right_and_comes_once() {
             case("is too slow", protocol, fault(HangPrefill), HandOverEnd::PrefillLate),
             case("does not know the keys", protocol, fault(ForgetBlocks), HandOverEnd::DecodeLate),
             case("gives nothing", protocol, fault(HangReads), HandOverEnd::DecodeLate),
+            case(
+                "refuses what it is handed",
+                protocol,
+                Some((DECODER, RefuseDecode)),
+                HandOverEnd::DecodeLost,
+            ),
         ]
     });
     together(cases.map(|case| async move {
@@ -89,7 +95,7 @@ async fn whatever_an_engine_does_wrong_the_answer_is_right_and_comes_once() {
             let decision = site.hand_overs().pop().unwrap();
             assert_eq!(decision.handed.unwrap().end, case.end, "{name}");
             assert_eq!(site.finished(DECODER) - before, 1, "{name}");
-            site.engine(PREFILLER).set_fault(None);
+            [PREFILLER, DECODER].iter().for_each(|&engine| site.engine(engine).set_fault(None));
             site.assert_quiet().await;
         }
     }))

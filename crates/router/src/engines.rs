@@ -173,7 +173,7 @@ impl Engines {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
         let (assignment, prefill) =
-            match inner.dispatcher.assign_one_or_two(now_us, routing, tried, may_hand_over) {
+            match inner.dispatcher.assign_with_prefiller(now_us, routing, tried, may_hand_over) {
                 Ok(assigned) => assigned,
                 Err(unassigned) => {
                     drop(inner);

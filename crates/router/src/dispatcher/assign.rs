@@ -1,11 +1,11 @@
 //! How a request becomes a backend's load, or that of two where one hands its prompt over to the
 //! other.
 
-use super::hand_overs::{Chosen, Plan};
+use super::hand_overs::{Chosen, Plan, Prefiller};
 use super::{Assignment, Dispatcher, Home, Membership, Role, RoutingFacts, Unassigned, prefill_us};
 use crate::decisions::{Entry, Outcome};
 use crate::policy::{Policy, Request, View};
-use crate::prediction::{Prediction, predict};
+use crate::prediction::predict;
 use crate::prefill::Prefill;
 use crate::slo::RefusalReason;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ impl Dispatcher {
     /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as its
     /// load. At the first attempt another backend may compute the prompt, if `may_hand_over`. A
     /// request that was tried already is not refused for its SLO.
-    pub fn assign_one_or_two(
+    pub fn assign_with_prefiller(
         &mut self,
         now_us: u64,
         routing: &RoutingFacts,
@@ -22,6 +22,28 @@ impl Dispatcher {
         may_hand_over: bool,
     ) -> Result<(Assignment, Option<(Assignment, Plan)>), Unassigned> {
         self.expire_held(now_us);
+        let (entry, prefiller) = self.decide(now_us, routing, tried, may_hand_over)?;
+        let chosen = entry.decision.chosen;
+        if routing.endpoint.is_some() {
+            self.note_move(now_us, routing.session, entry.home, chosen);
+        }
+        let Some(prefiller) = prefiller else {
+            let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], entry.input_tokens);
+            return Ok((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
+        };
+        let decode = self.open(routing, chosen, entry, None, Role::Decode);
+        let prefill = self.open_hand_over(routing, &decode, prefiller);
+        Ok((decode, prefill))
+    }
+
+    /// Decides, and remembers it.
+    fn decide(
+        &mut self,
+        now_us: u64,
+        routing: &RoutingFacts,
+        tried: &[u64],
+        may_hand_over: bool,
+    ) -> Result<(Arc<Entry>, Option<Prefiller>), Unassigned> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
         let candidates = self.candidates(now_us, routing, input_tokens, tried);
         let view = View { candidates: &candidates, turn: self.turn, engine_model: &self.engine_model };
@@ -33,16 +55,12 @@ impl Dispatcher {
         let chosen = self.choose(now_us, policy, &view, &request, session, routing.slo);
         let Chosen { decision, too_late_us, options, prefill: prefiller } =
             chosen.ok_or(Unassigned::NoEngine)?;
-        let chosen = decision.chosen;
-        let mut predicted = predict(&self.engine_model, &candidates[chosen], &request);
-        if let Some(prefiller) = &prefiller {
-            let first_byte_us = prefiller.expected.prefill_us.saturating_add(prefiller.expected.hand_us);
-            predicted = Prediction { first_byte_us, ..predicted };
+        let mut predicted = predict(&self.engine_model, &candidates[decision.chosen], &request);
+        if let Some(Prefiller { expected, .. }) = &prefiller {
+            predicted.first_byte_us = expected.prefill_us.saturating_add(expected.hand_us);
         }
-        let number = self.turn;
-        self.turn += 1;
         let entry = Arc::new(Entry {
-            number,
+            number: self.turn,
             at_us: now_us,
             session: routing.session,
             input_tokens,
@@ -61,6 +79,7 @@ impl Dispatcher {
             handed: OnceLock::new(),
             outcome: OnceLock::new(),
         });
+        self.turn += 1;
         self.decisions.push(entry.clone());
         if let Some(earliest_us) = too_late_us.filter(|_| tried.is_empty()) {
             let refused = Some(RefusalReason::TtftSlo);
@@ -68,16 +87,7 @@ impl Dispatcher {
             let _ = entry.outcome.set(Outcome { refused, ..Outcome::default() });
             return Err(Unassigned::TooLate { decision: entry, earliest_us });
         }
-        if routing.endpoint.is_some() {
-            self.note_move(now_us, routing.session, home, chosen);
-        }
-        let Some(prefiller) = prefiller else {
-            let work = Prefill::new(&self.engine_model, &entry.candidates[chosen], input_tokens);
-            return Ok((self.open(routing, chosen, entry, Some(work), Role::Whole), None));
-        };
-        let assignment = self.open(routing, chosen, entry, None, Role::Decode);
-        let prefill = self.open_hand_over(routing, &assignment, prefiller);
-        Ok((assignment, prefill))
+        Ok((entry, prefiller))
     }
 
     /// The backend that a session had last, if it is still there.

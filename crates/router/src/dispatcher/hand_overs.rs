@@ -298,3 +298,25 @@ impl Dispatcher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_failed_has_a_pause_and_one_that_never_did_it_is_asked_three_times() {
+        let mut partner = Partner::default();
+        let mut now_us = 0;
+        for failure in 1..=FAILURES_MAX {
+            assert!(partner.may_take_part(now_us));
+            assert_eq!(partner.failed(now_us), failure == FAILURES_MAX);
+            assert!(!partner.may_take_part(now_us + PAUSE_US - 1));
+            now_us += PAUSE_US;
+        }
+        assert!(!partner.may_take_part(u64::MAX));
+        let mut proven = Partner::default();
+        proven.has_done_it();
+        assert!((0..9).all(|_| !proven.failed(0)), "it is told once, of those that never did it");
+        assert!(!proven.may_take_part(PAUSE_US - 1) && proven.may_take_part(PAUSE_US));
+    }
+}

@@ -16,7 +16,7 @@ impl Dispatcher {
         routing: &RoutingFacts,
         tried: &[u64],
     ) -> Result<Assignment, Unassigned> {
-        self.assign_one_or_two(now_us, routing, tried, false).map(|(assignment, _)| assignment)
+        self.assign_with_prefiller(now_us, routing, tried, false).map(|(assignment, _)| assignment)
     }
 }
 

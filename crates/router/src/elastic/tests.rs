@@ -35,6 +35,7 @@ struct Case {
     kinds: Vec<TransferKind>,
     request: Request,
     transfers: Transfers,
+    barred: Vec<usize>,
 }
 
 impl Case {
@@ -47,6 +48,7 @@ impl Case {
             kinds: vec![TransferKind::Pull, TransferKind::HandOver],
             request: Request { input_tokens: 40_000, output_tokens: 150, home: Some(0) },
             transfers: Transfers::default(),
+            barred: Vec::new(),
         }
     }
 
@@ -61,7 +63,7 @@ impl Case {
             network: self.network,
             kinds: &self.kinds,
             prefillers_pull: true,
-            barred: &[],
+            barred: &self.barred,
         };
         choose_elastic(&fleet, &self.request, &self.transfers, 7, 1_000_000).unwrap()
     }
@@ -82,6 +84,18 @@ fn apart() -> Case {
     let mut case = Case::new(&APART);
     case.request.output_tokens = 1_000;
     case
+}
+
+#[test]
+fn an_engine_that_takes_part_in_no_hand_over_is_neither_of_the_two() {
+    let mut case = apart();
+    let Choice::HandOver { prefill, decode } = case.choice() else { panic!("{:?}", case.choice()) };
+    for barred in [prefill, decode] {
+        case.barred = vec![barred];
+        if let Choice::HandOver { prefill, decode } = case.choice() {
+            assert!(prefill != barred && decode != barred, "{:?}", case.choice());
+        }
+    }
 }
 
 #[test]

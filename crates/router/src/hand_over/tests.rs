@@ -74,7 +74,7 @@ impl Site {
     /// A prompt that is to be handed over.
     fn assign(&mut self, now_us: u64) -> (RoutingFacts, Assignment, Assignment, Plan) {
         let facts = routing(7, 40_000);
-        let (decode, prefill) = self.dispatcher.assign_one_or_two(now_us, &facts, &[], true).unwrap();
+        let (decode, prefill) = self.dispatcher.assign_with_prefiller(now_us, &facts, &[], true).unwrap();
         let (prefill, plan) = prefill.expect("handed over");
         assert_eq!((prefill.backend, decode.backend), (PREFILLER, DECODER));
         (facts, decode, prefill, plan)
@@ -370,27 +370,18 @@ fn blocks_that_wait_at_a_prefiller_are_used_room_until_they_are_read_or_their_le
 }
 
 #[test]
-fn an_engine_that_never_did_its_part_is_asked_three_times_and_a_good_one_again_after_a_pause() {
-    let hand_over = |site: &mut Site, now_us: u64, end: HandOverEnd| {
-        let facts = routing(7, 40_000);
-        let (decode, prefill) = site.dispatcher.assign_one_or_two(now_us, &facts, &[], true).unwrap();
-        let was_handed = prefill.is_some();
-        let mut barred = None;
-        if let Some((prefill, plan)) = prefill {
-            site.dispatcher.end(&facts, prefill, End::Cancelled);
-            barred = site.dispatcher.hand_over_ended(now_us + 1, &plan, end, None);
-        }
-        site.dispatcher.end(&facts, decode, End::Cancelled);
-        (was_handed, barred)
-    };
+fn a_prompt_that_is_not_handed_over_after_all_is_work_for_the_engine_that_says_the_answer() {
     let mut site = Site::new(Protocol::Nixl);
-    let failed = HandOverEnd::NoParameters;
-    // As good as a time can be in which no other transfer's error counts.
-    for (at_s, expected) in [(0, (true, None)), (5, (false, None))] {
-        assert_eq!(hand_over(&mut site, at_s * SECOND_US, failed), expected, "at {at_s} s");
-    }
-    let mut proven = Site::new(Protocol::Nixl);
-    assert_eq!(hand_over(&mut proven, 0, HandOverEnd::Handed), (true, None));
-    assert_eq!(hand_over(&mut proven, SECOND_US, failed), (true, None));
-    assert_eq!(hand_over(&mut proven, 2 * SECOND_US, failed), (false, None), "it has a pause");
+    let pending = |site: &mut Site| site.dispatcher.stats(0).backends[DECODER].pending_prefill_tokens;
+    let before = pending(&mut site);
+    let (facts, mut decode, prefill, plan) = site.assign(0);
+    assert_eq!(pending(&mut site), before, "the other one computes it");
+    site.dispatcher.end(&facts, prefill, End::Failed(Failure::Refused));
+    site.dispatcher.hand_over_ended(1, &plan, HandOverEnd::PrefillLost, None);
+    site.dispatcher.computes_itself(&mut decode);
+    assert_eq!(pending(&mut site), before + 40_000);
+    site.dispatcher.first_byte(2, &mut decode, 200);
+    assert_eq!(pending(&mut site), before);
+    site.dispatcher.end(&facts, decode, End::Cancelled);
+    site.assert_empty(3);
 }

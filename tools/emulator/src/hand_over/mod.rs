@@ -29,6 +29,8 @@ pub enum Fault {
     HangPrefill,
     /// It prefills and answers without `kv_transfer_params`.
     NoParams,
+    /// It answers 500 to whoever says that another engine has the prompt's KV.
+    RefuseDecode,
     /// It keeps nothing of what it offers.
     ForgetBlocks,
     /// Whoever reads its blocks waits for ever.

@@ -21,7 +21,11 @@ pub async fn part(app: &App, role: Option<Role>, id: &str, prompts: &[Prompt]) -
         let message = format_args!("{} prompts are given; one can be handed over", prompts.len());
         return Err(ApiError::field("kv_transfer_params", message));
     };
+    let fault = app.offers.fault();
     let key = match role {
+        Role::Decode(_) if fault == Some(Fault::RefuseDecode) => {
+            return Err(ApiError::failed("it refuses what others have computed".into()));
+        }
         // KV of another kind is computed.
         Role::Decode(source) if source.identity.as_ref().is_some_and(|other| *other != app.identity) => {
             return Ok((None, None));
@@ -29,7 +33,6 @@ pub async fn part(app: &App, role: Option<Role>, id: &str, prompts: &[Prompt]) -
         Role::Decode(source) => return Ok((Some(Handed::Here(source)), None)),
         Role::Prefill { key } => key.unwrap_or_else(|| format!("{id}-key")),
     };
-    let fault = app.offers.fault();
     match fault {
         Some(Fault::RefusePrefill) => return Err(ApiError::failed("it refuses to prefill".into())),
         Some(Fault::HangPrefill) => pending().await,
