@@ -30,6 +30,7 @@ from predict import Figures
 POLICIES = ("lpwl", "added-latency", "elastic")
 # As the simulator names what the router does: it moves KV by hand-over only.
 SIMULATED = {"elastic": "elastic-hand-overs"}
+MARGINALS = Path(__file__).with_suffix(".toml")
 EMPTY_S = 30.0
 OTHER_TOKENS = 5_000
 
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, required=True, help="what `forebay calibrate` wrote of one")
     parser.add_argument("--model", required=True, help="as the engines name it")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
-    parser.add_argument("--marginals", type=Path, default=predict.MARGINALS, help="of the load")
+    parser.add_argument("--marginals", type=Path, default=MARGINALS, help="of the load")
     parser.add_argument("--sessions", type=int, default=24)
     parser.add_argument("--at-once", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
