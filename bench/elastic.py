@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -80,9 +81,10 @@ def router(program: str, policy: str, args: argparse.Namespace, log: Path) -> It
 def arm(program: str, policy: str, trace: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The records of a policy's replay. The router's counts at its end stay in the folder."""
     empty(args.engine)
-    log = args.folder / f"{policy}.jsonl"
-    log.unlink(missing_ok=True)
-    with router(program, policy, args, args.folder / f"{policy}-decisions.jsonl") as url:
+    log, decisions = args.folder / f"{policy}.jsonl", args.folder / f"{policy}-decisions.jsonl"
+    for former in (log, decisions):
+        former.unlink(missing_ok=True)
+    with router(program, policy, args, decisions) as url:
         command = [program, "trace", "replay", str(trace), "--target", url, "--model", args.model]
         # Other token ids for the same blocks.
         vocabulary = args.vocabulary - OTHER_TOKENS * args.policies.index(policy)
@@ -92,6 +94,25 @@ def arm(program: str, policy: str, trace: Path, args: argparse.Namespace) -> lis
         (args.folder / f"{policy}-metrics.txt").write_text(ask(f"{url}/metrics"))
     lines = (json.loads(line) for line in log.read_text().splitlines())
     return [line for line in lines if line["kind"] == "request"]
+
+
+def decided(log: Path) -> Iterator[dict[str, Any]]:
+    """What a policy's decision log says: hand-overs by their end, and how far predictions were off."""
+    decisions = [json.loads(line) for line in log.read_text().splitlines()]
+    decisions = [one for one in decisions if one["kind"] == "decision" and one["outcome"]]
+    name = f"real.elastic.{log.name.removesuffix('-decisions.jsonl')}"
+    ends = [one["hand_over"]["handed"]["end"] for one in decisions if one.get("hand_over")]
+    for end in sorted(set(ends)):
+        yield vllm_engine.row(f"{name}.hand_overs.{end}", "", [ends.count(end)], decisions=len(decisions))
+    for is_handed, kind in ((False, "placed"), (True, "handed_over")):
+        off = [
+            abs(one["outcome"]["first_byte_us"] - one["predicted"]["first_byte_us"]) / 1e6
+            for one in decisions
+            if bool(one.get("hand_over")) == is_handed and one["outcome"]["first_byte_us"] is not None
+        ]
+        if off:
+            middle = statistics.median(off)
+            yield vllm_engine.row(f"{name}.first_token_off_by.{kind}", "s", [middle], decisions=len(off))
 
 
 def simulated(program: str, trace: Path, args: argparse.Namespace) -> dict[str, Figures]:
@@ -111,15 +132,15 @@ def simulated(program: str, trace: Path, args: argparse.Namespace) -> dict[str, 
     return found
 
 
-def rows(real: dict[str, Figures], said: dict[str, Figures]) -> Iterator[dict[str, Any]]:
+def rows(real: dict[str, tuple[Figures, int]], said: dict[str, Figures]) -> Iterator[dict[str, Any]]:
     """Each figure of each policy, the simulated one beside it, and its part of the first policy's."""
     first = next(iter(real))
-    for policy, figures in real.items():
+    for policy, (figures, answers) in real.items():
         for name, value in figures.items():
             unit = {"tokens_per_s": "1/s", "cached": "fraction"}.get(name, "s")
-            line = vllm_engine.row(f"real.elastic.{policy}.{name}", unit, [value])
+            line = vllm_engine.row(f"real.elastic.{policy}.{name}", unit, [value], answers=answers)
             line |= {"simulated": said[policy][name], "error": said[policy][name] / value - 1}
-            line[f"of_{first}"] = value / real[first][name]
+            line[f"of_{first}"] = value / real[first][0][name]
             line[f"simulated_of_{first}"] = said[policy][name] / said[first][name]
             yield line
 
@@ -151,11 +172,13 @@ def main() -> None:
     command = [program, "trace", "generate", "--marginals", str(args.marginals), "--out", str(trace)]
     command += ["--sessions", str(args.sessions), "--seed", str(args.seed)]
     subprocess.run(command, check=True)
-    real = {policy: predict.measured(arm(program, policy, trace, args))[0] for policy in args.policies}
+    real = {policy: predict.measured(arm(program, policy, trace, args)) for policy in args.policies}
     made = list(rows(real, simulated(program, trace, args)))
     for line in made:
         both = f"measured {line['value']:9.4f}, simulated {line['simulated']:9.4f}"
         print(f"{line['name']:44} {both}: {line['error']:+.1%}")
+    for policy in args.policies:
+        made += decided(args.folder / f"{policy}-decisions.jsonl")
     results = vllm_engine.results("elastic", args.gpu, None, made)
     (args.folder / "elastic.json").write_text(json.dumps(results, indent=2) + "\n")
 

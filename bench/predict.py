@@ -64,8 +64,11 @@ def first_without_next_s(requests: list[dict[str, Any]]) -> float:
 
 
 def at(ordered: list[float], share: float) -> float:
-    """The value below which that share lies."""
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+    """The value below which that share lies, as the simulator reckons it: between two it is interpolated."""
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    return low + (high - low) * (position - below)
 
 
 def simulated(program: str, trace: Path, folder: Path, args: argparse.Namespace) -> Figures:

@@ -123,7 +123,11 @@ impl ArmDecisions {
             let (log, number) = (path.display(), line.record.number);
             return Err(format!("{log}: decision {number} is there twice: the log is of two routers").into());
         }
-        let span = numbers.iter().min().zip(numbers.iter().max()).map_or(0, |(first, last)| last - first + 1);
+        let span = numbers
+            .iter()
+            .min()
+            .zip(numbers.iter().max())
+            .map_or(0, |(first, last)| (last - first).saturating_add(1));
         let start_us = decisions.iter().map(|(line, _)| line.record.at_us).min().unwrap_or(0);
         let sample =
             |(line, router): &(DecisionLine, Router)| sample(line, router, start_us, arm, clock_ratio);
@@ -155,7 +159,9 @@ fn sample(
     let predicted_ttft_s = is_weighed.then_some(record.predicted.first_byte_us as f64 / 1e6);
     let whole = record.outcome.filter(|outcome| outcome.is_whole());
     let ttft_s = whole.and_then(|outcome| outcome.first_byte_us).map(model_s);
-    let judgement = is_weighed.then(|| judge(engine_model, record).ok()).flatten();
+    // What is predicted of a hand-over is not what the decoder alone would cost.
+    let is_judged = is_weighed && record.hand_over.is_none();
+    let judgement = is_judged.then(|| judge(engine_model, record).ok()).flatten();
     let over_best_other_s = judgement.and_then(|judgement| {
         let late_s = ttft_s? - predicted_ttft_s?;
         Some(judgement.cost_s + late_s - judgement.best_other_s?)

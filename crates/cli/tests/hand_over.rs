@@ -71,7 +71,7 @@ async fn whatever_an_engine_does_wrong_the_answer_is_right_and_comes_once() {
                 "refuses what it is handed",
                 protocol,
                 Some((DECODER, RefuseDecode)),
-                HandOverEnd::DecodeLost,
+                HandOverEnd::DecodeRefused,
             ),
         ]
     });

@@ -36,7 +36,8 @@ pub fn room_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -
     let of_pool = (held_tokens as f64 + request.input_tokens as f64) / candidate.pool_tokens as f64;
     let of_seqs = (f64::from(candidate.in_flight) + 1.0) / f64::from(engine.max_seqs);
     let over = of_pool.max(of_seqs) - 1.0;
-    if over <= 0.0 || candidate.in_flight == 0 {
+    // An idle engine has room, unless prompts that it has computed wait to be fetched.
+    if over <= 0.0 || (candidate.in_flight == 0 && held_tokens == 0) {
         return 0.0;
     }
     let running = u64::from(candidate.in_flight.min(engine.max_seqs));

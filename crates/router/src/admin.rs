@@ -17,8 +17,9 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A description of an engine is not longer.
-const MAX_BODY_BYTES: usize = 4096;
+/// A description of an engine is not longer: it may have an address of events for each of 1,024
+/// ranks.
+const MAX_BODY_BYTES: usize = 128 << 10;
 
 /// Where an engine is, as a client of this API says it.
 #[derive(Deserialize)]

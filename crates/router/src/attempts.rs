@@ -100,7 +100,7 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let (mut attempt, hand_over) = match assign(router, outgoing, &tried) {
+        let (mut attempt, hand_over) = match assign(router, outgoing, &tried, number) {
             Ok(assigned) => assigned,
             Err(Unassigned::NoEngine) => break,
             Err(Unassigned::TooLate { earliest_us, .. }) => {
@@ -128,9 +128,10 @@ pub async fn send(
         let begun = match (hand_over, router.hand_over) {
             (Some(open), Some(protocol)) => {
                 let from = open.prefiller.clone();
-                let (begun, by) = hand_over::begin(worker, ask, &mut attempt, protocol, open).await;
-                prefiller = Some(from).filter(|_| by == Answerer::Both);
-                begun
+                let answered = hand_over::begin(worker, ask, &mut attempt, protocol, open).await;
+                prefiller = Some(from).filter(|_| answered.by == Answerer::Both);
+                sent_again |= answered.sent_again;
+                answered.begun
             }
             _ => begin(worker, ask).await,
         };
@@ -185,8 +186,9 @@ fn assign(
     router: &RouterState,
     outgoing: &Outgoing,
     tried: &[u64],
+    number: u32,
 ) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
-    router.engines.assign(&outgoing.routing, tried, outgoing.may_hand_over)
+    router.engines.assign(&outgoing.routing, tried, number, outgoing.may_hand_over)
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {

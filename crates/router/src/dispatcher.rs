@@ -32,7 +32,7 @@ mod backend;
 mod hand_overs;
 
 pub use backend::Membership;
-pub use hand_overs::{HandOverConfig, Plan};
+pub use hand_overs::{HandOverConfig, HandOverEnded, Plan};
 
 /// Longer than any prompt takes. An engine that counts absurdly many tokens must not make the sum
 /// for all requests overflow.
@@ -233,8 +233,9 @@ impl Dispatcher {
     }
 
     fn free_if_left(&mut self, slot: usize) -> bool {
+        let is_handing_over = self.hand_overs.as_ref().is_some_and(|hand_overs| hand_overs.are_open_at(slot));
         let backend = &mut self.backends[slot];
-        if backend.membership != Membership::Leaving || backend.in_flight > 0 {
+        if backend.membership != Membership::Leaving || backend.in_flight > 0 || is_handing_over {
             return false;
         }
         backend.membership = Membership::Gone;
@@ -455,7 +456,8 @@ impl Dispatcher {
                 let bytes_per_token = self.bytes_per_token.average();
                 let chunks = |tokens: u64| (tokens as f64 * bytes_per_token) as usize / CHUNK_BYTES;
                 let room = held.room_tokens.map(chunks);
-                self.index.told(slot, chunks(report.stored_tokens), chunks(held.tokens), room);
+                let came = backend.stored_chunks(report.stored_tokens, bytes_per_token);
+                self.index.told(slot, came, chunks(held.tokens), room);
             }
             None => self.index.untold(slot),
         }

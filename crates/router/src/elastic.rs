@@ -177,8 +177,7 @@ pub fn choose_elastic(
     // The engine that keeps a request need not be the cheapest one: a transfer must beat that too.
     let cheapest_us = placed.scores.iter().flatten().copied().fold(f64::INFINITY, f64::min) * 1e6;
     let pays = |option: &Weighed| {
-        let can = |kind: &TransferKind| fleet.kinds.contains(kind);
-        let Some(kind) = option.choice.transfer().filter(can) else { return false };
+        let Some(kind) = option.choice.transfer() else { return false };
         let factor = transfers.margin_factor(session, request.home, option.choice.home(), now_us);
         let least_saved_us = (LEAST_SAVED_S * 1e6)
             .max(LEAST_SAVED_SHARE * cheapest_us)
@@ -188,7 +187,8 @@ pub fn choose_elastic(
     };
     let mut best = place;
     let mut options = vec![place];
-    for option in pulls(fleet, request).chain(hand_overs(fleet, request)) {
+    let is_done = |option: &Weighed| option.choice.transfer().is_none_or(|kind| fleet.kinds.contains(&kind));
+    for option in pulls(fleet, request).chain(hand_overs(fleet, request)).filter(is_done) {
         keep_cheapest(&mut options, option);
         if option.cost_us < best.cost_us && pays(&option) {
             best = option;
@@ -243,7 +243,7 @@ fn own_us(view: &View, candidate: &Candidate, request: &Request) -> f64 {
 
 /// One engine computes the prompt and another says the answer.
 fn hand_overs<'a>(fleet: &'a Fleet, request: &'a Request) -> impl Iterator<Item = Weighed> + 'a {
-    let engines = fleet.view.candidates.len();
+    let engines = fleet.view.candidates.iter().filter(|candidate| candidate.eligible).count();
     let under_way: u32 = fleet.hand_overs.iter().sum();
     let allowed = engines as u32 > under_way * ENGINES_PER_HAND_OVER;
     let pairs = allowed.then(|| (decoders(fleet, request), prefillers(fleet, request)));

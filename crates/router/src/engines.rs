@@ -4,7 +4,9 @@
 use crate::config::{Backend, ConfigError, Target};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{Assignment, Dispatcher, End, Ended, Membership, RoutingFacts, Unassigned};
+use crate::dispatcher::{
+    Assignment, Dispatcher, End, Ended, HandOverEnded, Membership, RoutingFacts, Unassigned,
+};
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
 use crate::hand_over::{HandOverEnd, OpenHandOver};
@@ -168,12 +170,13 @@ impl Engines {
         self: &Arc<Engines>,
         routing: &Arc<RoutingFacts>,
         tried: &[u64],
+        attempt: u32,
         may_hand_over: bool,
     ) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
         let (assignment, prefill) =
-            match inner.dispatcher.assign_with_prefiller(now_us, routing, tried, may_hand_over) {
+            match inner.dispatcher.assign_with_prefiller(now_us, routing, tried, attempt, may_hand_over) {
                 Ok(assigned) => assigned,
                 Err(unassigned) => {
                     drop(inner);
@@ -208,8 +211,11 @@ impl Engines {
         let plan = open.plan();
         let first_token_s = now_us.saturating_sub(plan.decision.at_us) as f64 / 1e6;
         let mut inner = self.inner.lock();
-        let barred =
+        let HandOverEnded { barred, is_gone } =
             inner.dispatcher.hand_over_ended(now_us, plan, end, is_first_token.then_some(first_token_s));
+        if is_gone {
+            self.free(&mut inner, &open.prefiller);
+        }
         drop(inner);
         let (from, to) = (&open.prefiller, &open.decoder);
         if end.fault().is_some() {
@@ -449,7 +455,7 @@ pub mod tests {
         routing: &Arc<RoutingFacts>,
         tried: &[u64],
     ) -> Result<Attempt, Unassigned> {
-        engines.assign(routing, tried, false).map(|(attempt, _)| attempt)
+        engines.assign(routing, tried, tried.len() as u32 + 1, false).map(|(attempt, _)| attempt)
     }
 
     fn routing(serving: Option<EngineSet>) -> Arc<RoutingFacts> {

@@ -152,9 +152,10 @@ pub struct RankEvents {
     place: Option<Place>,
     /// In the replay under way `place` has come again.
     is_proven: bool,
-    /// The number heard last on this connection.
+    /// The process of this connection publishes nothing up to this number on it any more.
     heard: Option<u64>,
-    /// The batch of this process with the greatest number that was taken in.
+    /// The batch with the greatest number of the process that is followed. While it is not known what
+    /// is held it stays, so that the next replay shows whether the process is still the same.
     newest: Option<Place>,
     /// In the replay under way the newest batch is still to come again.
     unmet: Option<Place>,
@@ -193,7 +194,8 @@ impl RankEvents {
 
     /// There is a new connection. What was published without one is missing.
     pub fn connected(&mut self, now_us: u64) -> Next {
-        (self.heard, self.topic) = (None, None);
+        // What was taken in before was published before, so its number does not come again.
+        (self.heard, self.topic) = (self.newest.map(|newest| newest.number), None);
         self.behind = Some(Unknown::Gap);
         self.ask(now_us)
     }
@@ -273,7 +275,7 @@ impl RankEvents {
             return Next::Hear;
         }
         self.pause_us = match since_us {
-            Some(since_us) if since_us <= PAUSE_MAX_US => {
+            Some(since_us) if since_us <= 2 * PAUSE_MAX_US => {
                 (2 * self.pause_us).clamp(PAUSE_MIN_US, PAUSE_MAX_US)
             }
             _ => 0,
@@ -300,20 +302,24 @@ impl RankEvents {
     /// A batch of a replay came.
     pub fn replayed(&mut self, number: u64, payload: &[u8]) -> Replaying {
         let batch = Place { number, sum: xxh3_64(payload) };
-        let is_other = match self.place {
-            Some(place) if !self.is_proven => place != batch,
-            Some(place) if number <= place.number => return Replaying::GoOn,
+        let is_other = |known: Place| known.number == number && known != batch;
+        if self.place.is_some_and(is_other) || self.unmet.is_some_and(is_other) {
+            self.other_process();
+            return Replaying::AskAnew;
+        }
+        match self.place {
+            Some(place) if number < place.number => return Replaying::GoOn,
             // ZeroMQ drops what a socket has no room for.
-            Some(place) if number > place.number + 1 => {
+            Some(place) if self.is_proven && number > place.number + 1 => {
                 self.is_proven = false;
                 return Replaying::AskAnew;
             }
-            _ => false,
-        };
-        let is_unmet = |unmet: Place| number > unmet.number || (number == unmet.number && unmet != batch);
-        if is_other || self.unmet.is_some_and(is_unmet) {
-            self.other_process();
-            return Replaying::AskAnew;
+            // It is replayed no more.
+            Some(place) if !self.is_proven && number > place.number => self.place = None,
+            _ => {}
+        }
+        if self.unmet.is_some_and(|unmet| number > unmet.number) {
+            (self.unmet, self.is_news) = (None, true);
         }
         if self.place.is_none() {
             (self.live, self.lost) = (LiveBlocks::default(), (number > 0).then_some(Unknown::NoBeginning));
@@ -379,7 +385,6 @@ impl RankEvents {
 
     fn take(&mut self, number: u64, payload: &[u8], is_news: bool) {
         self.place = Some(Place { number, sum: xxh3_64(payload) });
-        self.newest = self.newest.filter(|newest| newest.number > number).or(self.place);
         self.report.counts.batches += 1;
         match self.count(payload) {
             Ok(counted) if is_news => {
@@ -395,6 +400,9 @@ impl RankEvents {
                 self.drop(dropped);
                 self.lost = Some(Unknown::Nonsense);
             }
+        }
+        if self.newest.is_none_or(|newest| newest.number <= number && !self.may_be_found()) {
+            self.newest = self.place;
         }
     }
 

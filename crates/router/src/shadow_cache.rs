@@ -36,12 +36,15 @@ pub struct ShadowCache {
     room: i64,
     /// Chunks that have come by the clock, and that the cache has not told of yet.
     expected: i64,
+    /// It was not told for a while what comes.
+    is_untold: bool,
 }
 
 impl ShadowCache {
     /// An empty cache of which at most `chunks` chunks are remembered.
     pub fn new(chunks: usize) -> ShadowCache {
-        ShadowCache { used: Generations::new(chunks), clock: 0, reach: i64::MAX, room: i64::MAX, expected: 0 }
+        let used = Generations::new(chunks);
+        ShadowCache { used, clock: 0, reach: i64::MAX, room: i64::MAX, expected: 0, is_untold: false }
     }
 
     /// How many of the first chunks of `chain` it is believed to hold. Costs the logarithm of the
@@ -116,6 +119,10 @@ impl ShadowCache {
     /// So many chunks came into it, by whatever way, so many are in it, and for so many it has room,
     /// if it has shown that. What came and was not expected ages all that is there.
     pub fn told(&mut self, came: usize, live: usize, room: Option<usize>) {
+        // What came untold does not come again.
+        if std::mem::take(&mut self.is_untold) {
+            self.expected = 0;
+        }
         // What never comes must not hide for ever what others bring.
         let expected = self.expected.min(live as i64);
         let own = expected.min(came as i64);
@@ -127,7 +134,7 @@ impl ShadowCache {
 
     /// Nothing is told of it for now.
     pub fn untold(&mut self) {
-        self.room = i64::MAX;
+        (self.room, self.is_untold) = (i64::MAX, true);
     }
 
     /// Fewer chunks come than the clock says: so many were there already, or are not needed.

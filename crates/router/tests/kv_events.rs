@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use forebay_emulator::events::EventsConfig;
 use forebay_emulator::{Engine as Emulated, EngineConfig, EngineHandle, namespace};
-use forebay_router::{Backend, EventAddress, Policy, RouterConfig, RouterHandle};
+use forebay_router::{AdminToken, Backend, EventAddress, Policy, RouterConfig, RouterHandle};
 use forebay_steps::Profile;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -124,6 +124,27 @@ async fn a_router_that_comes_later_knows_how_much_an_engine_holds() {
     let router = following(&engines).await;
     let held = router.stats().backends.iter().map(|backend| backend.kv_live_blocks).collect::<Vec<_>>();
     assert!(held[0] > 100 && held[1] == 0, "{held:?}");
+    router.shutdown().await;
+}
+
+#[tokio::test]
+async fn too_many_addresses_of_events_are_refused_by_their_number_and_not_by_their_length() {
+    let router = configured(Policy::Lpwl, &["http://127.0.0.1:1".into()], |config| {
+        config.admin_token = Some(AdminToken::new(b"secret".to_vec()));
+    });
+    let mut client = Client::connect(&router).await;
+    let address = |rank: u32| {
+        let host = "prefill-0.inference.svc.cluster.local";
+        let (publish, replay) =
+            (format!("tcp://{host}:{}", 5_557 + rank), format!("tcp://{host}:{}", 6_657 + rank));
+        serde_json::json!({"publish": publish, "replay": replay})
+    };
+    let events: Vec<_> = (0..1_025).map(address).collect();
+    let body = serde_json::json!({"url": "http://127.0.0.1:2", "events": events}).to_string();
+    let token = [("authorization", "Bearer secret")];
+    let got = client.ask("PUT", "/admin/engines/e1", &token, &body).await;
+    assert_eq!(got.status, 400, "{}", got.body);
+    assert!(got.body.contains("1025 addresses, at most 1024 are allowed"), "{}", got.body);
     router.shutdown().await;
 }
 

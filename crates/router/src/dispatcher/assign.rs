@@ -19,10 +19,11 @@ impl Dispatcher {
         now_us: u64,
         routing: &RoutingFacts,
         tried: &[u64],
+        attempt: u32,
         may_hand_over: bool,
     ) -> Result<(Assignment, Option<(Assignment, Plan)>), Unassigned> {
         self.expire_held(now_us);
-        let (entry, prefiller) = self.decide(now_us, routing, tried, may_hand_over)?;
+        let (entry, prefiller) = self.decide(now_us, routing, tried, attempt, may_hand_over)?;
         let chosen = entry.decision.chosen;
         if routing.endpoint.is_some() {
             self.note_move(now_us, routing.session, entry.home, chosen);
@@ -42,6 +43,7 @@ impl Dispatcher {
         now_us: u64,
         routing: &RoutingFacts,
         tried: &[u64],
+        attempt: u32,
         may_hand_over: bool,
     ) -> Result<(Arc<Entry>, Option<Prefiller>), Unassigned> {
         let input_tokens = self.bytes_per_token.estimate(&routing.length);
@@ -50,7 +52,7 @@ impl Dispatcher {
         let home = self.home(routing.session).map(|home| home.slot);
         let request = Request { input_tokens, output_tokens: self.answer_tokens.estimate(), home };
         let policy = if routing.endpoint.is_some() { self.policy } else { Policy::LeastLoaded };
-        let may_hand_over = may_hand_over && tried.is_empty() && routing.endpoint.is_some();
+        let may_hand_over = may_hand_over && attempt == 1 && routing.endpoint.is_some();
         let session = may_hand_over.then_some(routing.session);
         let chosen = self.choose(now_us, policy, &view, &request, session, routing.slo);
         let Chosen { decision, too_late_us, options, prefill: prefiller } =
@@ -67,7 +69,7 @@ impl Dispatcher {
             output_tokens: request.output_tokens,
             home,
             policy,
-            attempt: tried.len() as u32 + 1,
+            attempt,
             decision,
             predicted,
             slo: routing.slo,
@@ -81,7 +83,7 @@ impl Dispatcher {
         });
         self.turn += 1;
         self.decisions.push(entry.clone());
-        if let Some(earliest_us) = too_late_us.filter(|_| tried.is_empty()) {
+        if let Some(earliest_us) = too_late_us.filter(|_| attempt == 1) {
             let refused = Some(RefusalReason::TtftSlo);
             // It has had none.
             let _ = entry.outcome.set(Outcome { refused, ..Outcome::default() });

@@ -2,6 +2,7 @@
 //! reports. It knows one backend's numbers.
 
 use super::hand_overs::Partner;
+use crate::chain::CHUNK_BYTES;
 use crate::health::{Health, Thresholds};
 use crate::reported_cache::ReportedCache;
 use crate::reported_load::ReportedLoad;
@@ -48,6 +49,8 @@ pub struct Backend {
     pub waiting: u32,
     pub reported: ReportedLoad,
     pub cache: ReportedCache,
+    /// Bytes of what came into its cache that are no whole chunk yet.
+    stored_bytes: f64,
     pub pending_prefill_tokens: u64,
     pub pending_prefill_us: u64,
     pub context_tokens: u64,
@@ -71,6 +74,7 @@ impl Backend {
             waiting: 0,
             reported: ReportedLoad::default(),
             cache: ReportedCache::default(),
+            stored_bytes: 0.0,
             pending_prefill_tokens: 0,
             pending_prefill_us: 0,
             context_tokens: 0,
@@ -96,6 +100,14 @@ impl Backend {
         self.waiting -= 1;
         self.pending_prefill_tokens -= tokens;
         self.pending_prefill_us -= us;
+    }
+
+    /// Whole chunks that have come into its cache, now that so many tokens more have: a step may
+    /// bring less than one.
+    pub fn stored_chunks(&mut self, tokens: u64, bytes_per_token: f64) -> usize {
+        let bytes = self.stored_bytes + tokens as f64 * bytes_per_token;
+        self.stored_bytes = bytes % CHUNK_BYTES as f64;
+        bytes as usize / CHUNK_BYTES
     }
 
     /// What of a prompt was cached. vLLM leaves the count out where it is zero, and everywhere

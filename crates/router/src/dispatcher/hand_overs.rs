@@ -1,6 +1,7 @@
 //! The books of hand-overs: which are under way, whose blocks wait at their prefillers, and which
 //! engines have failed in them. It takes time as an argument.
 
+use super::backend::Backend;
 use super::{Assignment, Dispatcher, End, Role, RoutingFacts};
 use crate::decisions::{Entry, HandedRecord};
 use crate::elastic::{Choice, ElasticDecision, Fleet, KvNetwork, WeighedOption, choose_elastic};
@@ -69,6 +70,15 @@ pub struct Plan {
     is_tried: bool,
 }
 
+/// What came of the end of a hand-over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HandOverEnded {
+    /// The engine that takes no part in others any more, if one does not.
+    pub barred: Option<usize>,
+    /// It was the last that a prefiller had to do that was to leave.
+    pub is_gone: bool,
+}
+
 /// What was decided, by which of the ways.
 pub(super) struct Chosen {
     pub decision: Decision,
@@ -108,6 +118,11 @@ impl HandOvers {
         HandOvers { config, transfers: Transfers::default(), open: Vec::new(), held: Vec::new() }
     }
 
+    /// Whether a prompt that this engine computes, or has computed, has yet to be handed over.
+    pub(super) fn are_open_at(&self, slot: usize) -> bool {
+        self.open.iter().any(|open| open.prefill == slot)
+    }
+
     fn of_prefillers(&self, engines: usize) -> Vec<u32> {
         let mut counts = vec![0; engines];
         self.open.iter().for_each(|open| counts[open.prefill] += 1);
@@ -137,7 +152,11 @@ impl Dispatcher {
             let Within { decision, too_late_us } = choose_within(policy, view, request, slo)?;
             return Some(Chosen { decision, too_late_us, options: Vec::new(), prefill: None });
         };
-        let waiting: Vec<u32> = self.backends.iter().map(|backend| backend.waiting).collect();
+        let waiting = |backend: &Backend| {
+            let others = backend.reported.others(now_us).waiting;
+            backend.waiting.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
+        };
+        let waiting: Vec<u32> = self.backends.iter().map(waiting).collect();
         let barred: Vec<usize> = (0..self.backends.len())
             .filter(|&slot| !self.backends[slot].partner.may_take_part(now_us))
             .collect();
@@ -228,16 +247,15 @@ impl Dispatcher {
         true
     }
 
-    /// Ends a hand-over. `first_byte_s` is how long the client waited, if that can be seen. Says
-    /// which engine takes no part in others any more, if one does not.
+    /// Ends a hand-over. `first_byte_s` is how long the client waited, if that can be seen.
     pub fn hand_over_ended(
         &mut self,
         now_us: u64,
         plan: &Plan,
         end: HandOverEnd,
         first_byte_s: Option<f64>,
-    ) -> Option<usize> {
-        let hand_overs = self.hand_overs.as_mut()?;
+    ) -> HandOverEnded {
+        let Some(hand_overs) = self.hand_overs.as_mut() else { return HandOverEnded::default() };
         let number = plan.decision.number;
         hand_overs.open.retain(|open| open.number != number);
         let kind = TransferKind::HandOver;
@@ -257,13 +275,15 @@ impl Dispatcher {
             }
             (None, None) => hand_overs.transfers.untold(kind, plan.is_tried),
         }
-        if end == HandOverEnd::Handed {
+        // Without parameters there is nothing that anybody could fetch.
+        if matches!(end, HandOverEnd::Handed | HandOverEnd::NoParameters) {
             self.release_held(|held| held.number == number);
         }
         self.backends[plan.prefill].totals.hand_overs[end as usize] += 1;
         // It ends once, so this sets what was not set.
         let _ = plan.decision.handed.set(HandedRecord { end, after_us: (elapsed_s * 1e6) as u64 });
-        self.note_partners(now_us, plan, end)
+        let barred = self.note_partners(now_us, plan, end);
+        HandOverEnded { barred, is_gone: self.free_if_left(plan.prefill) }
     }
 
     fn note_partners(&mut self, now_us: u64, plan: &Plan, end: HandOverEnd) -> Option<usize> {

@@ -16,7 +16,8 @@ impl Dispatcher {
         routing: &RoutingFacts,
         tried: &[u64],
     ) -> Result<Assignment, Unassigned> {
-        self.assign_with_prefiller(now_us, routing, tried, false).map(|(assignment, _)| assignment)
+        self.assign_with_prefiller(now_us, routing, tried, tried.len() as u32 + 1, false)
+            .map(|(assignment, _)| assignment)
     }
 }
 
@@ -523,6 +524,34 @@ fn what_others_made_an_engine_evict_is_not_believed_to_be_there() {
     assert_eq!(hit(&dispatcher, &prompt), 10_240, "it has evicted nothing");
     told(&mut dispatcher, &report(15_360, 20_480, Some(20_480)));
     assert!(hit(&dispatcher, &prompt) < 1_024 + 20_480 / 8, "25,600 tokens came after it");
+}
+
+#[test]
+fn what_others_bring_in_small_steps_ages_what_is_there_as_what_they_bring_at_once() {
+    let hits = [(1, 32_000), (1_000, 32)].map(|(reports, tokens)| {
+        let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
+        let prompt = routing(1, 40_960);
+        serve(&mut dispatcher, &prompt, NO_USAGE);
+        told(&mut dispatcher, &report(10_240, 32_768, Some(32_768)));
+        for _ in 0..reports {
+            told(&mut dispatcher, &report(tokens, 32_768, Some(32_768)));
+        }
+        hit(&dispatcher, &prompt)
+    });
+    assert!(hits[0] == hits[1] && (1..10_240).contains(&hits[0]), "{hits:?}");
+}
+
+#[test]
+fn what_the_router_sent_while_nothing_was_known_does_not_hide_what_others_bring() {
+    let mut dispatcher = dispatcher(Policy::Lpwl, &["a"], THREE);
+    let prompt = routing(1, 40_960);
+    let full = report(0, 20_480, Some(20_480));
+    told(&mut dispatcher, &Report { held: Err(Unknown::Gap), ..full });
+    serve(&mut dispatcher, &prompt, NO_USAGE);
+    told(&mut dispatcher, &full);
+    assert_eq!(hit(&dispatcher, &prompt), 10_240);
+    told(&mut dispatcher, &Report { stored_tokens: 23_552, ..full });
+    assert_eq!(hit(&dispatcher, &prompt), 0);
 }
 
 #[test]

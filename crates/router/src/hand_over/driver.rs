@@ -47,10 +47,19 @@ struct Asking<'a> {
     decoding: Option<Decoding<'a>>,
     /// The client gets its first token now.
     is_first_token: bool,
+    /// The decoder has been asked with parameters.
+    was_asked: bool,
+    sent_again: bool,
 }
 
-/// What the decoder answered, or why it did not, as an ordinary attempt would; and who computed.
-type Answered = (Result<Started, NoAnswer>, Answerer);
+/// What came of it.
+pub struct Answered {
+    /// What the decoder answered, or why it did not, as an ordinary attempt would.
+    pub begun: Result<Started, NoAnswer>,
+    pub by: Answerer,
+    /// The decoder was asked twice.
+    pub sent_again: bool,
+}
 
 /// Has the prompt of a request computed by one engine and answered by another; `ask` is how the
 /// latter is asked.
@@ -79,7 +88,8 @@ impl<'a> Asking<'a> {
     ) -> Asking<'a> {
         let began = Instant::now();
         let form = if at_once.is_some() { Form::AtOnce } else { Form::InTurn };
-        let machine = HandOver::new(form, ask.outgoing.stream, open.plan().expected, 0);
+        let by_us = ask.by.saturating_duration_since(began).as_micros() as u64;
+        let machine = HandOver::new(form, ask.outgoing.stream, open.plan().expected, 0, by_us);
         let body = ask.outgoing.body.joined();
         let (to_prefill, to_decode) = match at_once {
             Some(AtOnce { prefill, decode }) => (prefill, Some(decode)),
@@ -102,6 +112,8 @@ impl<'a> Asking<'a> {
             prefilling,
             decoding: None,
             is_first_token: false,
+            was_asked: false,
+            sent_again: false,
         };
         if let Some(params) = to_decode {
             asking.ask_decode(params.as_bytes());
@@ -126,7 +138,8 @@ impl<'a> Asking<'a> {
                     self.on(Event::Tick);
                 }
                 () = cut(&self.worker.router) => {
-                    return (Err(NoAnswer::perhaps_arrived(Failure::Shutdown)), Answerer::Decoder);
+                    let begun = Err(NoAnswer::perhaps_arrived(Failure::Shutdown));
+                    return Answered { begun, by: Answerer::Decoder, sent_again: self.sent_again };
                 }
             }
         }
@@ -150,20 +163,25 @@ impl<'a> Asking<'a> {
     /// The decoder answers with an error while it is asked for what another engine computes.
     fn is_refused(&self, started: &Result<Started, NoAnswer>) -> bool {
         let is_error = started.as_ref().is_ok_and(|started| started.head.status().as_u16() >= 400);
-        is_error && self.machine.end().is_none()
+        is_error && !self.machine.is_asked_plainly()
     }
 
     fn decoded(mut self, started: Result<Started, NoAnswer>) -> Answered {
         let has_begun = started.is_ok();
         self.is_first_token = has_begun && self.ask.outgoing.stream;
-        self.on(if has_begun { Event::Began } else { Event::DecodeLost });
+        self.on(match &started {
+            Ok(started) if is_client_error(started.head.status()) => Event::ClientError,
+            Ok(_) => Event::Began,
+            Err(_) => Event::DecodeLost,
+        });
         if let Some(prefilling) = self.prefilling.take().filter(|_| has_begun) {
             // What it answers is worth to be known: the next one may be asked at once.
             let prefill_by = self.prefill_by;
             tokio::spawn(async move { drop(timeout_at(prefill_by, prefilling).await) });
         }
-        let is_handed = has_begun && self.machine.end() == Some(HandOverEnd::Handed);
-        (started, if is_handed { Answerer::Both } else { Answerer::Decoder })
+        let is_handed = matches!(self.machine.end(), Some(HandOverEnd::Handed | HandOverEnd::Unseen));
+        let by = if has_begun && is_handed { Answerer::Both } else { Answerer::Decoder };
+        Answered { begun: started, by, sent_again: self.sent_again }
     }
 
     /// Tells the machine what has happened, does what it says, and tells the books of an end.
@@ -172,9 +190,9 @@ impl<'a> Asking<'a> {
         let action = self.machine.on(now_us, event);
         match action {
             Action::Wait | Action::AskDecode => {}
-            Action::Leave => self.attempt.computes_itself(),
             Action::AskPlainly => {
                 self.prefilling = None;
+                self.sent_again |= self.was_asked;
                 // First of all: the engine must not have it twice.
                 self.decoding = None;
                 self.attempt.computes_itself();
@@ -189,8 +207,14 @@ impl<'a> Asking<'a> {
 
     fn ask_decode(&mut self, params: &[u8]) {
         let body = params::decode_body(&self.body, params);
+        self.was_asked = true;
         self.decoding = Some(Box::pin(ask_decode(self.worker, self.ask, body)));
     }
+}
+
+/// The engine says that the request is wrong, and not that it cannot serve it.
+fn is_client_error(status: StatusCode) -> bool {
+    status.is_client_error() && Failure::of_status(status.as_u16()).is_none()
 }
 
 /// Asks the decoder with another body; one that cannot be made is the client's own.

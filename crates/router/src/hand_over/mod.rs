@@ -40,6 +40,10 @@ pub enum Form {
 pub enum HandOverEnd {
     /// The decoder has begun to answer.
     Handed,
+    /// It answers as a whole, so that nobody sees when it begins.
+    Unseen,
+    /// The request is one that engines refuse, handed over or not.
+    ClientError,
     /// The prefiller cannot be reached, or closed the connection.
     PrefillLost,
     /// The prefiller answered with an error.
@@ -47,7 +51,10 @@ pub enum HandOverEnd {
     /// The prefiller's answer does not say where the KV is.
     NoParameters,
     PrefillLate,
+    /// The decoder cannot be reached, or closed the connection.
     DecodeLost,
+    /// It answered with an error.
+    DecodeRefused,
     DecodeLate,
     /// The client went away.
     Cancelled,
@@ -55,13 +62,16 @@ pub enum HandOverEnd {
 
 impl HandOverEnd {
     /// All of them with their names, in order.
-    pub const NAMES: [(HandOverEnd, &'static str); 8] = [
+    pub const NAMES: [(HandOverEnd, &'static str); 11] = [
         (HandOverEnd::Handed, "handed"),
+        (HandOverEnd::Unseen, "unseen"),
+        (HandOverEnd::ClientError, "client-error"),
         (HandOverEnd::PrefillLost, "prefill-lost"),
         (HandOverEnd::PrefillRefused, "prefill-refused"),
         (HandOverEnd::NoParameters, "no-parameters"),
         (HandOverEnd::PrefillLate, "prefill-late"),
         (HandOverEnd::DecodeLost, "decode-lost"),
+        (HandOverEnd::DecodeRefused, "decode-refused"),
         (HandOverEnd::DecodeLate, "decode-late"),
         (HandOverEnd::Cancelled, "cancelled"),
     ];
@@ -73,12 +83,16 @@ impl HandOverEnd {
     /// Which engine is at fault, if one is.
     pub fn fault(self) -> Option<Fault> {
         match self {
-            HandOverEnd::Handed | HandOverEnd::Cancelled => None,
+            HandOverEnd::Handed | HandOverEnd::Unseen | HandOverEnd::ClientError | HandOverEnd::Cancelled => {
+                None
+            }
             HandOverEnd::PrefillLost
             | HandOverEnd::PrefillRefused
             | HandOverEnd::NoParameters
             | HandOverEnd::PrefillLate => Some(Fault::Prefiller),
-            HandOverEnd::DecodeLost | HandOverEnd::DecodeLate => Some(Fault::Decoder),
+            HandOverEnd::DecodeLost | HandOverEnd::DecodeRefused | HandOverEnd::DecodeLate => {
+                Some(Fault::Decoder)
+            }
         }
     }
 }
@@ -101,6 +115,8 @@ pub enum Event {
     Began,
     /// The decoder has answered with an error.
     DecodeRefused,
+    /// It has answered, to a request without parameters, that the client is at fault.
+    ClientError,
     /// It failed before an answer.
     DecodeLost,
     /// Time has passed.
@@ -115,8 +131,6 @@ pub enum Action {
     AskDecode,
     /// Drop whatever is under way, and ask the decoder as if nobody had prefilled.
     AskPlainly,
-    /// The decoder finds out by itself that the prefiller has failed.
-    Leave,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +141,9 @@ enum State {
     Together,
     /// The prompt is computed, and the decoder has been asked.
     Handing,
+    /// An engine has refused, and the decoder has been asked plainly: what it answers tells whether
+    /// it was the client's fault.
+    Refused(HandOverEnd),
     Over(HandOverEnd),
 }
 
@@ -149,25 +166,32 @@ pub struct HandOver {
 }
 
 impl HandOver {
-    /// The prefiller is asked now, and with [`Form::AtOnce`] the decoder too.
-    pub fn new(form: Form, is_stream: bool, expected: Expected, now_us: u64) -> HandOver {
+    /// The prefiller is asked now, and with [`Form::AtOnce`] the decoder too. The decoder must have
+    /// begun by `by_us`: half of that time is left to it.
+    pub fn new(form: Form, is_stream: bool, expected: Expected, now_us: u64, by_us: u64) -> HandOver {
         let state = match form {
             Form::InTurn => State::Prefilling,
             Form::AtOnce => State::Together,
         };
-        HandOver { state, is_stream, expected, deadline_us: now_us + patience_us(expected.prefill_us) }
+        let patience_us = patience_us(expected.prefill_us).min(by_us.saturating_sub(now_us) / 2);
+        HandOver { state, is_stream, expected, deadline_us: now_us + patience_us }
     }
 
-    /// When to come with [`Event::Tick`]; `None` when it is over.
+    /// When to come with [`Event::Tick`]; `None` when nothing is waited for any more.
     pub fn deadline_us(&self) -> Option<u64> {
-        self.end().is_none().then_some(self.deadline_us)
+        (!self.is_asked_plainly()).then_some(self.deadline_us)
+    }
+
+    /// The decoder computes the prompt itself, or it is over.
+    pub fn is_asked_plainly(&self) -> bool {
+        matches!(self.state, State::Refused(_) | State::Over(_))
     }
 
     /// How it ended; `None` while it is under way.
     pub fn end(&self) -> Option<HandOverEnd> {
         match self.state {
             State::Over(end) => Some(end),
-            State::Prefilling | State::Together | State::Handing => None,
+            State::Prefilling | State::Together | State::Handing | State::Refused(_) => None,
         }
     }
 
@@ -184,8 +208,11 @@ impl HandOver {
                 self.hand(now_us);
                 Action::Wait
             }
-            (State::Together, Event::PrefillFailed(HandOverEnd::PrefillLost)) => {
-                self.over(HandOverEnd::PrefillLost, Action::Leave)
+            (State::Refused(_), Event::ClientError) => self.over(HandOverEnd::ClientError, Action::Wait),
+            (State::Refused(end), Event::Began | Event::DecodeLost) => self.over(end, Action::Wait),
+            (State::Refused(_), _) => Action::Wait,
+            (State::Prefilling | State::Together, Event::PrefillFailed(HandOverEnd::PrefillRefused)) => {
+                self.refused(HandOverEnd::PrefillRefused)
             }
             (State::Prefilling | State::Together, Event::PrefillFailed(end)) => {
                 self.over(end, Action::AskPlainly)
@@ -194,13 +221,13 @@ impl HandOver {
                 self.over(HandOverEnd::PrefillLate, Action::AskPlainly)
             }
             (_, Event::Began) => self.over(HandOverEnd::Handed, Action::Wait),
-            (_, Event::DecodeRefused) => self.over(HandOverEnd::DecodeLost, Action::AskPlainly),
+            (_, Event::DecodeRefused | Event::ClientError) => self.refused(HandOverEnd::DecodeRefused),
             (_, Event::DecodeLost) => self.over(HandOverEnd::DecodeLost, Action::Wait),
             (State::Handing, Event::Tick) if is_late && self.is_stream => {
                 self.over(HandOverEnd::DecodeLate, Action::AskPlainly)
             }
             // Nobody sees the first token of an answer that comes as a whole.
-            (State::Handing, Event::Tick) if is_late => self.over(HandOverEnd::Handed, Action::Wait),
+            (State::Handing, Event::Tick) if is_late => self.over(HandOverEnd::Unseen, Action::Wait),
             (_, Event::Tick) | (State::Handing, Event::Prefilled | Event::PrefillFailed(_)) => Action::Wait,
         }
     }
@@ -208,6 +235,11 @@ impl HandOver {
     fn hand(&mut self, now_us: u64) {
         self.state = State::Handing;
         self.deadline_us = now_us + patience_us(self.expected.hand_us);
+    }
+
+    fn refused(&mut self, end: HandOverEnd) -> Action {
+        self.state = State::Refused(end);
+        Action::AskPlainly
     }
 
     fn over(&mut self, end: HandOverEnd, action: Action) -> Action {

@@ -3,7 +3,9 @@
 
 use super::*;
 use crate::chain::Chain;
-use crate::dispatcher::{Assignment, Dispatcher, End, HandOverConfig, Plan, RoutingFacts};
+use crate::dispatcher::{
+    Assignment, Dispatcher, End, HandOverConfig, HandOverEnded, Membership, Plan, RoutingFacts,
+};
 use crate::elastic::KvNetwork;
 use crate::engine_model::EngineModel;
 use crate::health::{Failure, Thresholds};
@@ -74,7 +76,7 @@ impl Site {
     /// A prompt that is to be handed over.
     fn assign(&mut self, now_us: u64) -> (RoutingFacts, Assignment, Assignment, Plan) {
         let facts = routing(7, 40_000);
-        let (decode, prefill) = self.dispatcher.assign_with_prefiller(now_us, &facts, &[], true).unwrap();
+        let (decode, prefill) = self.dispatcher.assign_with_prefiller(now_us, &facts, &[], 1, true).unwrap();
         let (prefill, plan) = prefill.expect("handed over");
         assert_eq!((prefill.backend, decode.backend), (PREFILLER, DECODER));
         (facts, decode, prefill, plan)
@@ -168,7 +170,6 @@ impl Run<'_> {
         match self.machine.on(self.now_us, event) {
             Action::Wait => {}
             Action::AskDecode => self.ask_decode(self.script.handed),
-            Action::Leave => self.site.dispatcher.computes_itself(decode),
             Action::AskPlainly => {
                 (self.prefill, self.decode) = (None, None);
                 self.site.dispatcher.computes_itself(decode);
@@ -192,7 +193,7 @@ impl Run<'_> {
 
 fn run(site: &mut Site, script: &Script) -> (Saw, u64) {
     let (facts, mut decode, mut prefill, plan) = site.assign(0);
-    let machine = HandOver::new(script.form, script.is_stream, plan.expected, 0);
+    let machine = HandOver::new(script.form, script.is_stream, plan.expected, 0, FIRST_BYTE_US);
     let prefilling = Some(at(0, script.prefill));
     let mut run =
         Run { site, script, machine, now_us: 0, prefill: prefilling, decode: None, asked: 0, ends: 0 };
@@ -210,7 +211,7 @@ fn run(site: &mut Site, script: &Script) -> (Saw, u64) {
             break (Saw::Left, End::Cancelled);
         } else if let Some(fate) = at_now(run.decode) {
             let has_begun = matches!(fate, Fate::Answers(_));
-            if matches!(fate, Fate::Refuses(_)) && run.machine.end().is_none() {
+            if matches!(fate, Fate::Refuses(_)) && !run.machine.is_asked_plainly() {
                 run.decode = None;
                 run.act(Event::DecodeRefused, &mut decode);
                 continue;
@@ -342,7 +343,7 @@ fn a_prompt_is_handed_over_in_both_forms() {
 fn a_late_prefiller_is_given_up_after_three_times_its_prediction_and_a_second() {
     for form in [Form::InTurn, Form::AtOnce] {
         let expected = Expected { prefill_us: 2 * SECOND_US, hand_us: 0 };
-        let mut machine = HandOver::new(form, true, expected, 5);
+        let mut machine = HandOver::new(form, true, expected, 5, u64::MAX);
         let deadline_us = 5 + 7 * SECOND_US;
         assert_eq!(machine.deadline_us(), Some(deadline_us));
         assert_eq!(machine.on(deadline_us - 1, Event::Tick), Action::Wait);
@@ -384,4 +385,54 @@ fn a_prompt_that_is_not_handed_over_after_all_is_work_for_the_engine_that_says_t
     assert_eq!(pending(&mut site), before);
     site.dispatcher.end(&facts, decode, End::Cancelled);
     site.assert_empty(3);
+}
+
+#[test]
+fn a_request_that_is_refused_without_a_hand_over_too_is_nobodys_fault() {
+    let expected = Expected { prefill_us: SECOND_US, hand_us: SECOND_US };
+    let refusals = [
+        (Form::InTurn, Event::PrefillFailed(HandOverEnd::PrefillRefused), HandOverEnd::PrefillRefused),
+        (Form::AtOnce, Event::DecodeRefused, HandOverEnd::DecodeRefused),
+    ];
+    for (form, refusal, end) in refusals {
+        for (event, expected_end) in [(Event::ClientError, HandOverEnd::ClientError), (Event::Began, end)] {
+            let mut machine = HandOver::new(form, true, expected, 0, FIRST_BYTE_US);
+            assert_eq!(machine.on(1, refusal), Action::AskPlainly);
+            assert_eq!((machine.end(), machine.deadline_us()), (None, None), "it is not known yet");
+            assert_eq!(machine.on(2, event), Action::Wait);
+            assert_eq!(machine.end(), Some(expected_end));
+        }
+    }
+    assert_eq!(HandOverEnd::ClientError.fault(), None);
+}
+
+#[test]
+fn half_of_the_time_for_a_first_byte_is_left_to_the_decoder() {
+    let expected = Expected { prefill_us: 60 * SECOND_US, hand_us: SECOND_US };
+    let machine = HandOver::new(Form::InTurn, true, expected, SECOND_US, 21 * SECOND_US);
+    assert_eq!(machine.deadline_us(), Some(11 * SECOND_US));
+}
+
+#[test]
+fn an_answer_that_comes_as_a_whole_proves_no_engine() {
+    let expected = Expected { prefill_us: SECOND_US, hand_us: SECOND_US };
+    let mut machine = HandOver::new(Form::InTurn, false, expected, 0, FIRST_BYTE_US);
+    machine.on(1, Event::Prefilled);
+    machine.on(10 * SECOND_US, Event::Tick);
+    assert_eq!(machine.end(), Some(HandOverEnd::Unseen));
+}
+
+#[test]
+fn a_prefiller_that_is_to_leave_stays_until_its_prompt_is_handed_over() {
+    let mut site = Site::new(Protocol::Nixl);
+    let (facts, decode, mut prefill, plan) = site.assign(0);
+    for (facts, assignment) in site.loads.drain(..) {
+        site.dispatcher.end(&facts, assignment, End::Cancelled);
+    }
+    assert!(!site.dispatcher.set_membership(PREFILLER, Membership::Leaving));
+    site.dispatcher.first_byte(1, &mut prefill, 200);
+    assert!(!site.dispatcher.end(&facts, prefill, End::Answered { status: 200, usage: None }).is_gone);
+    let ended = site.dispatcher.hand_over_ended(2, &plan, HandOverEnd::Handed, Some(1.0));
+    assert_eq!(ended, HandOverEnded { barred: None, is_gone: true });
+    site.dispatcher.end(&facts, decode, End::Cancelled);
 }
