@@ -152,17 +152,22 @@ fn what_goes_wrong_on_its_way_into_pages_is_a_miss_and_never_data() {
 #[test]
 fn what_a_relay_loses_is_a_miss_and_never_data() {
     alone("gpu::checked::what_a_relay_loses_is_a_miss_and_never_data", &THREE, |fake| {
-        // A cache of its own for each: copies that stood still say that their path is slow.
         for how in ["lost", "zero"] {
-            let site = Site::new();
-            let _node = site.node();
-            let engine = site.engine(fake);
-            let stored = Stored::new(fake, &engine);
-            let salt = stored.store();
-            let change = || fake.control(&format!("p2p copies {how}; p2p kernels {how}"));
-            let (tokens, corrupt) = stored.load_changed(salt, false, stored.same(), change);
-            fake.control("p2p copies right; p2p kernels right");
-            assert!(tokens < TOKENS as u64 && corrupt > 0, "{how}: {tokens}, {corrupt}");
+            // A cache of its own for each load: copies that stood still say that their path is slow.
+            // Where relays seem slow from the start, as on a busy machine, none of them carries any.
+            let is_found = (0..5).any(|_| {
+                let site = Site::new();
+                let _node = site.node();
+                let engine = site.engine(fake);
+                let stored = Stored::new(fake, &engine);
+                let salt = stored.store();
+                let change = || fake.control(&format!("p2p copies {how}; p2p kernels {how}"));
+                let (tokens, corrupt) = stored.load_changed(salt, false, stored.same(), change);
+                fake.control("p2p copies right; p2p kernels right");
+                assert_eq!(tokens < TOKENS as u64, corrupt > 0, "{how}: {tokens}, {corrupt}");
+                corrupt > 0
+            });
+            assert!(is_found, "{how}: no relay carried anything");
         }
     });
 }
