@@ -5,11 +5,11 @@ use crate::config::{Backend, ConfigError, Target};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
 use crate::dispatcher::{
-    Assignment, Dispatcher, End, Ended, HandOverEnded, Membership, RoutingFacts, Unassigned,
+    Assignment, Dispatcher, End, Ended, HandOverEnded, Membership, Plan, RoutingFacts, Unassigned,
 };
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
-use crate::hand_over::{HandOverEnd, OpenHandOver};
+use crate::hand_over::HandOverEnd;
 use crate::health::{Change, Failure};
 use crate::log_lines::RouterLines;
 use crate::models::Models;
@@ -172,7 +172,7 @@ impl Engines {
         tried: &[u64],
         attempt: u32,
         may_hand_over: bool,
-    ) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
+    ) -> Result<(Attempt, Option<(Attempt, Plan)>), Unassigned> {
         let now_us = self.now_us();
         let mut inner = self.inner.lock();
         let (assignment, prefill) =
@@ -190,10 +190,8 @@ impl Engines {
             Some(Attempt { engines, routing, engine, open: Some(assignment) })
         };
         let decode = attempt(assignment).ok_or(Unassigned::NoEngine)?;
-        let open = prefill.and_then(|(assignment, plan)| {
-            Some(OpenHandOver::new(self.clone(), plan, attempt(assignment)?, decode.engine.clone()))
-        });
-        Ok((decode, open))
+        let prefill = prefill.and_then(|(assignment, plan)| Some((attempt(assignment)?, plan)));
+        Ok((decode, prefill))
     }
 
     /// Tells of a refusal. That there is no engine is told by whoever asked for one.
@@ -206,18 +204,22 @@ impl Engines {
     }
 
     /// A hand-over has ended. `is_first_token`: the client gets its first token now.
-    pub fn hand_over_ended(&self, open: &OpenHandOver, end: HandOverEnd, is_first_token: bool) {
+    pub fn hand_over_ended(
+        &self,
+        plan: &Plan,
+        [from, to]: [&Engine; 2],
+        end: HandOverEnd,
+        is_first_token: bool,
+    ) {
         let now_us = self.now_us();
-        let plan = open.plan();
         let first_token_s = now_us.saturating_sub(plan.decision.at_us) as f64 / 1e6;
         let mut inner = self.inner.lock();
         let HandOverEnded { barred, is_gone } =
             inner.dispatcher.hand_over_ended(now_us, plan, end, is_first_token.then_some(first_token_s));
         if is_gone {
-            self.free(&mut inner, &open.prefiller);
+            self.free(&mut inner, from);
         }
         drop(inner);
-        let (from, to) = (&open.prefiller, &open.decoder);
         if end.fault().is_some() {
             from.lines.hand_over_failed(from.name(), to.name(), end);
         }

@@ -2,7 +2,8 @@
 //! choosing an engine, trying another, bytes and sockets are others' business.
 
 use crate::admin;
-use crate::attempts::{self, Begun, Outgoing, Worker};
+use crate::asking::{Outgoing, Worker};
+use crate::attempts::{self, Begun};
 use crate::body;
 use crate::chain::Chain;
 use crate::dispatcher::RoutingFacts;

@@ -2,7 +2,7 @@
 //! runtime of its own, so that a request never changes threads. It knows threads, accepting and
 //! shutting down; what is done with a request is the proxy's business.
 
-use crate::attempts::Worker;
+use crate::asking::Worker;
 use crate::config::{Backend, ConfigError, RouterConfig};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;

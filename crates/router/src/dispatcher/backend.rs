@@ -64,6 +64,12 @@ pub struct Backend {
 }
 
 impl Backend {
+    /// Requests before their first token, those of others included.
+    pub fn waiting(&self, now_us: u64) -> u32 {
+        let others = self.reported.others(now_us).waiting;
+        self.waiting.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
+    }
+
     /// Up and idle.
     pub fn new(name: &str, id: u64, thresholds: Thresholds) -> Backend {
         Backend {

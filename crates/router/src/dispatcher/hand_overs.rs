@@ -1,7 +1,6 @@
 //! The books of hand-overs: which are under way, whose blocks wait at their prefillers, and which
 //! engines have failed in them. It takes time as an argument.
 
-use super::backend::Backend;
 use super::{Assignment, Dispatcher, End, Role, RoutingFacts};
 use crate::decisions::{Entry, HandedRecord};
 use crate::elastic::{Choice, ElasticDecision, Fleet, KvNetwork, WeighedOption, choose_elastic};
@@ -152,11 +151,7 @@ impl Dispatcher {
             let Within { decision, too_late_us } = choose_within(policy, view, request, slo)?;
             return Some(Chosen { decision, too_late_us, options: Vec::new(), prefill: None });
         };
-        let waiting = |backend: &Backend| {
-            let others = backend.reported.others(now_us).waiting;
-            backend.waiting.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
-        };
-        let waiting: Vec<u32> = self.backends.iter().map(waiting).collect();
+        let waiting: Vec<u32> = self.backends.iter().map(|backend| backend.waiting(now_us)).collect();
         let barred: Vec<usize> = (0..self.backends.len())
             .filter(|&slot| !self.backends[slot].partner.may_take_part(now_us))
             .collect();

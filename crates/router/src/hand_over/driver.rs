@@ -3,7 +3,7 @@
 
 use super::params::{self, AtOnce, PrefillAnswer};
 use super::{Action, Event, Form, HandOver, HandOverEnd, OpenHandOver, Protocol};
-use crate::attempts::{Begin, Started, Worker, begin as begin_at, cut, exchange};
+use crate::asking::{Begin, Started, Worker, begin as begin_at, cut, exchange};
 use crate::dispatcher::End;
 use crate::engines::Attempt;
 use crate::health::Failure;

@@ -37,7 +37,7 @@ impl OpenHandOver {
     /// its first token.
     pub fn end(&mut self, end: HandOverEnd, is_first_token: bool) {
         if std::mem::take(&mut self.is_open) {
-            self.engines.hand_over_ended(self, end, is_first_token);
+            self.engines.hand_over_ended(&self.plan, [&self.prefiller, &self.decoder], end, is_first_token);
         }
     }
 }

@@ -11,14 +11,24 @@ mod reads;
 
 pub use offers::{Offer, Offers};
 pub use params::{PrefillParams, RequestParams, Role, Source};
-pub use reads::{Read, Reads};
+pub use reads::Reads;
 
+use crate::scheduler::RequestId;
+use bytes::Bytes;
 use std::time::Duration;
 
 /// How long a prefiller keeps blocks that nobody reads, in real time.
 pub const LEASE: Duration = Duration::from_secs(30);
 /// How long a decoder waits for a prefiller that has yet to compute, in real time.
 pub const WAIT: Duration = Duration::from_secs(60);
+
+/// What came of a read.
+#[derive(Debug)]
+pub struct Read {
+    pub request: RequestId,
+    /// The extents of all blocks, layer after layer; `None` if there are none to be had.
+    pub bytes: Option<Bytes>,
+}
 
 /// What an engine does wrong in hand-overs, for tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! How a decoder gets a prompt's KV: it asks the prefiller over HTTP, and waits as long as the
 //! modelled network would take. Nothing that comes in is trusted to be of the right length.
 
-use super::{Source, WAIT};
+use super::{Read, Source, WAIT};
 use crate::job::Message;
 use crate::scheduler::RequestId;
 use bytes::Bytes;
@@ -14,14 +14,6 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
-
-/// What came of a read.
-#[derive(Debug)]
-pub struct Read {
-    pub request: RequestId,
-    /// The extents of all blocks, layer after layer; `None` if there are none to be had.
-    pub bytes: Option<Bytes>,
-}
 
 /// Reads under way, on the runtime on which the engine was started.
 #[derive(Debug)]

@@ -1,51 +1,25 @@
 //! The two endpoints that generate: a request in, an answer out, whole or as server-sent events.
 
 use super::answer::{Endpoint, Head, Output, Usage};
+use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, Options};
 use super::prompt::Prompt;
 use super::{chat, handed, prompt};
-use crate::device::DeviceMemory;
-use crate::hand_over::Offers;
 use crate::job::{Delivery, End, Handed, Intake, Ticket, Update};
 use crate::scheduler::CacheHit;
-use crate::stats::Stats;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use forebay_transfer::lock::Mutex;
 use futures_util::stream;
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
-
-/// What all handlers share.
-#[derive(Debug)]
-pub struct App {
-    /// Where jobs go.
-    pub intake: Arc<Intake>,
-    /// Served name of the model.
-    pub model: String,
-    pub vocab: u32,
-    /// Tokens per streamed chunk after the first.
-    pub stream_interval: usize,
-    pub block_tokens: usize,
-    /// What the engine counts, written by its thread.
-    pub stats: Arc<Mutex<Stats>>,
-    /// Prompts that are kept for other engines, in `device`.
-    pub offers: Arc<Offers>,
-    pub device: DeviceMemory,
-    /// Where the API listens.
-    pub address: SocketAddr,
-    /// Engines of another identity have KV of another kind.
-    pub identity: String,
-}
 
 /// `POST /v1/completions`.
 pub async fn completions(

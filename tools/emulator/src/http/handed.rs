@@ -1,8 +1,8 @@
 //! Hand-overs over HTTP: what a request's part in one makes of its job and its answer, and the blocks
 //! that a decoder reads.
 
+use super::app::App;
 use super::error::ApiError;
-use super::generate::App;
 use super::prompt::Prompt;
 use crate::hand_over::{Fault, PrefillParams, Role, WAIT};
 use crate::job::Handed;

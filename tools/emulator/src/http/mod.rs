@@ -6,6 +6,7 @@
 //! only where the prompt was text.
 
 mod answer;
+mod app;
 mod chat;
 mod error;
 mod fields;
@@ -16,7 +17,7 @@ mod prompt;
 #[cfg(test)]
 mod tests;
 
-pub use generate::App;
+pub use app::App;
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
