@@ -7,11 +7,11 @@
 //! Three layers:
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
 //!   `added_latency`), `prediction` (how long it will take), `slo` (how long it may),
-//!   `decision_replay` (of a log, by other policies), `chain`, `shadow_cache`, `prefix` and `store_index` (who is believed to hold what),
-//!   `tokens`, `health`, `engine_metrics` and `reported_load` (what engines say of their load),
-//!   `kv_event_batch`, `live_blocks`, `rank_events` and `reported_cache` (what they say of their
-//!   caches),
-//!   `slots`, `models`, `dispatcher` (all of that as one state, with time as an argument),
+//!   `decision_replay` (of a log, by other policies), `chain`, `shadow_cache`, `prefix` and
+//!   `store_index` (who is believed to hold what), `tokens`, `health`, `engine_metrics` and
+//!   `reported_load` (what engines say of their load), `kv_event_batch`, `live_blocks`,
+//!   `rank_events` and `reported_cache` (what they say of their caches), `slots`, `models`,
+//!   `dispatcher` (all of that as one state, with time as an argument),
 //!   `membership` (which engines come and go), `routes` (what is done with which path), and `json`,
 //!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body`
