@@ -12,8 +12,6 @@ use crate::health::{Cause, Change, Failure, Thresholds};
 use crate::policy::{Candidate, Policy};
 use crate::prefill::Prefill;
 use crate::prefix::{Bounds, PrefixIndex, Visit};
-use crate::rank_events::{Dropped, Report};
-use crate::reported_cache::Noted;
 use crate::reported_load::{self, Load, Unread};
 use crate::request::Endpoint;
 use crate::shadow_cache::is_more;
@@ -29,6 +27,7 @@ use std::sync::Arc;
 
 mod assign;
 mod backend;
+mod cache_reports;
 mod hand_overs;
 
 pub use backend::Membership;
@@ -427,41 +426,6 @@ impl Dispatcher {
             backend.totals.unread_metrics[unread as usize] += 1;
         }
         backend.reported.note(now_us, read, own)
-    }
-
-    /// One of a backend's ranks reports what its KV events say of its cache. That only lowers what
-    /// is believed to be there: answers say what is.
-    pub fn noted_events(
-        &mut self,
-        now_us: u64,
-        slot: usize,
-        rank: usize,
-        ranks: usize,
-        report: &Report,
-    ) -> Noted {
-        let backend = &mut self.backends[slot];
-        let noted = backend.cache.note(now_us, rank, ranks, report);
-        let held = backend.cache.held();
-        let totals = &mut backend.totals;
-        totals.kv_events.add(&report.counts);
-        (totals.kv_events_followed, totals.kv_live_blocks) =
-            (held.is_some(), held.map_or(0, |held| held.blocks));
-        if noted.is_doubted {
-            totals.kv_events.dropped[Dropped::Contradicted as usize] += report.counts.batches;
-        } else if report.emptied {
-            self.index.forget(slot);
-        }
-        match held {
-            Some(held) => {
-                let bytes_per_token = self.bytes_per_token.average();
-                let chunks = |tokens: u64| (tokens as f64 * bytes_per_token) as usize / CHUNK_BYTES;
-                let room = held.room_tokens.map(chunks);
-                let came = backend.stored_chunks(report.stored_tokens, bytes_per_token);
-                self.index.told(slot, came, chunks(held.tokens), room);
-            }
-            None => self.index.untold(slot),
-        }
-        noted
     }
 
     fn apply(&mut self, backend: usize, change: Option<Change>) -> Option<Change> {

@@ -52,16 +52,16 @@ pub struct Args {
     /// For elastic: rate between engines, in 10^9 bytes per second
     #[arg(long, value_name = "GB/S", default_value_t = 25.0)]
     network: f64,
-    /// For added-latency and elastic, and for loads from stores: GPU and model that the engines are taken for, a
-    /// shipped profile or a file as `forebay calibrate` writes it
+    /// For added-latency and elastic, and for loads from stores: GPU and model that the engines are
+    /// taken for, a shipped profile or a file as `forebay calibrate` writes it
     #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
     /// For engines with a store: microseconds that a token takes from there to the GPU [default: the
     /// profile's, from host memory]
     #[arg(long, value_name = "MICROSECONDS")]
     load_us_per_token: Option<f64>,
-    /// For added-latency and elastic: tokens whose KV fits the GPU of an engine whose metrics do not say it [default: the
-    /// profile's]
+    /// For added-latency and elastic: tokens whose KV fits the GPU of an engine whose metrics do not
+    /// say it [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
     /// For added-latency and elastic: most requests that an engine computes at once [default: the profile's]

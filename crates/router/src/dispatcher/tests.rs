@@ -2,7 +2,8 @@
 //! sockets and no clock.
 
 use super::*;
-use crate::rank_events::{Counts, Held, Unknown};
+use crate::rank_events::{Counts, Dropped, Held, Report, Unknown};
+use crate::reported_cache::Noted;
 use crate::request::PromptKind;
 use crate::slots::EngineSet;
 use forebay_steps::{Launch, Profile};
