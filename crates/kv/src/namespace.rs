@@ -94,6 +94,30 @@ impl Namespace {
         encoder.field(9, &self.tenant_salt);
         NamespaceKey(*encoder.0.finalize().as_bytes())
     }
+
+    /// Each field as text, for people who compare namespaces. Of the salt it has a digest, so that
+    /// nobody can name a tenant's chunks by it.
+    pub fn facts(&self) -> BTreeMap<String, String> {
+        let salt = blake3::derive_key("forebay salt shown", &self.tenant_salt);
+        let salt = if self.tenant_salt.is_empty() { "none".into() } else { shown(&salt) };
+        let mut facts = BTreeMap::from([
+            ("weights".into(), shown(self.weights.as_bytes())),
+            ("dtype".into(), self.dtype.name().into()),
+            ("order".into(), self.order.name().into()),
+            ("block_tokens".into(), self.block_tokens.to_string()),
+            ("tp".into(), self.tensor_parallel.to_string()),
+            ("pp".into(), self.pipeline_parallel.to_string()),
+            ("lora".into(), self.lora.map_or("none".into(), |lora| shown(lora.as_bytes()))),
+            ("salt".into(), salt),
+        ]);
+        facts.extend(self.attention.iter().map(|(name, value)| (format!("attention.{name}"), value.clone())));
+        facts
+    }
+}
+
+/// The first bytes of a digest.
+fn shown(digest: &[u8]) -> String {
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes delimited fields into the digest.

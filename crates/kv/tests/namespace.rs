@@ -90,6 +90,33 @@ fn a_chunk_size_of_zero_gives_no_chunks() {
     assert!(chunk_ids(&sample().key(), &[1, 2, 3], 0).is_empty());
 }
 
+#[test]
+fn the_facts_of_two_namespaces_differ_exactly_in_what_differs_and_do_not_say_the_salt() {
+    let mine = sample().facts();
+    assert_eq!(
+        (mine["dtype"].as_str(), mine["tp"].as_str(), mine["lora"].as_str()),
+        ("bfloat16", "1/2", "none")
+    );
+    assert_eq!(mine["attention.rope_theta"], "10000000");
+    let attention = [("rope_theta".to_owned(), "1".to_owned())].into();
+    for (field, other) in [
+        ("weights", Namespace { weights: Digest::from_bytes([0x12; 32]), ..sample() }),
+        ("dtype", Namespace { dtype: KvDtype::Float16, ..sample() }),
+        ("order", Namespace { order: AxisOrder::Lbnhc, ..sample() }),
+        ("block_tokens", Namespace { block_tokens: 32, ..sample() }),
+        ("tp", Namespace { tensor_parallel: Rank::ONLY, ..sample() }),
+        ("pp", Namespace { pipeline_parallel: Rank::new(0, 2).expect("a valid rank"), ..sample() }),
+        ("attention.rope_theta", Namespace { attention, ..sample() }),
+        ("lora", Namespace { lora: Some(Digest::from_bytes([1; 32])), ..sample() }),
+        ("salt", Namespace { tenant_salt: b"other".to_vec(), ..sample() }),
+    ] {
+        let theirs = other.facts();
+        let differ: Vec<&String> = mine.keys().filter(|name| mine[*name] != theirs[*name]).collect();
+        assert_eq!(differ, [field]);
+    }
+    assert!(!mine.values().any(|value| value.contains("tenant") || value.contains(&hex(b"tenant"))));
+}
+
 proptest! {
     #[test]
     fn ids_agree_exactly_as_far_as_the_prefixes_do(

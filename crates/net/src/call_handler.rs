@@ -1,6 +1,8 @@
 //! What peers say to this agent beside asking for memory: notifications are kept here, words about
-//! rails and memory of GPUs go to those, everything else to whoever answers calls.
+//! rails and memory of GPUs go to those, everything else to whoever answers calls. Channel 4 is in
+//! `about.rs`; 5 is that of `forebay preflight net`, which agents decline.
 
+use crate::about::About;
 use crate::ipc::grants::Grants;
 use crate::notifications::{IncomingNotifications, Notification};
 use crate::rails::Rails;
@@ -81,6 +83,7 @@ impl Service for CallHandler {
                 self.rails.call(body, reply);
             }
             (Some(&GPUS), _) => self.grants.call(from, &body[1..], reply),
+            _ if About::is_asked(&body) => reply.send(About::now().to_bytes()),
             (Some(&CALLS), None) => reply.refuse("this agent answers no calls".into()),
             (channel, _) => reply.refuse(format!("a call on channel {channel:?}, which means nothing")),
         }

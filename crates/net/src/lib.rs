@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `agent`, `config` | what a program calls |
 //! | `memory`, `addresses`, `descriptors`, `prepared`, `metadata` | memory by address, and what peers are told of it |
-//! | `request`, `notify`, `notifications`, `call_handler` | what goes to a peer and comes from one |
+//! | `request`, `notify`, `notifications`, `call_handler`, `about` | what goes to a peer and comes from one |
 //! | `peer`, `connect`, `connection_state`, `flow_control` | the way to a peer: flows come about, end, and are more or fewer |
 //! | [`transport`], `transports`, `rails`, `capabilities`, `upgrade` | what carries bytes beside TCP, and which of it two ends share |
 //! | `endpoints`, `device`, `timer`, `bytes` | places, GPUs and links of the mover; what is due; fields of messages |
@@ -43,6 +43,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod about;
 mod addresses;
 mod agent;
 mod bytes;
@@ -82,6 +83,7 @@ pub use crate::tcp::{
     PeerRegion, RefusalCode, Reply, STAGING_SLOTS, ServerStats, Service, StagingMemory, TlsConfig, TlsError,
     UnreachableReason,
 };
+pub use about::About;
 pub use agent::{Agent, Prepared};
 pub use capabilities::{RAILS_MAX, WhyIdle};
 pub use config::AgentConfig;

@@ -6,6 +6,7 @@ mod common;
 
 use common::ends::{self, identity, loopback};
 use forebay_net::tcp::*;
+use forebay_net::{About, Agent, AgentConfig};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 use testkit::eventually;
@@ -126,4 +127,18 @@ fn a_flow_that_is_dropped_first_hears_its_answers() {
     drop(flow);
     assert_eq!(answered.try_recv().unwrap(), Ok(b"echo".to_vec()));
     assert_eq!(late.try_recv().unwrap(), Err(CallError::Late { limit_us: 300_000 }));
+}
+
+#[test]
+fn an_agent_tells_its_version_and_its_clock_to_whoever_was_let_in() {
+    let agent = Agent::start(AgentConfig::named("one")).unwrap();
+    let address = agent.address().unwrap();
+    let flow = Flow::connect(address, identity(2), PeerRegions::default(), FlowOptions::default()).unwrap().0;
+    let before_us = About::now().time_us;
+    let answer = ask(&flow, &About::question(), LIMIT_US).recv_timeout(LIMIT).unwrap().unwrap();
+    let about = About::parse(&answer).unwrap();
+    assert_eq!(about.version, env!("CARGO_PKG_VERSION"));
+    assert!((before_us..=About::now().time_us).contains(&about.time_us), "{about:?}");
+    let longer = ask(&flow, &[&About::question()[..], &[0]].concat(), LIMIT_US);
+    assert!(matches!(longer.recv_timeout(LIMIT).unwrap(), Err(CallError::Refused(_))));
 }

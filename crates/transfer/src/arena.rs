@@ -80,6 +80,23 @@ impl Arena {
     /// using also when this one ends. A file that could be shortened under the mapping is refused.
     /// Children of this process do not get the mapping.
     pub fn attach(file: OwnedFd) -> Result<Arena, ArenaError> {
+        let arena = Arena::map_sealed(file, Pages::Base)?;
+        let failed = |error| ArenaError { bytes: arena.len as u64, step: "madvise", error };
+        arena.advise(Advice::LinuxDontFork).map_err(failed)?;
+        Ok(arena)
+    }
+
+    /// The arena of a process that gives it up, by its file: what it wrote is there. A file that
+    /// could be shortened under the mapping is refused.
+    pub fn take_over(file: OwnedFd, pages: Pages) -> Result<Arena, ArenaError> {
+        let mut arena = Arena::map_sealed(file, pages)?;
+        if pages == Pages::Transparent && arena.advise(Advice::LinuxHugepage).is_err() {
+            arena.pages = Pages::Base;
+        }
+        Ok(arena)
+    }
+
+    fn map_sealed(file: OwnedFd, pages: Pages) -> Result<Arena, ArenaError> {
         let failed = |bytes, step| move |error| ArenaError { bytes, step, error };
         let stat = fstat(&file).map_err(failed(0, "fstat"))?;
         let bytes = u64::try_from(stat.st_size).unwrap_or(0);
@@ -89,9 +106,7 @@ impl Arena {
             return Err(failed(bytes, "not a sealed file")(Errno::INVAL));
         }
         let start = map_shared(&file, len).map_err(failed(bytes, "mmap"))?;
-        let arena = Arena { file, start, len, pages: Pages::Base };
-        arena.advise(Advice::LinuxDontFork).map_err(failed(bytes, "madvise"))?;
-        Ok(arena)
+        Ok(Arena { file, start, len, pages })
     }
 
     /// Has the kernel give all pages now.

@@ -53,6 +53,7 @@ pub mod size;
 mod split_mix;
 mod telemetry;
 mod thread;
+mod trace_context;
 mod transfer;
 
 pub use arena::{Arena, ArenaError, Pages};
@@ -75,4 +76,5 @@ pub use region::{Place, Refused, RegionId, Span, SpanPair};
 pub use split_mix::SplitMix;
 pub use telemetry::{ClassTelemetry, LinkTelemetry, Telemetry};
 pub use thread::{Closed, MoverHandle, MoverThread, SubmitError, Submitted};
+pub use trace_context::TraceContext;
 pub use transfer::{Class, End, Failure, Reason, Transfer, TransferId};

@@ -2,7 +2,7 @@
 
 use super::Severity::{Note, Warning};
 use super::{Finding, gpus};
-use crate::topology::{GpuFacts, NumaNode, Topology, Transparent};
+use crate::topology::{GpuFacts, MemoryFacts, NumaNode, Topology, Transparent};
 
 /// A process that may lock less cannot register a slab of a pool with a network card or a disk
 /// ring.
@@ -10,15 +10,14 @@ const WANTED_LOCK_BYTES: u64 = 1 << 30;
 
 pub fn findings(host: &Topology) -> Vec<Finding> {
     let mut all = Vec::new();
-    all.extend(pages(host));
-    all.extend(lock(host));
+    all.extend(huge_pages(&host.memory));
+    all.extend(memory_lock(&host.memory));
     all.extend(nodes(host));
     all
 }
 
 /// Huge pages, which make pinning several times faster.
-fn pages(host: &Topology) -> Option<Finding> {
-    let memory = &host.memory;
+pub fn huge_pages(memory: &MemoryFacts) -> Option<Finding> {
     if memory.huge_pages.unwrap_or(0) > 0 {
         return None;
     }
@@ -34,8 +33,9 @@ fn pages(host: &Topology) -> Option<Finding> {
     None
 }
 
-fn lock(host: &Topology) -> Option<Finding> {
-    let bytes = host.memory.memlock_bytes.filter(|bytes| *bytes < WANTED_LOCK_BYTES)?;
+/// What a process may lock.
+pub fn memory_lock(memory: &MemoryFacts) -> Option<Finding> {
+    let bytes = memory.memlock_bytes.filter(|bytes| *bytes < WANTED_LOCK_BYTES)?;
     let what = format!("this process may lock {bytes} bytes of memory");
     let why = "network cards and disk rings count registered buffers against that limit, and some drivers pinned memory";
     let action =

@@ -5,6 +5,8 @@ mod links;
 mod measured;
 mod memory;
 
+pub use memory::{huge_pages, memory_lock};
+
 use crate::driver::LoadError;
 use crate::profile::Profile;
 use crate::topology::Topology;
@@ -17,6 +19,8 @@ pub enum Severity {
     Ok,
     /// Good to know; nothing to be done, or nothing that can be told from here.
     Note,
+    /// It could not be seen. Whoever needs it must not take it for granted.
+    Unknown,
     /// Copies are slower than they could be.
     Warning,
     /// No copies, or wrong ones.
@@ -35,11 +39,11 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn new(severity: Severity, what: impl Into<String>, why: &str, action: &str) -> Finding {
+    pub fn new(severity: Severity, what: impl Into<String>, why: &str, action: &str) -> Finding {
         Finding { severity, what: what.into(), why: why.into(), action: action.into() }
     }
 
-    fn ok(what: impl Into<String>) -> Finding {
+    pub fn ok(what: impl Into<String>) -> Finding {
         Finding::new(Severity::Ok, what, "", "")
     }
 }

@@ -139,7 +139,7 @@ fn in_meminfo(meminfo: &str, key: &str) -> Option<u64> {
 }
 
 /// The numbers of a list such as `0-3,8`. A range is cut where no host has that many processors.
-fn number_list(list: &str) -> BTreeSet<u32> {
+pub fn number_list(list: &str) -> BTreeSet<u32> {
     const MOST: u32 = 1 << 16;
     let numbers = list.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

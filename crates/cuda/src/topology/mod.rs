@@ -6,7 +6,7 @@ mod host;
 mod pci;
 mod root;
 
-pub use host::{MemoryFacts, NumaNode, Transparent};
+pub use host::{MemoryFacts, NumaNode, Transparent, number_list, own_processors};
 pub use pci::PciPlace;
 pub use root::Root;
 

@@ -39,10 +39,8 @@ impl Admission {
     /// Refuses a connection of a user that may not connect.
     pub fn check_user(&self, socket: &OwnedFd) -> Result<Credentials, NotAdmitted> {
         let found = credentials(socket)?;
-        let own = rustix::process::geteuid().as_raw();
         match found.uid {
-            0 => Ok(found),
-            uid if uid == own || self.uids.contains(&uid) => Ok(found),
+            uid if found.is_operator() || self.uids.contains(&uid) => Ok(found),
             uid => Err(NotAdmitted::User { uid }),
         }
     }

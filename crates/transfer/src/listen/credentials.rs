@@ -17,6 +17,13 @@ pub struct Credentials {
     pub process: OwnedFd,
 }
 
+impl Credentials {
+    /// Whether it is root or this process's own user.
+    pub fn is_operator(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
 /// Why the process at the other end cannot be watched.
 #[derive(Debug, Error)]
 pub enum NotWatched {

@@ -10,4 +10,4 @@ mod socket_file;
 pub use admission::{Admission, NotAdmitted};
 pub use credentials::{Credentials, NotWatched, credentials};
 pub use room::{Room, RoomPlace, RoomStat};
-pub use socket_file::{SocketFile, bind_socket};
+pub use socket_file::{SocketFile, bind_socket, inherit_socket};

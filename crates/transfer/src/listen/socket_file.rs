@@ -47,6 +47,26 @@ pub fn bind_socket(path: &Path, kind: SocketType, mode: u32) -> io::Result<(Owne
     Ok((socket, file))
 }
 
+/// Goes on with a socket that another process has bound to `path` and gives up: it listens as one
+/// of this process, with the permissions `mode`. Whoever waits to be accepted goes on waiting.
+pub fn inherit_socket(path: &Path, socket: &OwnedFd, mode: u32) -> io::Result<SocketFile> {
+    let found = fs::lstat(path)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+    }
+    fs::chmod(path, Mode::from_raw_mode(mode))?;
+    // Clients that connect see this process at the other end from now on.
+    listen(socket, BACKLOG)?;
+    Ok(SocketFile { path: path.into(), identity: (found.st_dev, found.st_ino) })
+}
+
+impl SocketFile {
+    /// The file stays: it is another process's.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let is_ours = |found: fs::Stat| (found.st_dev, found.st_ino) == self.identity;
@@ -146,6 +166,7 @@ fn listening_inode(sockets: &str, path: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     const MODE: u32 = 0o600;
 
@@ -164,6 +185,21 @@ mod tests {
         drop(first_file);
         assert!(path.exists(), "it is the second one's");
         drop(second_file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn whoever_inherits_a_socket_has_those_that_wait_and_its_file() {
+        let (_folder, path) = place();
+        let (first, first_file) = bind_socket(&path, SocketType::STREAM, MODE).unwrap();
+        let waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let second = first.try_clone().unwrap();
+        let second_file = inherit_socket(&path, &second, 0o666).unwrap();
+        drop(first);
+        first_file.leave();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        std::os::unix::net::UnixListener::from(second).accept().unwrap();
+        drop((waiting, second_file));
         assert!(!path.exists());
     }
 
