@@ -4,7 +4,7 @@
 use crate::{Client, Lease, NotLoaded};
 use forebay_kv::ChunkId;
 use forebay_store::chunk_store::{ChunkLease, ChunkStore, Miss, NotTaken, OnLoaded, OnStored, Residence};
-use forebay_transfer::{Class, Span};
+use forebay_transfer::{Class, Span, TraceContext};
 
 /// A lease and the client that it was asked for.
 #[derive(Debug)]
@@ -24,6 +24,10 @@ impl ChunkStore for Client {
 
     fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {
         Client::used(self, ids, chunk_bytes);
+    }
+
+    fn within(&self, within: TraceContext) -> Option<Box<dyn ChunkStore>> {
+        Some(Box::new(Client::within(self, Some(within))))
     }
 
     fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease> {

@@ -10,14 +10,14 @@
 //! quiet. A node that is stuck gets it when it goes on.
 
 use super::arena::NodeArena;
+use super::greeting::{self, Greeted};
 use super::{ClientOptions, ConnectError};
 use crate::protocol::answer::{Answer, Refusal};
 use crate::protocol::frame::{Asked, BadFrame, Frame, Inbox};
-use crate::protocol::request::{Hello, Request};
+use crate::protocol::request::Request;
 use crate::protocol::socket;
-use forebay_transfer::Arena;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Backing, MoverHandle, Place, Process};
+use forebay_transfer::{Arena, Backing, MoverHandle, Place, Process, TraceContext};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,6 +26,25 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 256 << 10;
+
+/// A request, and the span that it is part of, if that is traced.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    request: &'a Request,
+    within: Option<TraceContext>,
+}
+
+impl<'a> Question<'a> {
+    pub fn within(request: &'a Request, within: Option<TraceContext>) -> Question<'a> {
+        Question { request, within }
+    }
+}
+
+impl<'a> From<&'a Request> for Question<'a> {
+    fn from(request: &'a Request) -> Question<'a> {
+        Question { request, within: None }
+    }
+}
 
 /// Takes an answer to a request, and says whether there is more to come. `None`: the node is gone,
 /// or was.
@@ -43,6 +62,8 @@ pub struct Connection {
     pending: Mutex<Pending>,
     next_number: AtomicU64,
     messages: AtomicU64,
+    /// What came with the last answer that had one.
+    descriptor: Mutex<Option<OwnedFd>>,
     /// The arena that came with it, of this life of the node.
     pub arena: Arc<NodeArena>,
 }
@@ -75,37 +96,14 @@ impl Connection {
         place: Place,
         options: &ClientOptions,
     ) -> Result<Connection, ConnectError> {
-        let patience = Some(Duration::from_micros(options.answer_limit_us.max(1)));
+        let Greeted { socket, instance, arena_bytes, arena } = greeting::greet(options)?;
         let failed = |error| ConnectError::Socket { path: options.socket.clone(), error };
-        let socket = socket::connect_to(&options.socket).map_err(failed)?;
-        socket::set_timeouts(&socket, patience, patience).map_err(failed)?;
-        let ClientOptions { token, name, tenant, .. } = options.clone();
-        let hello = Request::Hello(Hello { token, name, tenant }).encode(0);
-        let asked = hello.asked();
-        // A node that has no room hangs up before it hears who asks, and says why.
-        let said = socket::send_all(&socket, &hello.encode());
-        let (answer, descriptor) =
-            first_answer(&socket).map_err(|error| failed(said.err().unwrap_or(error)))?;
-        // Whoever is not let in may not have been heard.
-        let names_hello = answer.check(asked).or_else(|wrong| match Answer::decode(&answer) {
-            Ok(Answer::Refused(..)) => answer.check_unasked(),
-            _ => Err(wrong),
-        });
-        names_hello.map_err(|bad| ConnectError::Protocol(bad.to_string()))?;
-        let (instance, arena_bytes) = match Answer::decode(&answer) {
-            Ok(Answer::Welcome { instance, arena_bytes }) => (instance, arena_bytes),
-            Ok(Answer::Refused(Refusal::Draining | Refusal::Limit, why)) => {
-                return Err(ConnectError::Busy(why));
-            }
-            Ok(Answer::Refused(_, why)) => return Err(ConnectError::Refused(why)),
-            other => return Err(ConnectError::Protocol(format!("no welcome but {other:?}"))),
-        };
-        let descriptor = descriptor.ok_or_else(|| ConnectError::Protocol("no arena".into()))?;
-        let arena = Arena::attach(descriptor)?;
+        let arena = Arena::attach(arena)?;
         if arena.len() as u64 != arena_bytes {
             let text = format!("an arena of {} bytes, not {arena_bytes}", arena.len());
             return Err(ConnectError::Protocol(text));
         }
+        let patience = Some(greeting::patience(options));
         socket::set_timeouts(&socket, None, patience).map_err(failed)?;
         let memory = Arc::new(arena);
         let region = mover.register(place, Arc::clone(&memory) as Arc<dyn Backing>)?;
@@ -116,15 +114,20 @@ impl Connection {
             pending: Mutex::default(),
             next_number: AtomicU64::new(1),
             messages: AtomicU64::new(0),
+            descriptor: Mutex::default(),
             arena: Arc::new(NodeArena::new(region, memory, instance)),
         })
     }
 
     /// Asks. `on_answer` is called exactly once, on the connection's thread or, if it is broken or
     /// the node would hang up, on this one.
-    pub fn ask(&self, request: &Request, on_answer: impl FnOnce(Option<Answer>) + Send + 'static) {
+    pub fn ask<'a>(
+        &self,
+        question: impl Into<Question<'a>>,
+        on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
+    ) {
         let mut on_answer = Some(on_answer);
-        self.ask_for_many(request, move |answer| {
+        self.ask_for_many(question, move |answer| {
             if let Some(on_answer) = on_answer.take() {
                 on_answer(answer);
             }
@@ -133,14 +136,15 @@ impl Connection {
     }
 
     /// The same for a request that has several answers: `on_answer` says whether more are to come.
-    pub fn ask_for_many(
+    pub fn ask_for_many<'a>(
         &self,
-        request: &Request,
+        question: impl Into<Question<'a>>,
         mut on_answer: impl FnMut(Option<Answer>) -> bool + Send + 'static,
     ) {
         let mut gone = |answer| {
             on_answer(answer);
         };
+        let Question { request, within } = question.into();
         if let Err(bad) = request.check() {
             return gone(Some(Answer::Refused(Refusal::BadRequest, bad.to_string())));
         }
@@ -159,6 +163,9 @@ impl Connection {
         let waiting = Waiting { asked: frame.asked(), on_answer: Box::new(on_answer) };
         pending.waiting.insert(frame.number, waiting);
         drop(pending);
+        if let Some(within) = within {
+            self.send(&Request::Traced(within).encode(frame.number));
+        }
         self.send(&frame);
     }
 
@@ -189,6 +196,11 @@ impl Connection {
         if sent.is_err() {
             self.end();
         }
+    }
+
+    /// The descriptor that came with an answer; for who is told that.
+    pub fn take_descriptor(&self) -> Option<OwnedFd> {
+        self.descriptor.lock().take()
     }
 
     /// Frames that went out and came in so far.
@@ -231,7 +243,10 @@ impl Connection {
     /// Takes in answers until the end, and gives those that nobody has asked for to `on_unasked`.
     pub fn receive(&self, on_unasked: impl Fn(Answer)) {
         let (mut inbox, mut bytes) = (Inbox::default(), vec![0; RECEIVE_BYTES]);
-        while let Ok(received @ 1..) = socket::receive(&self.socket, &mut bytes) {
+        while let Ok((received @ 1.., came)) = socket::receive_with(&self.socket, &mut bytes) {
+            if came.is_some() {
+                *self.descriptor.lock() = came;
+            }
             inbox.put(&bytes[..received]);
             self.pending.lock().heard = Some(Instant::now());
             loop {
@@ -324,23 +339,6 @@ fn say_when_it_goes_on(socket: OwnedFd, last: Vec<u8>) {
         let _ = socket::set_timeouts(&socket, None, None).and_then(|()| socket::send_all(&socket, &last));
     };
     let _ = std::thread::Builder::new().name("forebay-bye".into()).spawn(say);
-}
-
-/// The first frame, and the descriptor that came with it.
-fn first_answer(socket: &OwnedFd) -> std::io::Result<(Frame, Option<OwnedFd>)> {
-    let (mut inbox, mut bytes) = (Inbox::default(), [0; 4096]);
-    let mut descriptor = None;
-    loop {
-        let (received, came) = socket::receive_with(socket, &mut bytes)?;
-        descriptor = descriptor.or(came);
-        if received == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        inbox.put(&bytes[..received]);
-        if let Some(frame) = inbox.next_frame().map_err(std::io::Error::other)? {
-            return Ok((frame, descriptor));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use super::Shared;
 use super::connection::Connection;
 use crate::protocol::answer::{ChunkPlace, Leased};
 use crate::protocol::request::Request;
-use forebay_store::{NotVerified, Unreadable, checksum};
-use forebay_transfer::Span;
+use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
 use forebay_transfer::lock::Mutex;
+use forebay_transfer::{Span, TraceContext};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +36,19 @@ pub(super) struct Held {
     expires_us: AtomicU64,
     /// What the client wished.
     pub ttl_us: u64,
+    /// What loads under it are part of, if that is traced.
+    pub within: Option<TraceContext>,
     places: Mutex<HashMap<usize, ChunkPlace>>,
+    /// Of those chunks that come layer by layer, as far as they have come.
+    partial: Mutex<HashMap<usize, ChunkPlace>>,
+}
+
+/// Where a layer of a chunk lies in the arena, and what its bytes must sum up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerPlace {
+    pub offset_bytes: u64,
+    /// Its CRC-32C: what was read is compared with it before it is used.
+    pub checksum: u32,
 }
 
 impl Lease {
@@ -45,12 +57,12 @@ impl Lease {
         Lease { held: None, in_memory: 0, on_disk: 0, on_peers: 0 }
     }
 
-    /// What the node granted to a request that was made at `asked_us`.
+    /// What the node granted to a request that was made at `asked_us`, as part of this.
     pub(super) fn granted(
         shared: Arc<Shared>,
         connection: Arc<Connection>,
         leased: Leased,
-        asked_us: u64,
+        (asked_us, within): (u64, Option<TraceContext>),
     ) -> Lease {
         if leased.lease == 0 {
             return Lease::none();
@@ -62,7 +74,9 @@ impl Lease {
             id: leased.lease,
             expires_us: AtomicU64::new(asked_us.saturating_add(leased.ttl_us)),
             ttl_us: leased.ttl_us,
+            within,
             places: Mutex::new(places),
+            partial: Mutex::default(),
         };
         let held = Arc::new(held);
         held.shared.keep_alive(&held);
@@ -151,6 +165,24 @@ impl Held {
         self.connection.arena.span(place.offset_bytes, place.shape.bytes()).map(|_| place)
     }
 
+    /// A layer of a chunk of this shape lies in the arena from now on. Gives where the chunk lies;
+    /// nothing if that is not inside of the arena, or not where the layers before are.
+    pub fn note_layer(
+        &self,
+        chunk: usize,
+        layer: usize,
+        at: LayerPlace,
+        shape: &Arc<ChunkShape>,
+    ) -> Option<ChunkPlace> {
+        let offset_bytes = at.offset_bytes.checked_sub(shape.layer(layer)?.start)?;
+        self.connection.arena.span(offset_bytes, shape.bytes())?;
+        let mut partial = self.partial.lock();
+        let new = || ChunkPlace { offset_bytes, shape: Arc::clone(shape), sums: vec![0; shape.layers()] };
+        let place = partial.entry(chunk).or_insert_with(new);
+        *place.sums.get_mut(layer)? = at.checksum;
+        (place.offset_bytes == offset_bytes).then(|| place.clone())
+    }
+
     /// `len` bytes at `offset` of the arena.
     pub fn span(&self, offset: u64, len: u64) -> Span {
         Span::new(self.connection.arena.region, offset, len)
@@ -184,8 +216,8 @@ impl Held {
     }
 
     fn sum(&self, chunk: usize, layer: usize) -> Option<(u32, u64)> {
-        let places = self.places.lock();
-        let place = places.get(&chunk)?;
+        let (places, partial) = (self.places.lock(), self.partial.lock());
+        let place = places.get(&chunk).or_else(|| partial.get(&chunk))?;
         let extent = place.shape.layer(layer)?;
         Some((*place.sums.get(layer)?, extent.end - extent.start))
     }

@@ -2,6 +2,7 @@
 //! layers lie, and what they must sum up to. [`Client::bring`] has the node lay them there.
 
 use super::arena::{NodeArena, span_bytes};
+use super::connection::Question;
 use super::lease::{Held, Lease};
 use super::{Client, Shared};
 use crate::protocol::answer::{Answer, Brought, ChunkPlace, Refusal};
@@ -53,10 +54,13 @@ impl Client {
         let shared = &self.shared;
         let Some(connection) = shared.connection() else { return on_lease(Err(shared.why_gone())) };
         let (granter, asked, asked_us) = (Arc::clone(shared), Arc::clone(&connection), shared.now_us());
+        let within = self.within;
         let request = Request::Lease { ttl_us, to_load, ids: ids.to_vec() };
-        shared.ask_patiently(&asked, &request, move |answer| {
+        shared.ask_patiently(&asked, Question::within(&request, within), move |answer| {
             on_lease(match answer {
-                Some(Answer::Leased(leased)) => Ok(Lease::granted(granter, connection, leased, asked_us)),
+                Some(Answer::Leased(leased)) => {
+                    Ok(Lease::granted(granter, connection, leased, (asked_us, within)))
+                }
                 Some(Answer::Refused(_, why)) => Err(why),
                 Some(other) => Err(format!("an answer to something else: {other:?}")),
                 None => Err("the node is gone".into()),
@@ -115,7 +119,8 @@ pub(super) fn bring(
         let places = chunks.iter().map(|chunk| u32::try_from(*chunk).unwrap_or(u32::MAX)).collect();
         let request = Request::Bring { lease: held.id, chunks: places, class, within_us };
         let (taken, mut left, on_end) = (Arc::clone(held), chunks.to_vec(), Arc::clone(&on_end));
-        shared.ask_for_many(&held.connection, &request, move |answer| {
+        let question = Question::within(&request, held.within);
+        shared.ask_for_many(&held.connection, question, move |answer| {
             let why = match answer {
                 Some(Answer::Brought(all)) => {
                     for Brought { chunk, end } in all {
@@ -153,6 +158,11 @@ impl LeasedChunk {
     fn of(held: &Arc<Held>, chunk: usize) -> Option<LeasedChunk> {
         let place = held.place(chunk)?;
         Some(LeasedChunk { held: Arc::clone(held), chunk, place })
+    }
+
+    /// One that comes layer by layer: only of those that have come something may be read.
+    pub(super) fn coming(held: &Arc<Held>, chunk: usize, place: ChunkPlace) -> LeasedChunk {
+        LeasedChunk { held: Arc::clone(held), chunk, place }
     }
 
     /// The lengths of its layers.

@@ -8,11 +8,14 @@ mod arena;
 mod chunk_store;
 mod connection;
 mod fetch;
+mod greeting;
 mod lease;
 mod leased_chunk;
+mod leased_layers;
 mod load;
 pub mod log;
 pub mod protocol;
+mod ring;
 mod save;
 mod slot;
 mod supervisor;
@@ -21,22 +24,28 @@ pub use crate::protocol::answer::{Found, NodeStat};
 pub use crate::protocol::request::NewChunk;
 pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
-pub use lease::Lease;
+pub use greeting::{ask_stat, ask_why};
+pub use lease::{LayerPlace, Lease};
 pub use leased_chunk::LeasedChunk;
+pub use leased_layers::LayerCame;
 pub use load::NotLoaded;
+pub use ring::{LayersRead, NoRing, NotRead, Ring};
 pub use save::NotStored;
 pub use slot::{Reserved, Slot};
 
 use crate::protocol::answer::Answer;
+use crate::protocol::bytes::BadBytes;
+use crate::protocol::explain::{Description, Outcome};
 use crate::protocol::request::Request;
-use connection::Connection;
+use connection::{Connection, Question};
 use forebay_kv::ChunkId;
 use forebay_store::{NotVerified, TenantId};
 use forebay_transfer::ArenaError;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process};
+use forebay_transfer::{Closed, Forked, MoverHandle, Place, Process, TraceContext};
 use lease::Held;
 use save::{Sealing, Unquiet};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, OnceLock, Weak};
@@ -102,6 +111,9 @@ pub enum Gone {
     All,
 }
 
+/// Namespaces that a client describes to a node that comes.
+const DESCRIBED_MAX: usize = 256;
+
 type OnGone = Arc<dyn Fn(Gone) + Send + Sync>;
 
 /// A client. Cheap to clone, usable from any thread; with the last clone and the last lease the
@@ -120,6 +132,8 @@ pub struct Client {
     shared: Arc<Shared>,
     /// Ends the supervisor with the last clone.
     owner: Arc<Owner>,
+    /// What all that is asked is part of, if that is traced.
+    within: Option<TraceContext>,
 }
 
 #[derive(Debug)]
@@ -138,6 +152,10 @@ struct Shared {
     unquiet: Mutex<Unquiet>,
     on_gone: Mutex<Option<OnGone>>,
     on_arena: OnceLock<OnArena>,
+    /// For nodes that come.
+    described: Mutex<VecDeque<Description>>,
+    /// That of the node that was there last, if it gave one.
+    ring: Mutex<Option<Ring>>,
 }
 
 impl Client {
@@ -184,6 +202,8 @@ impl Client {
             unquiet: Mutex::default(),
             on_gone: Mutex::default(),
             on_arena: OnceLock::new(),
+            described: Mutex::default(),
+            ring: Mutex::default(),
         });
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
@@ -201,7 +221,7 @@ impl Client {
         let kept = Arc::clone(&shared);
         let supervisor = start("forebay-supervisor", Box::new(move || supervisor::run(&kept)))?;
         let owner = Owner { shared: Arc::clone(&shared), supervisor: Mutex::new(Some(supervisor)) };
-        Ok(Client { shared, owner: Arc::new(owner) })
+        Ok(Client { shared, owner: Arc::new(owner), within: None })
     }
 
     /// Refuses in any other process than the one that made it.
@@ -254,10 +274,17 @@ impl Client {
         }
     }
 
+    /// The same client for work that is part of this span, if it is traced: the node's spans of
+    /// what is looked up, leased and loaded hang below it.
+    pub fn within(&self, within: Option<TraceContext>) -> Client {
+        Client { within, ..self.clone() }
+    }
+
     /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk
     /// or on its peers. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        let found = self.shared.ask(&Request::Lookup(ids.to_vec()), |answer| match answer {
+        let lookup = Request::Lookup(ids.to_vec());
+        let found = self.shared.ask(Question::within(&lookup, self.within), |answer| match answer {
             Answer::Found(found) => Some(found.chunks() as usize),
             _ => None,
         });
@@ -269,9 +296,12 @@ impl Client {
     /// silent has nothing. Keep it short.
     pub fn find_then(&self, ids: &[ChunkId], on_found: impl FnOnce(Found) + Send + 'static) {
         let Some(connection) = self.shared.connection() else { return on_found(Found::default()) };
-        self.shared.ask_patiently(&connection, &Request::Lookup(ids.to_vec()), move |answer| match answer {
-            Some(Answer::Found(found)) => on_found(found),
-            _ => on_found(Found::default()),
+        let lookup = Request::Lookup(ids.to_vec());
+        self.shared.ask_patiently(&connection, Question::within(&lookup, self.within), move |answer| {
+            match answer {
+                Some(Answer::Found(found)) => on_found(found),
+                _ => on_found(Found::default()),
+            }
         });
     }
 
@@ -304,6 +334,36 @@ impl Client {
         if let Some(connection) = self.shared.connection() {
             connection.tell(&Request::Used { chunk_bytes, ids: ids.to_vec() });
         }
+    }
+
+    /// Says what a namespace is made of whose chunks this client uses, to the node that is there and
+    /// to those that come: it is what `forebay explain` compares. The last 256 are kept.
+    pub fn describe(&self, described: Description) -> Result<(), BadBytes> {
+        described.check()?;
+        if self.here().is_err() {
+            return Ok(());
+        }
+        let mut kept = self.shared.described.lock();
+        kept.retain(|one| one.key != described.key);
+        if kept.len() >= DESCRIBED_MAX {
+            kept.pop_front();
+        }
+        kept.push_back(described.clone());
+        drop(kept);
+        if let Some(connection) = self.shared.connection() {
+            connection.tell(&Request::Describe(described));
+        }
+        Ok(())
+    }
+
+    /// Says what a request found and loaded, and why no more. A node that is not there does not
+    /// hear of it.
+    pub fn note_outcome(&self, outcome: Outcome) -> Result<(), BadBytes> {
+        outcome.check()?;
+        if let Some(connection) = self.shared.connection() {
+            connection.tell(&Request::Outcome(outcome));
+        }
+        Ok(())
     }
 
     /// Waits until the checksums of all that has been copied into slots are taken: then nothing but
@@ -422,6 +482,7 @@ impl Shared {
 
     /// Starts the thread of a connection. Says whether there is one.
     fn start_receiving(self: &Arc<Self>, connection: &Arc<Connection>) -> bool {
+        let spoken = connection;
         let (connection, shared): (_, Weak<Shared>) = (Arc::clone(connection), Arc::downgrade(self));
         let socket = self.options.socket.display().to_string();
         tracing::info!(socket, arena_bytes = connection.arena.bytes(), "node connected");
@@ -439,43 +500,47 @@ impl Shared {
                 }
             }
         };
-        std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok()
+        let started = std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok();
+        if started {
+            self.described.lock().iter().for_each(|one| spoken.tell(&Request::Describe(one.clone())));
+        }
+        started
     }
 
     /// Asks for something that may take long: meanwhile the node has to show that it lives.
-    fn ask_patiently(
+    fn ask_patiently<'a>(
         &self,
         connection: &Arc<Connection>,
-        request: &Request,
+        question: impl Into<Question<'a>>,
         on_answer: impl FnOnce(Option<Answer>) + Send + 'static,
     ) {
-        connection.ask(request, on_answer);
+        connection.ask(question, on_answer);
         self.supervisor.listen(self.answer_limit());
     }
 
     /// The same, for a request with several answers: `on_answer` says whether more are to come.
-    fn ask_for_many(
+    fn ask_for_many<'a>(
         &self,
         connection: &Arc<Connection>,
-        request: &Request,
+        question: impl Into<Question<'a>>,
         on_answer: impl FnMut(Option<Answer>) -> bool + Send + 'static,
     ) {
-        connection.ask_for_many(request, on_answer);
+        connection.ask_for_many(question, on_answer);
         self.supervisor.listen(self.answer_limit());
     }
 
     /// Asks. What `read` makes of the answer comes out of the receiver; nothing if it makes nothing
     /// of it.
-    fn ask<T: Send + 'static>(
+    fn ask<'a, T: Send + 'static>(
         &self,
-        request: &Request,
+        question: impl Into<Question<'a>>,
         read: impl FnOnce(Answer) -> Option<T> + Send + 'static,
     ) -> Receiver<T> {
         let (sender, answered) = sync_channel(1);
         if let Some(connection) = self.connection() {
             // Whoever asked may not wait any more.
             connection
-                .ask(request, move |answer| drop(answer.and_then(read).map(|value| sender.send(value))));
+                .ask(question, move |answer| drop(answer.and_then(read).map(|value| sender.send(value))));
         }
         answered
     }

@@ -3,7 +3,7 @@
 
 mod config;
 pub mod directory;
-mod endpoint;
+mod hand_over;
 mod local;
 pub mod metrics;
 mod node;
@@ -14,7 +14,11 @@ pub use config::{
     PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig, TenantsConfig,
     WriteBackPolicy,
 };
-pub use node::{ClientStat, DrainError, Drained, NoMemory, Node, NodeError};
+pub use hand_over::{NotGiven, Successor, TakeOverError};
+pub use node::{
+    ClientStat, DrainError, Drained, HandOverError, HandedOver, Inherited, MemoryBound, NoMemory, Node,
+    NodeError, RingStat,
+};
 pub use peering::PeeringStat;
 
 use forebay_transfer::size;

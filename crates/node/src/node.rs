@@ -1,27 +1,34 @@
 //! The node: the store, its mover, the clients of this host and other nodes, joined. This file
-//! starts and stops them; `ending` ends them in order.
+//! starts and stops them; `ending` ends them in order, `giving` hands the memory over to another node,
+//! and `taking` begins with that of another one.
 
 mod ending;
 mod error;
+mod giving;
 mod joining;
 mod memory;
 mod opening;
+mod taking;
 
-pub use crate::local::clients::ClientStat;
+pub use crate::local::clients::{ClientStat, Inherited};
+pub use crate::local::ring_counts::RingStat;
 pub use ending::{DrainError, Drained};
 pub use error::NodeError;
-pub use memory::NoMemory;
+pub use giving::{HandOverError, HandedOver};
+pub use memory::{MemoryBound, NoMemory};
 
 use crate::config::NodeConfig;
+use crate::hand_over::Left;
 use crate::local::clients::Clients;
 use crate::local::listener::Listener;
-use crate::metrics::{Metrics, MetricsServer, Push};
+use crate::metrics::{Metrics, MetricsServer};
 use crate::peering::{Peering, PeeringStat};
 use ending::Ender;
 use forebay_client::protocol::answer::NodeStat;
 use forebay_client::protocol::socket::WakeUp;
 use forebay_cuda::driver::Driver;
 use forebay_cuda::remote::{Relays, RelaysStat};
+use forebay_otlp::Push;
 use forebay_store::Store;
 use forebay_transfer::listen::Admission;
 use forebay_transfer::{HostLink, Limits, LinkSpec, MoverThread, PathSpec, Place};
@@ -45,7 +52,7 @@ pub struct Node {
     relays: Option<Arc<Relays>>,
     metrics: Option<MetricsServer>,
     _push: Option<Push>,
-    listener: Option<JoinHandle<()>>,
+    listener: Option<JoinHandle<Listener>>,
     wake_up: Arc<WakeUp>,
     ender: Ender,
     close_limit: Duration,
@@ -65,15 +72,25 @@ impl Node {
         }
     }
 
+    /// Whether the memory is left that a node with this configuration takes at its start.
+    pub fn check_memory(config: &NodeConfig) -> Result<(), NoMemory> {
+        opening::check_memory(config)
+    }
+
     /// Starts a node: opens its logs, makes its arena and lets clients in.
     pub fn start(config: &NodeConfig) -> Result<Node, NodeError> {
-        let system = |doing| move |error| NodeError::System { doing, error };
         Node::check(config)?;
         // Before a log is made: one that is there keeps its segments.
         let effective = config.effective();
         let failed = |error| NodeError::Socket { path: config.socket.clone(), error };
-        let admission = Admission::new(config.token.clone(), config.allow_uids.clone());
-        let listener = Listener::bind(&config.socket, &admission).map_err(failed)?;
+        let listener = Listener::bind(&config.socket, &admission(config)).map_err(failed)?;
+        Node::open(config, None)?.serve(listener, &effective)
+    }
+
+    /// Everything but letting clients in. With memory that another node has left, no byte of that
+    /// changes before they are.
+    fn open(config: &NodeConfig, left: Option<Left>) -> Result<Node, NodeError> {
+        let system = |doing| move |error| NodeError::System { doing, error };
         let ender = Ender::start().map_err(system("the thread that ends the node"))?;
         let mover = MoverThread::spawn(Limits::default()).map_err(system("the mover"))?;
         let handle = mover.handle();
@@ -81,35 +98,41 @@ impl Node {
         let link = HostLink::new(config.copy_threads).map_err(system("threads that copy"))?;
         let link = handle.add_link(LinkSpec::new("h2h", window_lots, window_bytes), Box::new(link))?;
         handle.add_path(PathSpec::direct(HOST, HOST, link))??;
-        let store = opening::open_store(&handle, config)?;
+        let store = opening::open_store(&handle, config, left)?;
         let mut instance = [0; 16];
         let drawn = rustix::rand::getrandom(&mut instance, rustix::rand::GetRandomFlags::empty());
         drawn.map_err(|error| NodeError::System { doing: "drawing an instance", error: error.into() })?;
         let metrics = Arc::new(Metrics::new());
         let spans = Arc::clone(metrics.spans());
-        let clients = Clients::new(store, handle, instance, spans, admission, &config.limits);
-        let clients = Arc::new(clients);
+        let clients = Clients::new(store, handle, instance, spans, admission(config), &config.limits);
         let wake_up = Arc::new(WakeUp::new().map_err(system("an eventfd"))?);
-        let (all, called) = (Arc::clone(&clients), Arc::clone(&wake_up));
-        let listener = std::thread::Builder::new()
-            .name("forebay-listen".into())
-            .spawn(move || listener.run(&all, &called))
-            .map_err(system("the socket's thread"))?;
         let node = Node {
-            clients,
+            clients: Arc::new(clients),
             peering: None,
             relays: None,
             metrics: None,
             _push: None,
-            listener: Some(listener),
+            listener: None,
             wake_up,
             ender,
             close_limit: Duration::from_secs(config.limits.close_s),
             _mover: mover,
         };
-        let node = node.join(config, metrics)?;
-        node.log_start(&effective);
-        Ok(node)
+        node.join(config, metrics)
+    }
+
+    /// Lets clients in.
+    fn serve(mut self, listener: Listener, effective: &NodeConfig) -> Result<Node, NodeError> {
+        let (all, called) = (Arc::clone(&self.clients), Arc::clone(&self.wake_up));
+        let run = move || {
+            listener.run(&all, &called);
+            listener
+        };
+        let thread = std::thread::Builder::new().name("forebay-listen".into()).spawn(run);
+        let failed = |error| NodeError::System { doing: "the socket's thread", error };
+        self.listener = Some(thread.map_err(failed)?);
+        self.log_start(effective);
+        Ok(self)
     }
 
     /// Says that the node is there, and what it was told.
@@ -165,6 +188,21 @@ impl Node {
         self.clients.clients()
     }
 
+    /// What clients asked through their rings.
+    pub fn rings(&self) -> RingStat {
+        self.clients.rings.stat()
+    }
+
+    /// The memory with which it began, if it did not begin empty.
+    pub fn inherited(&self) -> Option<Inherited> {
+        self.clients.inherited.get().copied()
+    }
+
+    /// Nodes that were to go on with its memory, and were refused it.
+    pub fn successors_refused(&self) -> u64 {
+        self.clients.not_given()
+    }
+
     fn stop(&self) {
         self.clients.stop();
         if let Some(remote) = self.clients.remote() {
@@ -173,6 +211,10 @@ impl Node {
         self.wake_up.wake();
         self.clients.wait_until_gone(Instant::now() + STOP_PATIENCE);
     }
+}
+
+fn admission(config: &NodeConfig) -> Admission {
+    Admission::new(config.token.clone(), config.allow_uids.clone())
 }
 
 impl Drop for Node {

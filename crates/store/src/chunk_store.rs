@@ -4,7 +4,7 @@
 
 use crate::{Lease, NotLoaded, NotVerified, Store, StoreEnd, TenantId, Unreadable};
 use forebay_kv::ChunkId;
-use forebay_transfer::{Class, End, Span};
+use forebay_transfer::{Class, End, Span, TraceContext};
 use std::fmt::Debug;
 use std::ops::Range;
 
@@ -51,6 +51,11 @@ pub trait ChunkStore: Debug + Send + Sync {
 
     /// A request uses these chunks, wherever they are or if they have to be computed.
     fn used(&self, ids: &[ChunkId], chunk_bytes: u64);
+
+    /// The same store for work that is part of this span; none where stores trace nothing.
+    fn within(&self, _within: TraceContext) -> Option<Box<dyn ChunkStore>> {
+        None
+    }
 
     /// Leases the longest prefix of `ids` that is there, for `ttl_us` at most.
     fn lease(&self, ids: &[ChunkId], ttl_us: u64) -> Box<dyn ChunkLease>;

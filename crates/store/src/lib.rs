@@ -3,6 +3,7 @@
 //! Knows chunks by their ids, the bytes of memory and disk that each has, leases, pins, tenants'
 //! shares and the order of eviction.
 
+mod absence;
 pub mod admission;
 pub mod checksum;
 mod chunk_leases;
@@ -23,12 +24,14 @@ mod tenant;
 mod tier;
 mod tree;
 
+pub use absence::{Absence, Absences, Noted};
 pub use chunk_leases::LeaseId;
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{ArenaUse, Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
 pub use store::{Changed, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified};
-pub use store::{NotFetched, NotPromoted, ReadGuard, Reservation};
-pub use store::{OpenError, PromotionStat, Store, StoreEnd, WriteBackConfig, WriteBackStat};
+pub use store::{LayerGuard, NotFetched, NotPromoted, ReadGuard, Reservation};
+pub use store::{Memory, OpenError, PromotionStat, Store, StoreEnd, Whereabouts, WhyAbsent};
+pub use store::{WriteBackConfig, WriteBackStat};
 pub use tenant::{TenantId, TenantUse};
-pub use tier::{Begun, MemoryTier, Read, ReadEnd, TierConfig, Write};
+pub use tier::{Begun, Kept, KeptChunk, MemoryTier, NotAdopted, Read, ReadEnd, TierConfig, Write};

@@ -131,7 +131,7 @@ impl Slots {
     fn free_slot(&mut self, shape: &ChunkShape, occupant: Row) -> Option<SlotId> {
         let number = match self.open.get(shape).and_then(BTreeSet::first) {
             Some(number) => *number,
-            None => self.open_slab(shape)?,
+            None => self.open_first_slab(shape)?,
         };
         let slab = &mut self.slabs[usize::from(number)];
         let slot = slab.free.pop()?;
@@ -145,18 +145,59 @@ impl Slots {
         Some(SlotId::new(number, slot))
     }
 
-    fn open_slab(&mut self, shape: &ChunkShape) -> Option<u16> {
-        if slot_bytes(shape) > self.slab_bytes {
-            return None;
+    fn open_first_slab(&mut self, shape: &ChunkShape) -> Option<u16> {
+        let number = *self.pool.first()?;
+        self.open_slab(number, shape).then_some(number)
+    }
+
+    /// Gives a slab of the pool to chunks of this shape, if they fit into it.
+    fn open_slab(&mut self, number: u16, shape: &ChunkShape) -> bool {
+        if slot_bytes(shape) > self.slab_bytes || !self.pool.remove(&number) {
+            return false;
         }
-        let number = self.pool.pop_first()?;
         let shape = match self.open.get_key_value(shape) {
             Some((shape, _)) => Arc::clone(shape),
             None => Arc::new(shape.clone()),
         };
         self.slabs[usize::from(number)] = Slab::new(&shape, self.slab_bytes);
         self.open.entry(shape).or_default().insert(number);
-        Some(number)
+        true
+    }
+
+    /// Takes the slot in which a chunk lies already, if that can be one of its shape and nobody has
+    /// it. When all are taken, [`count_free`](Slots::count_free) has to follow.
+    pub fn adopt(&mut self, offset_bytes: u64, shape: &ChunkShape, occupant: Row) -> Option<SlotId> {
+        let number = u16::try_from(offset_bytes / self.slab_bytes).ok()?;
+        if self.pool.contains(&number) {
+            self.open_slab(number, shape);
+        }
+        let slab = self.slabs.get_mut(usize::from(number)).filter(|slab| *slab.shape == *shape)?;
+        let (in_slab, bytes) = (offset_bytes % self.slab_bytes, slot_bytes(shape));
+        let slot =
+            u16::try_from(in_slab.checked_div(bytes)?).ok().filter(|_| in_slab.is_multiple_of(bytes))?;
+        let place = slab.occupants.get_mut(usize::from(slot)).filter(|place| place.is_none())?;
+        *place = Some(occupant);
+        slab.occupied += 1;
+        Some(SlotId::new(number, slot))
+    }
+
+    /// Finds the slots that are free, after chunks were [adopted](Slots::adopt).
+    pub fn count_free(&mut self) {
+        for (number, slab) in (0..).zip(&mut self.slabs) {
+            let occupants = &slab.occupants;
+            let is_free = |slot: &u16| occupants[usize::from(*slot)].is_none();
+            slab.free = (0..occupants.len() as u16).rev().filter(is_free).collect();
+            if slab.free.is_empty()
+                && let Some(open) = self.open.get_mut(&slab.shape)
+            {
+                open.remove(&number);
+            }
+        }
+    }
+
+    /// Whether no operation uses a slot, and none that is lost may.
+    pub fn is_quiet(&self) -> bool {
+        self.operations.slots().next().is_none()
     }
 
     fn settle(&mut self, slot: SlotId, settled: Settled) -> Option<Refund> {

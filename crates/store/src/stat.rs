@@ -118,6 +118,8 @@ pub struct Counters {
     /// Chunks written in full since the start.
     pub stored: u64,
     pub evicted: u64,
+    /// Chunks of which it is forgotten why they are not here.
+    pub absences_forgotten: u64,
     pub refusals: Refusals,
     pub faults: Faults,
     /// Tenants that use something.

@@ -6,8 +6,8 @@ mod faulty;
 use faulty::{Fault, Faulty};
 use forebay_kv::ChunkId;
 use forebay_store::{
-    Faults, Lease, NotLoaded, NotStored, NotVerified, Refused, SLOT_ALIGN_BYTES, Store, StoreEnd, TenantId,
-    TierConfig, Unreadable,
+    Absence, Faults, Lease, NotLoaded, NotStored, NotVerified, Refused, SLOT_ALIGN_BYTES, Store, StoreEnd,
+    TenantId, TierConfig, Unreadable,
 };
 use forebay_transfer::{
     Class, End, HostBuffer, Limits, LinkSpec, MoverHandle, MoverThread, Pages, PathSpec, Place, Reason,
@@ -207,6 +207,31 @@ fn an_orphan_is_refused_with_the_reason() {
 }
 
 #[test]
+fn what_is_not_here_has_its_reason_and_what_is_here_has_none() {
+    let rig = Rig::new(2);
+    assert_eq!(rig.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    assert_eq!(rig.store(1), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    let known = rig.store.whereabouts(&id(0));
+    assert!(known.in_memory && known.is_continued && known.owner == Some(TENANT));
+    let why = |number| rig.store.why_absent().from_memory.of(&id(number)).map(|noted| noted.why);
+    assert_eq!((why(0), why(2)), (None, None));
+    rig.store.delete(TENANT, &[id(1)]);
+    assert!(rig.begin_store(3).is_err(), "its parent is not there");
+    assert_eq!((why(1), why(3)), (Some(Absence::Deleted), Some(Absence::ParentMissing)));
+    assert!(!rig.store.whereabouts(&id(0)).is_continued && rig.store.whereabouts(&id(9)).owner.is_none());
+    // Two others need the room of both.
+    for number in 10..12 {
+        let (sender, end) = channel();
+        let on_end = move |end| sender.send(end).unwrap();
+        let source = rig.source(0);
+        rig.store.store_chunk(TENANT, id(number), None, &source, Class::WriteBack, on_end).unwrap();
+        assert_eq!(ended(&end), StoreEnd::Stored { bytes: CHUNK_BYTES });
+    }
+    assert_eq!((why(0), why(10)), (Some(Absence::Evicted), None));
+    assert_eq!(rig.store.why_absent().from_memory.since_s, None, "nothing is forgotten");
+}
+
+#[test]
 fn a_chunk_is_invisible_until_its_last_layer_is_in() {
     let rig = Rig::new(2);
     rig.faulty.set(Fault::Hold);
@@ -267,6 +292,8 @@ fn a_flipped_bit_is_found_wherever_it_flipped_and_ends_the_chunk() {
         let (rig, lease) = flipped_bit(on_store);
         assert!(matches!(rig.verify(&lease, 0), Err(NotVerified::Corrupt { chunk: 0, .. })));
         assert_eq!((rig.store.stat().faults.corrupt, rig.store.lookup(&ids())), (1, 0));
+        let why = rig.store.why_absent().from_memory.of(&id(0)).map(|noted| noted.why);
+        assert_eq!(why, Some(Absence::Corrupt));
         assert_eq!(
             rig.begin_load(&lease, 0).unwrap_err(),
             NotLoaded::Unreadable(Unreadable::Gone { chunk: 0 })

@@ -1,6 +1,7 @@
 //! What a node answers its clients, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
+use super::explain::Explained;
 use super::frame::{Asked, Frame};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, ReadGuard};
@@ -138,6 +139,8 @@ pub enum Answer {
         instance: [u8; 16],
         arena_bytes: u64,
     },
+    /// A ring for the client's requests. Its descriptor comes with it.
+    Ring,
     /// How many chunks, from the first on, are there.
     Found(Found),
     Leased(Leased),
@@ -159,6 +162,7 @@ pub enum Answer {
     /// These watched chunks are not there any more, and are not watched any more. Nobody has asked
     /// for this: its number is 0.
     Gone(Vec<ChunkId>),
+    Explained(Box<Explained>),
     Refused(Refusal, String),
 }
 
@@ -177,6 +181,8 @@ const PONG: u16 = 14;
 const REFUSED: u16 = 16;
 const WATCHED: u16 = 17;
 const GONE: u16 = 18;
+const EXPLAINED: u16 = 19;
+const RING: u16 = 20;
 
 impl Answer {
     /// The frame that says it, to whoever asked this.
@@ -194,6 +200,8 @@ impl Answer {
             Answer::Pong => (PONG, start),
             Answer::Watched(ids) => (WATCHED, start.ids(ids)),
             Answer::Gone(ids) => (GONE, start.ids(ids)),
+            Answer::Ring => (RING, start),
+            Answer::Explained(explained) => (EXPLAINED, explained.encode(start)),
             Answer::Refused(refusal, why) => (REFUSED, refusal.encode(why, start)),
         };
         Frame::answering(asked, kind, body)
@@ -215,13 +223,15 @@ impl Answer {
             PONG => Answer::Pong,
             WATCHED => Answer::Watched(body.ids()?),
             GONE => Answer::Gone(body.ids()?),
+            RING => Answer::Ring,
+            EXPLAINED => Answer::Explained(Box::new(Explained::decode(&mut body)?)),
             REFUSED => {
                 let (refusal, why) = Refusal::decode(&mut body)?;
                 Answer::Refused(refusal, why)
             }
             kind => {
                 let (what, value) = ("the kind of an answer", kind.into());
-                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 18" });
+                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 20" });
             }
         };
         body.end()?;
@@ -457,6 +467,7 @@ mod tests {
         };
         vec![
             Answer::Welcome { instance: [3; 16], arena_bytes: 1 << 40 },
+            Answer::Ring,
             Answer::Found(Found { in_memory: 2, on_disk: 3, on_peers: 1 }),
             Answer::Leased(leased),
             Answer::Leased(Leased::default()),
@@ -481,6 +492,7 @@ mod tests {
             Answer::Pong,
             Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),
             Answer::Gone(vec![ChunkId::from_bytes([2; 32]), ChunkId::from_bytes([3; 32])]),
+            Answer::Explained(Box::new(Explained { up_s: 3, ..Explained::default() })),
             Answer::Refused(Refusal::Draining, "the node is shutting down".into()),
         ]
     }
@@ -502,7 +514,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 0u16..20, body in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 0u16..22, body in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Answer::decode(&Frame::new(kind, 0, body));
         }
     }

@@ -14,8 +14,8 @@
 //! So an answer names what it answers, and a frame is whole: an answer to another request, of
 //! whomever, and bytes of two frames that were put together, are not taken for the answer.
 //!
-//! The first answer of a node, and no other frame, carries a descriptor, which comes with the
-//! frame's first byte.
+//! The first answer of a node, and that to a client that opens a ring, carry a descriptor, which
+//! comes with the frame's first byte. No other frame does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,6 +4,7 @@
 
 pub mod answer;
 pub mod bytes;
+pub mod explain;
 pub mod frame;
 pub mod request;
 pub mod socket;

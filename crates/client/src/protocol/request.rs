@@ -1,15 +1,16 @@
 //! What a client asks of its node, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
+use super::explain::{Description, Outcome, Prompt};
 use super::frame::Frame;
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, TenantId};
-use forebay_transfer::Class;
+use forebay_transfer::{Class, TraceContext};
 
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 7;
 pub const TOKEN_BYTES_MAX: usize = 4096;
 pub const NAME_BYTES_MAX: usize = 256;
 /// Chunks that can be named at a time.
@@ -99,6 +100,16 @@ pub enum Request {
     },
     /// Say when these chunks have gone, and now which of them are not there.
     Watch(Vec<ChunkId>),
+    /// The request that comes with the same number is part of this span. Not answered.
+    Traced(TraceContext),
+    /// What a namespace is made of whose chunks the client uses. Not answered.
+    Describe(Description),
+    /// What a request found and loaded. Not answered.
+    Outcome(Outcome),
+    /// Why was this no hit? For root and the node's own user.
+    Explain(Prompt),
+    /// Make a ring for this client's requests. It comes with the answer.
+    OpenRing,
     /// What does the node count?
     Stat,
     /// Is anybody there?
@@ -122,6 +133,11 @@ const STAT: u16 = 13;
 const PING: u16 = 14;
 const BYE: u16 = 15;
 const WATCH: u16 = 16;
+const DESCRIBE: u16 = 17;
+const OUTCOME: u16 = 18;
+const EXPLAIN: u16 = 19;
+const TRACED: u16 = 20;
+const OPEN_RING: u16 = 21;
 
 impl Request {
     /// Whether a node takes it: on whoever names too many chunks at once it hangs up.
@@ -130,10 +146,14 @@ impl Request {
             Request::Lookup(ids)
             | Request::Lease { ids, .. }
             | Request::Used { ids, .. }
+            | Request::Explain(Prompt::Ids(ids))
             | Request::Watch(ids) => check_number(ids),
             Request::Reserve { chunks, .. } => check_together(chunks.len()),
             Request::Commit(filled) => check_together(filled.len()),
             Request::Bring { chunks, .. } => check_together(chunks.len()),
+            Request::Describe(described) => described.check(),
+            Request::Outcome(outcome) => outcome.check(),
+            Request::Explain(prompt) => prompt.check(),
             _ => Ok(()),
         }
     }
@@ -163,6 +183,11 @@ impl Request {
             Request::Corrupt { lease, chunk } => (CORRUPT, start.u64(*lease).u32(*chunk)),
             Request::Used { chunk_bytes, ids } => (USED, start.u64(*chunk_bytes).ids(ids)),
             Request::Watch(ids) => (WATCH, start.ids(ids)),
+            Request::Traced(of) => (TRACED, start.bytes(&of.trace).bytes(&of.span).u8(of.sampled.into())),
+            Request::Describe(described) => (DESCRIBE, described.encode(start)),
+            Request::Outcome(outcome) => (OUTCOME, outcome.encode(start)),
+            Request::Explain(prompt) => (EXPLAIN, prompt.encode(start)),
+            Request::OpenRing => (OPEN_RING, start),
             Request::Stat => (STAT, start),
             Request::Ping => (PING, start),
             Request::Bye => (BYE, start),
@@ -181,6 +206,7 @@ impl Request {
             Request::Reserve { .. } => Some("reserve"),
             Request::Commit { .. } => Some("commit"),
             Request::Watch(_) => Some("watch"),
+            Request::Explain(_) => Some("explain"),
             _ => None,
         }
     }
@@ -213,10 +239,19 @@ impl Request {
             CORRUPT => Request::Corrupt { lease: body.u64("a lease")?, chunk: body.u32("a chunk's place")? },
             USED => Request::Used { chunk_bytes: body.u64("a chunk's length")?, ids: body.ids()? },
             WATCH => Request::Watch(body.ids()?),
+            TRACED => Request::Traced(TraceContext {
+                trace: body.array("a trace")?,
+                span: body.array("a span")?,
+                sampled: body.bool("whether it is sampled")?,
+            }),
+            DESCRIBE => Request::Describe(Description::decode(&mut body)?),
+            OUTCOME => Request::Outcome(Outcome::decode(&mut body)?),
+            EXPLAIN => Request::Explain(Prompt::decode(&mut body)?),
+            OPEN_RING => Request::OpenRing,
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
-            kind => return Err(value("the kind of a request", kind.into(), "1 to 16")),
+            kind => return Err(value("the kind of a request", kind.into(), "1 to 21")),
         };
         body.end()?;
         request.check()?;
@@ -249,7 +284,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "5")),
+            version => return Err(value("the protocol's version", version.into(), "7")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
@@ -292,7 +327,9 @@ fn value(what: &'static str, value: u64, allowed: &'static str) -> BadBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_kv::NamespaceKey;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     fn samples() -> Vec<Request> {
         let id = |byte| ChunkId::from_bytes([byte; 32]);
@@ -315,6 +352,24 @@ mod tests {
             Request::Corrupt { lease: 1, chunk: 0 },
             Request::Used { chunk_bytes: 77, ids: vec![id(9)] },
             Request::Watch(vec![id(5), id(6)]),
+            Request::Traced(TraceContext { trace: [7; 16], span: [8; 8], sampled: true }),
+            Request::Describe(Description {
+                key: NamespaceKey::from_bytes([2; 32]),
+                chunk_tokens: 64,
+                facts: BTreeMap::from([("dtype".into(), "bfloat16".into()), ("salt".into(), String::new())]),
+            }),
+            Request::Outcome(Outcome {
+                request: "cmpl-1".into(),
+                reason: "not_found".into(),
+                prompt_tokens: 9,
+                held_tokens: 1,
+                loaded_tokens: 2,
+                found: [3, 4, 5],
+                missing: vec![id(7)],
+            }),
+            Request::Explain(Prompt::Tokens(vec![1, u32::MAX])),
+            Request::Explain(Prompt::Ids(vec![id(1)])),
+            Request::Explain(Prompt::Request("cmpl-1".into())),
             Request::Stat,
             Request::Ping,
             Request::Bye,
@@ -368,7 +423,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 0u16..20, body in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 0u16..22, body in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Request::decode(&Frame::new(kind, 0, body));
         }
     }

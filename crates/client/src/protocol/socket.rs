@@ -62,14 +62,34 @@ pub fn send_some(socket: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
+/// Sends bytes with a descriptor, of which none or some go now: it goes with the first of them.
+pub fn send_some_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd) -> io::Result<usize> {
+    loop {
+        match send_once(socket, bytes, descriptor, SendFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            sent => return Ok(sent?),
+        }
+    }
+}
+
 /// Sends bytes with a descriptor. Few enough to fit at once.
 pub fn send_with(socket: &OwnedFd, bytes: &[u8], descriptor: BorrowedFd) -> io::Result<()> {
+    let sent = send_once(socket, bytes, descriptor, SendFlags::empty())?;
+    send_all(socket, &bytes[sent..])
+}
+
+fn send_once(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptor: BorrowedFd,
+    flags: SendFlags,
+) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [descriptor];
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    send_all(socket, &bytes[sent..])
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags | SendFlags::NOSIGNAL)
 }
 
 /// Receives what has come, or waits for it. 0 is the end.
@@ -86,7 +106,12 @@ pub fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<usize> {
 pub fn receive_with(socket: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            received => break received?,
+        }
+    };
     let descriptors = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,

@@ -1,8 +1,7 @@
 //! Where a node shows itself, and which values are allowed.
 
 use super::{ConfigError, address, count_in, or};
-use crate::endpoint;
-use crate::metrics::PUSH_EVERY_S;
+use forebay_otlp::endpoint;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -62,8 +61,7 @@ impl CollectorConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let (least_s, most_s) = (*PUSH_EVERY_S.start(), *PUSH_EVERY_S.end());
-        count_in("metrics.push.every_s", self.every_s.into(), least_s.into(), most_s.into())?;
+        count_in("metrics.push.every_s", self.every_s.into(), 1, 3600)?;
         count_in("metrics.push.limit_ms", self.limit_ms, 10, 60_000)?;
         let refused =
             || ConfigError::value("metrics.push.endpoint", format!("{:?}", self.endpoint), endpoint::ALLOWED);

@@ -11,6 +11,7 @@
 //! ```
 
 mod address;
+mod environment;
 mod machine;
 mod metrics;
 mod name;
@@ -291,7 +292,8 @@ impl NodeConfig {
     pub fn read(path: &Path) -> Result<NodeConfig, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
-        let mut config = NodeConfig::from_toml(&text).map_err(|error| match error {
+        let text = environment::expand(&text, |name| std::env::var(name).ok());
+        let mut config = text.and_then(|text| NodeConfig::from_toml(&text)).map_err(|error| match error {
             ConfigError::Toml(message) => ConfigError::Toml(format!("{}: {message}", path.display())),
             other => other,
         })?;

@@ -2,9 +2,10 @@
 
 use super::{ConfigError, address, count_in, or, read_token, size_in};
 use crate::directory::{self, PREFIX_BYTES_MAX, StaticDirectory, TTL_S};
-use crate::{endpoint, size};
+use crate::size;
 use forebay_net::tcp::{TOKEN_BYTES_MAX, is_beyond_loopback};
 use forebay_net::{NoSuchTransport, RAILS_MAX, RailOptions, TlsConfig};
+use forebay_otlp::endpoint;
 use forebay_store::SLOT_ALIGN_BYTES;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;

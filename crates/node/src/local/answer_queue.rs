@@ -6,9 +6,9 @@
 //! request, so what can come is bounded by what the client may have under way, and may watch.
 
 use forebay_client::protocol::frame::Frame;
-use forebay_client::protocol::socket::{WakeUp, send_some};
+use forebay_client::protocol::socket::{WakeUp, send_some, send_some_with};
 use forebay_transfer::lock::Mutex;
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
 use std::io;
 
@@ -48,6 +48,23 @@ impl AnswerQueue {
             drop(waiting);
             self.wake_up.wake();
         }
+    }
+
+    /// Sends a short frame with a descriptor. `false`: there was no room, and nothing was sent.
+    pub fn put_with(&self, frame: &Frame, descriptor: BorrowedFd) -> bool {
+        let bytes = frame.encode();
+        let mut waiting = self.waiting.lock();
+        if !waiting.is_empty() {
+            return false;
+        }
+        // The thread finds out by itself that the client is gone.
+        let sent = send_some_with(&self.socket, &bytes, descriptor).unwrap_or(bytes.len());
+        if sent > 0 && sent < bytes.len() {
+            waiting.extend(&bytes[sent..]);
+            drop(waiting);
+            self.wake_up.wake();
+        }
+        sent > 0
     }
 
     /// Sends what waits, and says whether anything still does. Nothing waits for a client that

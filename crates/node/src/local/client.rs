@@ -3,6 +3,7 @@
 
 use super::answer_queue::AnswerQueue;
 use super::leases::ClientLeases;
+use super::ring::Ring;
 use super::watch_list::WatchList;
 use crate::config::LimitsConfig;
 use forebay_client::protocol::answer::Answer;
@@ -23,6 +24,7 @@ pub struct Client {
     leases: Mutex<ClientLeases>,
     watches: AtomicBool,
     watched: Mutex<WatchList>,
+    ring: Mutex<Option<Ring>>,
 }
 
 impl Client {
@@ -34,12 +36,30 @@ impl Client {
             leases: Mutex::new(ClientLeases::new(limits)),
             watches: AtomicBool::new(false),
             watched: Mutex::default(),
+            ring: Mutex::default(),
         })
     }
 
     /// A panic under the lock leaves what the client holds; it is freed with the rest.
     pub fn leases(&self) -> MutexGuard<'_, ClientLeases> {
         self.leases.lock()
+    }
+
+    pub fn has_ring(&self) -> bool {
+        self.ring.lock().is_some()
+    }
+
+    /// It posts its requests there from now on.
+    pub fn keep_ring(&self, ring: Ring) {
+        *self.ring.lock() = Some(ring);
+    }
+
+    /// Takes nothing from its ring any more.
+    pub fn stop_ring(&self) {
+        let ring = self.ring.lock().take();
+        if let Some(ring) = ring {
+            ring.stop();
+        }
     }
 
     pub fn watches(&self) -> bool {

@@ -2,12 +2,15 @@
 //! whether the node still takes anybody. Each connection's thread has a share of it.
 
 use super::client::Client;
+use super::described::DescribedByClients;
+use super::ring_counts::RingCounts;
 use crate::config::LimitsConfig;
-use crate::metrics::Spans;
+use crate::hand_over::{Layout, NotGiven, Successor, check_offer};
 use crate::peering::Peering;
 use forebay_client::protocol::answer::{NodeStat, REFUSALS, Refusal};
 use forebay_client::protocol::frame::Unfinished;
 use forebay_kv::ChunkId;
+use forebay_otlp::Spans;
 use forebay_store::{Left, Store};
 use forebay_transfer::listen::{Admission, Room};
 use forebay_transfer::lock::{Condvar, Mutex};
@@ -16,7 +19,9 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+type OnSuccessor = Box<dyn Fn(Successor) + Send>;
 
 pub struct Clients {
     pub store: Store,
@@ -29,13 +34,20 @@ pub struct Clients {
     pub unfinished: Arc<Unfinished>,
     pub spans: Arc<Spans>,
     remote: OnceLock<Arc<Peering>>,
+    /// The memory with which the node began, if it did not begin empty.
+    pub inherited: OnceLock<Inherited>,
     registered: Mutex<HashMap<u64, Weak<Client>>>,
     next_number: AtomicU64,
     /// Threads of clients that are let in.
     connected: AtomicUsize,
     /// Threads of connections that are not let in yet.
     greeting: AtomicUsize,
+    /// What clients say of their namespaces and requests.
+    pub described: Mutex<DescribedByClients>,
+    pub rings: RingCounts,
     counts: Counts,
+    /// Who is told of a node that wants this one's memory.
+    on_successor: Mutex<Option<(Layout, OnSuccessor)>>,
     /// One for each kind of refusal, so that none hides another.
     refused_gates: [LogGate; REFUSALS],
     expired_gate: LogGate,
@@ -57,6 +69,7 @@ struct Counts {
     refused: AtomicU64,
     orphans: AtomicU64,
     corrupt: AtomicU64,
+    not_given: AtomicU64,
 }
 
 /// A client.
@@ -67,6 +80,14 @@ pub struct ClientStat {
     pub leases: usize,
     /// Slots that it writes.
     pub slots: usize,
+}
+
+/// Memory of another node, or of a life of this one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inherited {
+    pub chunks: usize,
+    /// From when it was asked for until clients were let in.
+    pub took: Duration,
 }
 
 /// A client among all of them, until this is dropped.
@@ -100,11 +121,15 @@ impl Clients {
             unfinished: Arc::new(Unfinished::new(limits.unfinished)),
             spans,
             remote: OnceLock::new(),
+            inherited: OnceLock::new(),
             registered: Mutex::default(),
             next_number: AtomicU64::new(0),
             connected: AtomicUsize::new(0),
             greeting: AtomicUsize::new(0),
+            described: Mutex::default(),
+            rings: RingCounts::default(),
             counts: Counts::default(),
+            on_successor: Mutex::default(),
             refused_gates: [const { LogGate::new() }; REFUSALS],
             expired_gate: LogGate::new(),
             corrupt_gate: LogGate::new(),
@@ -133,6 +158,45 @@ impl Clients {
 
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// The node goes on after all.
+    pub fn end_draining(&self) {
+        self.draining.store(false, Ordering::Release);
+    }
+
+    /// From now on `on_successor` is told of nodes that can go on with a memory of this layout.
+    pub fn set_on_successor(&self, layout: Layout, on_successor: impl Fn(Successor) + Send + 'static) {
+        *self.on_successor.lock() = Some((layout, Box::new(on_successor)));
+    }
+
+    /// A node of a user that may wants this one's memory.
+    pub fn meet(&self, successor: Successor, offer: &[u8]) {
+        let on_successor = self.on_successor.lock();
+        let checked = match &*on_successor {
+            Some((layout, on_successor)) => check_offer(offer, *layout).map(|()| on_successor),
+            None => Err(NotGiven::Nobody),
+        };
+        match checked {
+            Ok(on_successor) => on_successor(successor),
+            Err(why) => self.refuse_successor(successor, &why),
+        }
+    }
+
+    pub fn refuse_successor(&self, successor: Successor, why: &NotGiven) {
+        self.counts.not_given.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(process = successor.process(), reason = %why, "memory not handed over");
+        successor.refuse(why);
+    }
+
+    /// Nodes that wanted this one's memory and did not get it.
+    pub fn not_given(&self) -> u64 {
+        self.counts.not_given.load(Ordering::Relaxed)
+    }
+
+    /// Slots that clients write.
+    pub fn slots(&self) -> usize {
+        self.all().iter().map(|client| client.leases().slots()).sum()
     }
 
     pub fn is_draining(&self) -> bool {

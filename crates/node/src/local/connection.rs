@@ -4,6 +4,7 @@
 
 use super::client::Client;
 use super::clients::Clients;
+use super::ring_request;
 use super::session::{Next, Session};
 use forebay_client::protocol::answer::{Answer, Refusal};
 use forebay_client::protocol::frame::{Asked, Inbox, UNASKED};
@@ -56,7 +57,8 @@ pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
     let registration = clients.register(&client);
     let name = client.name.as_str();
     tracing::info!(client = name, tenant = client.tenant.0, uid = credentials.uid, "client connected");
-    let session = Arc::new(Session::new(Arc::clone(clients), Arc::clone(&client)));
+    let is_operator = credentials.is_operator();
+    let session = Arc::new(Session::new(Arc::clone(clients), Arc::clone(&client), is_operator));
     let gone = take_requests(clients, &session, &credentials.process, inbox).unwrap_or_else(Gone::Failed);
     let held = client.leases();
     let (leases, slots) = (held.leases(), held.slots());
@@ -65,6 +67,7 @@ pub fn serve(clients: &Arc<Clients>, stream: OwnedFd, welcomed: Welcomed) {
         Gone::Goodbye => tracing::info!(client = name, reason = %gone, leases, slots, "client gone"),
         _ => tracing::warn!(client = name, reason = %gone, leases, slots, "client gone"),
     }
+    client.stop_ring();
     client.leases().disconnect();
     client.unwatch();
     if !matches!(gone, Gone::Goodbye) && client.leases().slots() > 0 {
@@ -136,6 +139,7 @@ fn take_all(session: &Arc<Session>, inbox: &mut Inbox) -> Result<(), Gone> {
         let request = Request::decode(&frame).map_err(|error| bad(frame.asked(), &error))?;
         match session.take(frame.asked(), request) {
             Next::Go => {}
+            Next::OpenRing => ring_request::open(session, frame.asked()),
             Next::Bye => return Err(Gone::Goodbye),
             Next::HangUp => return Err(Gone::BadRequest("a second hello".into())),
         }

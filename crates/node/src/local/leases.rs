@@ -9,7 +9,7 @@
 
 use crate::config::LimitsConfig;
 use forebay_kv::ChunkId;
-use forebay_store::{Lease, ReadGuard, Reservation};
+use forebay_store::{LayerGuard, Lease, ReadGuard, Reservation};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
@@ -38,6 +38,8 @@ pub struct HeldLease {
     pub ids: Arc<[ChunkId]>,
     /// Of those chunks that lie in the arena.
     guards: HashMap<usize, ReadGuard>,
+    /// Of those that come layer by layer.
+    layers: HashMap<usize, LayerGuard>,
     expires_us: u64,
 }
 
@@ -89,7 +91,8 @@ impl ClientLeases {
     pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], guards: Vec<ReadGuard>, expires_us: u64) -> u64 {
         let name = self.name();
         let (lease, guards) = (Arc::new(lease), guards.into_iter().enumerate().collect());
-        self.leases.insert(name, HeldLease { lease, ids: ids.into(), guards, expires_us });
+        let layers = HashMap::new();
+        self.leases.insert(name, HeldLease { lease, ids: ids.into(), guards, layers, expires_us });
         name
     }
 
@@ -145,6 +148,13 @@ impl ClientLeases {
     pub fn keep(&mut self, name: u64, chunk: usize, guard: ReadGuard) -> Result<&ReadGuard, NotHeld> {
         let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
         Ok(held.guards.entry(chunk).or_insert(guard))
+    }
+
+    /// A layer of a chunk of a lease lies still in the arena from now on.
+    pub fn keep_layer(&mut self, name: u64, chunk: usize, guard: LayerGuard) -> Result<(), NotHeld> {
+        let held = self.leases.get_mut(&name).ok_or(NotHeld::DeadLease { lease: name })?;
+        held.layers.insert(chunk, guard);
+        Ok(())
     }
 
     /// A slot that the client will write. Names it.

@@ -4,13 +4,15 @@
 
 use super::clients::{Clients, ThreadPermit};
 use super::connection::{REST, Welcomed, serve};
+use crate::hand_over::{NotGiven, Successor, TAKE_OVER};
 use forebay_client::protocol::answer::{Answer, Refusal};
 use forebay_client::protocol::frame::{Frame, Inbox, UNASKED};
 use forebay_client::protocol::request::Request;
 use forebay_client::protocol::socket::{self, WakeUp};
-use forebay_transfer::listen::{Admission, Credentials, RoomPlace, SocketFile, bind_socket};
-use rustix::fd::OwnedFd;
+use forebay_transfer::listen::{Admission, Credentials, RoomPlace, SocketFile, bind_socket, inherit_socket};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::SocketType;
+use rustix::process::geteuid;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -21,7 +23,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
-    _file: SocketFile,
+    file: SocketFile,
+}
+
+/// Who said hello.
+enum Greeted {
+    Client(Welcomed, ThreadPermit),
+    /// A node that wants this one's memory, with its offer.
+    Successor(Credentials, Vec<u8>),
 }
 
 impl Listener {
@@ -29,7 +38,18 @@ impl Listener {
     /// not.
     pub fn bind(path: &Path, admission: &Admission) -> io::Result<Listener> {
         let (socket, file) = bind_socket(path, SocketType::STREAM, admission.mode())?;
-        Ok(Listener { socket: socket.into(), _file: file })
+        Ok(Listener { socket: socket.into(), file })
+    }
+
+    /// Goes on with the socket of another node, with those that wait to be let in.
+    pub fn inherit(path: &Path, socket: OwnedFd, admission: &Admission) -> io::Result<Listener> {
+        let file = inherit_socket(path, &socket, admission.mode())?;
+        Ok(Listener { socket: socket.into(), file })
+    }
+
+    /// Ends here, and leaves the socket to another node.
+    pub fn leave(self) {
+        self.file.leave();
     }
 
     /// Lets clients in until the node stops.
@@ -50,6 +70,12 @@ impl Listener {
                 }
             }
         }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
@@ -82,25 +108,43 @@ fn admit(clients: &Arc<Clients>, stream: Arc<OwnedFd>) {
         return;
     };
     let (own, greeting) = (Arc::clone(clients), clients.greet());
-    let run = move || match greet(&own, &stream, &place, credentials) {
-        Ok((welcomed, permit)) => {
+    let run = move || let_in(&own, stream, place, greeting, credentials);
+    // A client for whom there is no thread sees the end.
+    if std::thread::Builder::new().name("forebay-session".into()).spawn(run).is_err() {
+        clients.count_refused(Refusal::Limit, "the system gives no thread");
+    }
+}
+
+/// Hears who it is, and answers a client until it goes.
+fn let_in(
+    clients: &Arc<Clients>,
+    stream: Arc<OwnedFd>,
+    place: RoomPlace<i32>,
+    greeting: ThreadPermit,
+    credentials: Credentials,
+) {
+    match greet(clients, &stream, &place, credentials) {
+        Ok(Greeted::Client(welcomed, permit)) => {
             drop((place, greeting));
             // Nobody else has it any more: what would have evicted this connection is gone with its
             // place.
             if let Some(stream) = Arc::into_inner(stream) {
-                serve(&own, stream, welcomed);
+                serve(clients, stream, welcomed);
             }
             drop(permit);
         }
+        Ok(Greeted::Successor(credentials, offer)) => {
+            drop((place, greeting));
+            let stream = Arc::into_inner(stream);
+            if let Some(Ok(successor)) = stream.map(|stream| Successor::new(stream, credentials)) {
+                clients.meet(successor, &offer);
+            }
+        }
         Err(_) if place.is_evicted() => drop(greeting),
         Err((refusal, why)) => {
-            refuse(&own, &stream, refusal, why);
+            refuse(clients, &stream, refusal, why);
             drop(greeting);
         }
-    };
-    // A client for whom there is no thread sees the end.
-    if std::thread::Builder::new().name("forebay-session".into()).spawn(run).is_err() {
-        clients.count_refused(Refusal::Limit, "the system gives no thread");
     }
 }
 
@@ -122,12 +166,17 @@ fn greet(
     stream: &OwnedFd,
     place: &RoomPlace<i32>,
     credentials: Credentials,
-) -> Result<(Welcomed, ThreadPermit), (Refusal, String)> {
+) -> Result<Greeted, (Refusal, String)> {
     let io = |doing: &'static str| move |error: io::Error| (Refusal::NotAllowed, format!("{doing}: {error}"));
     let limit = Duration::from_millis(clients.limits.authentication_ms);
     socket::set_timeouts(stream, Some(limit), Some(limit)).map_err(io("the socket"))?;
     let mut inbox = Inbox::new(Arc::clone(&clients.unfinished));
     let frame = first_frame(stream, &mut inbox, limit).map_err(io("the hello"))?;
+    let gave_way = || (Refusal::Limit, "it gave way to another connection".into());
+    if frame.kind == TAKE_OVER {
+        check_successor(&frame, &credentials)?;
+        return place.leave().then_some(Greeted::Successor(credentials, frame.body)).ok_or_else(gave_way);
+    }
     let hello = match Request::decode(&frame) {
         Ok(Request::Hello(hello)) => hello,
         Ok(_) => return Err((Refusal::BadRequest, "the first request is no hello".into())),
@@ -142,14 +191,23 @@ fn greet(
         return Err((Refusal::Limit, why));
     };
     if !place.leave() {
-        return Err((Refusal::Limit, "it gave way to another connection".into()));
+        return Err(gave_way());
     }
     let arena_bytes = clients.store.stat().capacity_bytes;
     let welcome = Answer::Welcome { instance: clients.instance, arena_bytes }.encode(frame.asked()).encode();
     socket::send_with(stream, &welcome, clients.store.arena_fd()).map_err(io("the welcome"))?;
     socket::set_timeouts(stream, None, None).map_err(io("the socket"))?;
     inbox.open();
-    Ok((Welcomed { hello, inbox, credentials }, permit))
+    Ok(Greeted::Client(Welcomed { hello, inbox, credentials }, permit))
+}
+
+/// Memory is handed over to root and to the node's own user, whoever else may connect.
+fn check_successor(frame: &Frame, credentials: &Credentials) -> Result<(), (Refusal, String)> {
+    frame.check_unasked().map_err(|bad| (Refusal::BadRequest, bad.to_string()))?;
+    match credentials.uid {
+        uid if uid == 0 || uid == geteuid().as_raw() => Ok(()),
+        uid => Err((Refusal::NotAllowed, NotGiven::User { uid }.to_string())),
+    }
 }
 
 fn first_frame(stream: &OwnedFd, inbox: &mut Inbox, limit: Duration) -> io::Result<Frame> {

@@ -4,16 +4,19 @@
 use super::bring::{BringRequest, BroughtEnd};
 use super::client::Client;
 use super::clients::Clients;
+use super::described::Described;
+use super::explain::explain;
 use super::leases::ClientLeases;
 use super::traces::Traces;
 use crate::peering::PullRequest;
 use forebay_client::protocol::answer::{Answer, ChunkPlace, Commitment, Found, Leased, Refusal, Reservation};
+use forebay_client::protocol::explain::{Description, Prompt};
 use forebay_client::protocol::frame::Asked;
 use forebay_client::protocol::request::{Filled, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, Lease, NotCommitted, NotStored, ReadGuard};
-use forebay_transfer::Class;
+use forebay_store::{ChunkShape, LayerGuard, Lease, NotCommitted, NotFetched, NotStored, ReadGuard};
 use forebay_transfer::lock::MutexGuard;
+use forebay_transfer::{Class, TraceContext};
 use std::sync::Arc;
 
 /// Bytes of checksums and places in the answer to a lease at most. Chunks beyond are told one by
@@ -28,8 +31,10 @@ const PLACE_BYTES: usize = 16;
 
 #[derive(Debug)]
 pub struct Session {
-    clients: Arc<Clients>,
+    pub clients: Arc<Clients>,
     pub client: Arc<Client>,
+    /// Root or the node's own user.
+    is_operator: bool,
     traces: Traces,
 }
 
@@ -41,11 +46,23 @@ enum Bringing {
     Fetch(Arc<Lease>, Arc<[ChunkId]>),
 }
 
+/// Where a layer lies in the arena, and what its bytes sum up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerPlace {
+    pub offset_bytes: u64,
+    pub bytes: u64,
+    pub checksum: u32,
+}
+
+pub type LayerEnd = Result<LayerPlace, (Refusal, String)>;
+
 /// What the client's thread does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Take the next request.
     Go,
+    /// Make a ring for the client, and tell it.
+    OpenRing,
     /// The client goes, and nothing of it writes the arena.
     Bye,
     /// The client does not speak the protocol.
@@ -53,9 +70,9 @@ pub enum Next {
 }
 
 impl Session {
-    pub fn new(clients: Arc<Clients>, client: Arc<Client>) -> Session {
+    pub fn new(clients: Arc<Clients>, client: Arc<Client>, is_operator: bool) -> Session {
         let traces = Traces::new(Arc::clone(&clients.spans), &client.name);
-        Session { clients, client, traces }
+        Session { clients, client, is_operator, traces }
     }
 
     fn leases(&self) -> MutexGuard<'_, ClientLeases> {
@@ -80,7 +97,7 @@ impl Session {
         self.client.answers.put(&answer.encode(asked));
     }
 
-    fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
+    pub fn refuse(&self, asked: Asked, refusal: Refusal, why: impl ToString) {
         self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
 
@@ -124,6 +141,11 @@ impl Session {
                 self.clients.store.used(self.client.tenant, &ids, chunk_bytes)
             }
             Request::Watch(ids) => self.watch(asked, &ids),
+            Request::Traced(context) => self.traces.announce(asked.number, context),
+            Request::Describe(description) => self.describe(description),
+            Request::Outcome(outcome) => self.clients.described.lock().note(outcome),
+            Request::Explain(prompt) => self.explain(asked, &prompt),
+            Request::OpenRing => return Next::OpenRing,
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
             Request::Ping => self.answer(asked, &Answer::Pong),
             Request::Bye => return Next::Bye,
@@ -204,32 +226,102 @@ impl Session {
         let session = Arc::clone(self);
         let tell = move |answer, is_last| session.answer_in_part(asked, &answer, is_last);
         let request = BringRequest::new(chunks.len(), tell);
-        let (mut coming, mut held) = (Vec::with_capacity(chunks.len()), None);
+        let urgency = (class, deadline_us);
+        self.bring_each((asked.number, name), chunks, urgency, move |chunk, end| request.end(chunk, end));
+    }
+
+    /// The same for the request of this number, 0 for one that is not traced. `on_end` is called
+    /// once for each chunk, on any thread.
+    pub fn bring_each(
+        self: &Arc<Self>,
+        (number, name): (u64, u64),
+        chunks: impl IntoIterator<Item = u32>,
+        (class, deadline_us): (Class, Option<u64>),
+        on_end: impl Fn(usize, BroughtEnd) + Send + Sync + 'static,
+    ) {
+        let on_end = Arc::new(on_end);
+        let (mut coming, mut held) = (Vec::new(), None);
         for chunk in chunks.into_iter().map(|chunk| chunk as usize) {
             match self.begin_bring(name, chunk) {
-                Ok(Bringing::There(place)) => request.end(chunk, Ok(place)),
+                Ok(Bringing::There(place)) => on_end(chunk, Ok(place)),
                 Ok(Bringing::Fetch(lease, ids)) => {
                     coming.push(chunk);
                     held = Some((lease, ids));
                 }
-                Err(refused) => request.end(chunk, Err(refused)),
+                Err(refused) => on_end(chunk, Err(refused)),
             }
         }
         let Some((lease, ids)) = held else { return };
         let (here, on_peers): (Vec<usize>, Vec<usize>) =
             coming.into_iter().partition(|chunk| *chunk < lease.len());
+        let under = self.traces.context(number);
         for chunk in on_peers {
-            let (session, request) = (Arc::clone(self), Arc::clone(&request));
-            let on_end = move |outcome| request.end(chunk, session.brought(name, chunk, outcome));
-            self.pull(&ids, chunk, (class, deadline_us), on_end);
+            let (session, on_end) = (Arc::clone(self), Arc::clone(&on_end));
+            let on_pulled = move |outcome| on_end(chunk, session.brought(name, chunk, outcome));
+            self.pull(&ids, chunk, (class, deadline_us, under), on_pulled);
         }
-        let (session, kept) = (Arc::clone(self), Arc::clone(&lease));
+        if here.is_empty() {
+            return;
+        }
+        let read = self.traces.part(number, "ssd");
+        let (session, kept) = (Arc::clone(self), (Arc::clone(&lease), read));
         self.clients.store.fetch_many(&lease, here, class, deadline_us, move |chunk, outcome| {
             // Until the last chunk has come.
             let _ = &kept;
             let outcome = outcome.map_err(|error| error.to_string());
-            request.end(chunk, session.brought(name, chunk, outcome));
+            on_end(chunk, session.brought(name, chunk, outcome));
         });
+    }
+
+    /// Has a layer of chunks of a lease lie in the arena: from the disk without the rest of its
+    /// chunk, if that can be, from a peer with it. `on_end` is called once for each chunk, on any
+    /// thread.
+    pub fn bring_layer(
+        self: &Arc<Self>,
+        (name, layer): (u64, usize),
+        chunks: impl IntoIterator<Item = u32>,
+        urgency: (Class, Option<u64>),
+        on_end: impl Fn(usize, LayerEnd) + Send + Sync + 'static,
+    ) {
+        let leases = self.leases();
+        let lease = leases.lease(name, 0).ok().map(|held| Arc::clone(&held.lease));
+        let is_read_here = |chunk: &u32| {
+            let held = leases.lease(name, *chunk as usize).ok();
+            held.is_some_and(|held| {
+                held.lease.len() > *chunk as usize && held.guard(*chunk as usize).is_none()
+            })
+        };
+        let (here, others): (Vec<u32>, Vec<u32>) = chunks.into_iter().partition(is_read_here);
+        drop(leases);
+        let on_end = Arc::new(on_end);
+        if let Some(lease) = lease.filter(|_| !here.is_empty()) {
+            let (session, on_end, kept) = (Arc::clone(self), Arc::clone(&on_end), Arc::clone(&lease));
+            let here = here.into_iter().map(|chunk| chunk as usize);
+            self.clients.store.fetch_layer(&lease, layer, here, urgency, move |chunk, outcome| {
+                // Until the last layer has come.
+                let _ = &kept;
+                on_end(chunk, session.layer_came(name, chunk, layer, outcome));
+            });
+        }
+        self.bring_each((0, name), others, urgency, move |chunk, end| {
+            on_end(chunk, end.and_then(|place| layer_of(&place, layer)));
+        });
+    }
+
+    /// A layer has come into memory, or not; on any thread.
+    fn layer_came(
+        &self,
+        name: u64,
+        chunk: usize,
+        layer: usize,
+        outcome: Result<LayerGuard, NotFetched>,
+    ) -> LayerEnd {
+        let guard = outcome.map_err(|error| (Refusal::NotRead, error.to_string()))?;
+        let (place, checksum) =
+            guard.place(layer).zip(guard.checksum(layer)).ok_or_else(|| no_layer(layer))?;
+        let kept = self.leases().keep_layer(name, chunk, guard);
+        kept.map_err(|error| (Refusal::Gone, error.to_string()))?;
+        Ok(LayerPlace { offset_bytes: place.start, bytes: place.end - place.start, checksum })
     }
 
     /// What is to be done for a chunk of a lease to lie in the arena.
@@ -249,14 +341,14 @@ impl Session {
         &self,
         ids: &[ChunkId],
         chunk: usize,
-        (class, deadline_us): (Class, Option<u64>),
+        (class, deadline_us, under): (Class, Option<u64>, Option<TraceContext>),
         on_end: impl FnOnce(Result<ReadGuard, String>) + Send + 'static,
     ) {
         let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
         remote.pull(
-            PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us },
+            PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us, under },
             Box::new(on_end),
         );
     }
@@ -302,14 +394,18 @@ impl Session {
             Err(error) => return Reservation::Refused(Refusal::NotTaken, error.to_string()),
         };
         let offset_bytes = slot.offset_bytes();
-        let reserved = self.leases().reserve(slot);
-        match reserved {
+        let mut leases = self.leases();
+        // Whoever drains counts the slots under this lock, and misses none.
+        if self.clients.is_draining() {
+            return Reservation::Refused(Refusal::Draining, "the node is shutting down".into());
+        }
+        match leases.reserve(slot) {
             Ok(slot) => Reservation::Slot { slot, offset_bytes },
             Err(error) => Reservation::Refused(Refusal::Gone, error.to_string()),
         }
     }
 
-    fn commit(&self, filled: &Filled) -> Commitment {
+    pub fn commit(&self, filled: &Filled) -> Commitment {
         let taken = self.leases().take_slot(filled.slot);
         let slot = match taken {
             Ok(slot) => slot,
@@ -341,6 +437,21 @@ impl Session {
         self.client.watch(ids, |id| self.clients.has(id), answer);
     }
 
+    fn describe(&self, description: Description) {
+        let (tenant, client) = (self.client.tenant, self.client.name.clone());
+        self.clients.described.lock().describe(Described { description, tenant, client });
+    }
+
+    /// It tells of all tenants, so not everybody may ask.
+    fn explain(&self, asked: Asked, prompt: &Prompt) {
+        if !self.is_operator {
+            let why = "only root and the node's own user may ask why a prompt was no hit";
+            return self.refuse(asked, Refusal::NotAllowed, why);
+        }
+        let explained = explain(&self.clients, self.client.tenant, prompt);
+        self.answer(asked, &Answer::Explained(Box::new(explained)));
+    }
+
     /// Ends the leases whose time has come, and says in how many microseconds the next one ends.
     pub fn expire(&self) -> Option<u64> {
         let now_us = self.clients.now_us();
@@ -355,6 +466,18 @@ impl Session {
         }
         next.map(|expires_us| expires_us.saturating_sub(now_us) + 1)
     }
+}
+
+/// A layer of a chunk that lies in the arena.
+fn layer_of(place: &ChunkPlace, layer: usize) -> LayerEnd {
+    let extent = place.shape.layer(layer).zip(place.sums.get(layer));
+    let (extent, checksum) = extent.ok_or_else(|| no_layer(layer))?;
+    let (offset_bytes, bytes) = (place.offset_bytes + extent.start, extent.end - extent.start);
+    Ok(LayerPlace { offset_bytes, bytes, checksum: *checksum })
+}
+
+fn no_layer(layer: usize) -> (Refusal, String) {
+    (Refusal::BadRequest, format!("the chunk has no layer {layer}"))
 }
 
 /// Chunks of the same shape share it.

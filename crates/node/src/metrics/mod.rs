@@ -10,16 +10,12 @@ mod otlp;
 mod prometheus;
 mod push;
 pub mod sources;
-mod spans;
-mod trace;
 
 pub use http::{HttpLimits, MetricsServer};
 pub use prometheus::render;
-pub(crate) use push::EVERY_S as PUSH_EVERY_S;
-pub use push::{Push, PushConfig, PushError};
-pub use spans::{Span, Spans};
-pub use trace::Trace;
+pub use push::push;
 
+use forebay_otlp::Spans;
 use forebay_transfer::LogGate;
 use forebay_transfer::lock::RwLock;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,10 +3,11 @@
 use super::NoMemory;
 use crate::config::ConfigError;
 use crate::directory::{EtcdError, StaticError};
-use crate::metrics::PushError;
+use crate::hand_over::TakeOverError;
 use forebay_cuda::driver::LoadError;
 use forebay_cuda::remote::RelayError;
 use forebay_net::AgentError;
+use forebay_otlp::PushError;
 use forebay_store::OpenError;
 use forebay_store::ssd::SsdError;
 use forebay_transfer::{Closed, PathError};
@@ -20,6 +21,8 @@ pub enum NodeError {
     Socket { path: PathBuf, error: std::io::Error },
     #[error(transparent)]
     Memory(#[from] NoMemory),
+    #[error("socket {}: not taken over: {error}", path.display())]
+    TakeOver { path: PathBuf, error: TakeOverError },
     #[error(
         "ssd.path: {}: there is no log, and ssd.create is false: mount its disk (that directory is on the \
          file system that is mounted at {}), or make a log with `forebay store init`",

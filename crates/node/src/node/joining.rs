@@ -7,10 +7,11 @@ use crate::directory::{
     Directory, EtcdConfig, EtcdDirectory, NoDirectory, NodeRecord, StaticDirectory, node_of_name,
 };
 use crate::metrics::sources::{agent, clients, directory, mover, peering, ports, process, relays, store};
-use crate::metrics::{HttpLimits, Metrics, MetricsServer, Push, PushConfig, PushError};
+use crate::metrics::{self, HttpLimits, Metrics, MetricsServer};
 use crate::peering::Peering;
 use forebay_cuda::driver::Driver;
 use forebay_cuda::remote::Relays;
+use forebay_otlp::{Push, PushConfig, PushError};
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -59,6 +60,10 @@ impl Node {
         metrics.add("store", move |out| store::collect(&store.stat(), store.disk_stat().as_ref(), out));
         metrics.add("mover", move |out| mover::collect(&mover.telemetry().unwrap_or_default(), out));
         metrics.add_part("clients", clients, |all, out| clients::collect(&all.stat(), &all.clients(), out));
+        metrics.add_part("hand_overs", clients, |all, out| {
+            clients::collect_rings(&all.rings.stat(), out);
+            clients::collect_hand_overs(all.not_given(), all.inherited.get().copied(), out);
+        });
         let (all, peering) = (Arc::downgrade(clients), self.peering.as_ref().map(Arc::downgrade));
         let ready = move || match all.upgrade() {
             Some(all) if !all.is_draining() => match peering.as_ref().and_then(Weak::upgrade) {
@@ -83,7 +88,7 @@ impl Node {
             let metrics = port.as_ref().map(|port| port.stat());
             ports::collect(&ports::PortsStat { clients, peers, metrics }, out);
         });
-        self._push = shown.push.as_ref().map(|to| push(to, &config.name, metrics)).transpose()?;
+        self._push = shown.push.as_ref().map(|to| push(to, &config.name, &metrics)).transpose()?;
         Ok(())
     }
 }
@@ -109,8 +114,13 @@ fn open_directory(
 }
 
 /// Tells a collector, and traces for it.
-fn push(to: &CollectorConfig, node: &str, metrics: Arc<Metrics>) -> Result<Push, PushError> {
-    metrics.spans().sample_one_of(to.trace_one_of);
-    let (endpoint, node, limit_us) = (to.endpoint.clone(), node.to_owned(), to.limit_ms.saturating_mul(1000));
-    Push::start(&PushConfig { endpoint, node, every_s: to.every_s, limit_us }, metrics)
+fn push(to: &CollectorConfig, node: &str, metrics: &Arc<Metrics>) -> Result<Push, PushError> {
+    metrics.spans().export_one_of(to.trace_one_of);
+    let config = PushConfig {
+        endpoint: to.endpoint.clone(),
+        service: "forebay-node",
+        instance: node.to_owned(),
+        limit: Duration::from_millis(to.limit_ms),
+    };
+    metrics::push(&config, Duration::from_secs(to.every_s.into()), metrics)
 }

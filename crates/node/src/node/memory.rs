@@ -22,10 +22,19 @@ pub(super) struct Needed {
 
 /// Something that bounds memory, and what is left below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Bound {
-    what: String,
-    limit_bytes: u64,
-    left_bytes: u64,
+pub struct MemoryBound {
+    /// The machine, or a control group.
+    pub what: String,
+    pub limit_bytes: u64,
+    pub left_bytes: u64,
+}
+
+impl MemoryBound {
+    /// The one of this process that has least left; `None` where the system tells of none.
+    pub fn tightest() -> Option<MemoryBound> {
+        let read = |path: &Path| std::fs::read_to_string(path).ok();
+        tightest(&read(Path::new("/proc/meminfo")).unwrap_or_default(), &read)
+    }
 }
 
 /// Why a node does not take so much memory.
@@ -46,8 +55,9 @@ pub struct NoMemory {
 }
 
 /// Refuses what the machine has not left, or says it in the log where the configuration allows it.
-pub(super) fn check(config: &NodeConfig, staging_bytes: u64) -> Result<(), NoMemory> {
-    let MemoryConfig { size: arena_bytes, pages, overcommit, .. } = config.memory;
+/// `arena_bytes` is what the arena takes beside what it has.
+pub(super) fn check(config: &NodeConfig, arena_bytes: u64, staging_bytes: u64) -> Result<(), NoMemory> {
+    let MemoryConfig { pages, overcommit, .. } = config.memory;
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     match (fits(Needed { arena_bytes, staging_bytes, pages }, &read), overcommit) {
         (Err(refused), true) => {
@@ -64,9 +74,8 @@ fn fits(needed: Needed, read: Files<'_>) -> Result<(), NoMemory> {
     let meminfo = read(Path::new("/proc/meminfo")).unwrap_or_default();
     let own = if pages == PagesConfig::Huge && is_reserved(&meminfo, arena_bytes) { 0 } else { arena_bytes };
     let need_bytes = own.saturating_add(staging_bytes).saturating_add(OWN_BYTES);
-    let tightest = bounds(&meminfo, read).into_iter().min_by_key(|bound| bound.left_bytes);
-    match tightest {
-        Some(Bound { what, limit_bytes, left_bytes }) if left_bytes < need_bytes => {
+    match tightest(&meminfo, read) {
+        Some(MemoryBound { what, limit_bytes, left_bytes }) if left_bytes < need_bytes => {
             Err(NoMemory { arena_bytes, staging_bytes, need_bytes, bound: what, left_bytes, limit_bytes })
         }
         _ => Ok(()),
@@ -80,14 +89,14 @@ fn is_reserved(meminfo: &str, bytes: u64) -> bool {
     page > 0 && bytes.is_multiple_of(page) && free.saturating_mul(page) >= bytes
 }
 
-fn bounds(meminfo: &str, read: Files<'_>) -> Vec<Bound> {
+fn tightest(meminfo: &str, read: Files<'_>) -> Option<MemoryBound> {
     let kib = |name| line_of(meminfo, name).map(|kib| kib.saturating_mul(1024));
-    let machine = kib("MemTotal:").zip(kib("MemAvailable:")).map(|(limit_bytes, left_bytes)| Bound {
+    let machine = kib("MemTotal:").zip(kib("MemAvailable:")).map(|(limit_bytes, left_bytes)| MemoryBound {
         what: "the machine (MemAvailable in /proc/meminfo)".into(),
         limit_bytes,
         left_bytes,
     });
-    machine.into_iter().chain(group_bounds(read)).collect()
+    machine.into_iter().chain(group_bounds(read)).min_by_key(|bound| bound.left_bytes)
 }
 
 /// Both versions of control groups; a machine may have both mounted.
@@ -124,7 +133,7 @@ impl Version {
 }
 
 /// The limits of all control groups that this process is in.
-fn group_bounds(read: Files<'_>) -> Vec<Bound> {
+fn group_bounds(read: Files<'_>) -> Vec<MemoryBound> {
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
     let mut bounds = Vec::new();
@@ -181,7 +190,7 @@ fn levels(root: &Path, point: &Path, group: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn bounds_at(directory: &Path, version: Version, read: Files<'_>) -> Vec<Bound> {
+fn bounds_at(directory: &Path, version: Version, read: Files<'_>) -> Vec<MemoryBound> {
     let number = |name: &str| read(&directory.join(name))?.trim().parse::<u64>().ok();
     let Some(used) = number(version.usage()) else { return Vec::new() };
     let stat = read(&directory.join("memory.stat")).unwrap_or_default();
@@ -192,7 +201,7 @@ fn bounds_at(directory: &Path, version: Version, read: Files<'_>) -> Vec<Bound> 
         // "max" is no number, and no limit.
         let limit_bytes = number(name)?;
         let what = format!("the control group {} ({name})", directory.display());
-        Some(Bound { what, limit_bytes, left_bytes: limit_bytes.saturating_sub(used) })
+        Some(MemoryBound { what, limit_bytes, left_bytes: limit_bytes.saturating_sub(used) })
     };
     version.limits().iter().filter_map(bound).collect()
 }

@@ -1,12 +1,13 @@
 //! Opening the store that the configuration describes, with its disks. This file knows sizes and
 //! defaults.
 
-use super::{HOST, NodeError, memory};
+use super::{HOST, NoMemory, NodeError, memory};
 use crate::config::{LimitsConfig, NodeConfig, SsdConfig, largest_chunk, segment_bytes};
+use crate::hand_over::Left;
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
-use forebay_store::{SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
+use forebay_store::{Memory, OpenError, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use forebay_transfer::MoverHandle;
 use forebay_transfer::Pages;
 use std::path::{Path, PathBuf};
@@ -22,19 +23,22 @@ const CHUNK_BYTES_MIN: u64 = 64 << 10;
 /// are to be lent.
 const OTHERS_WAITING_MAX: usize = WRITES_MAX + 4096;
 
-pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Store, NodeError> {
+/// Opens the store, over memory that another node has left if there is some.
+pub(super) fn open_store(
+    mover: &MoverHandle,
+    config: &NodeConfig,
+    left: Option<Left>,
+) -> Result<Store, NodeError> {
+    let arena_bytes = if left.is_some() { 0 } else { config.memory.size };
     let mut tier = TierConfig::new(config.memory.size);
     tier.max_lease_us = config.limits.lease_us();
     (tier.default_quota_bytes, tier.quotas) = config.tenants.memory_quotas();
     tier.slab_bytes = largest_chunk(config);
-    let pages = Pages::from(config.memory.pages);
+    // Before a log is made.
+    check_memory_beside(config, arena_bytes)?;
     if config.ssd.is_empty() {
-        memory::check(config, 0)?;
-        return Ok(Store::open(mover, HOST, pages, tier)?);
+        return Ok(Store::over(mover, HOST, open_memory(config, tier, left)?, None)?);
     }
-    // Before a log is made: as if all were new.
-    let longest = config.ssd.iter().map(|ssd| of_new(ssd, config, tier.slab_bytes)).max().unwrap_or(0);
-    memory::check(config, staging_bytes(config.memory.size, longest, tier.slab_bytes))?;
     let open = |ssd| open_volume(ssd, of_new(ssd, config, tier.slab_bytes));
     let volumes = config.ssd.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (default_quota_bytes, quotas) = config.tenants.ssd_quotas();
@@ -47,14 +51,34 @@ pub(super) fn open_store(mover: &MoverHandle, config: &NodeConfig) -> Result<Sto
     let segments = volumes.iter().map(Volume::segment_bytes).collect::<Result<Vec<_>, _>>()?;
     let longest = segments.into_iter().max().unwrap_or(0);
     let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
-    memory::check(config, staging_bytes)?;
+    memory::check(config, arena_bytes, staging_bytes)?;
     let waiting_max = waiting_max(&config.limits);
     let on_disk =
         forebay_store::ssd::SsdOptions { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);
-    Ok(Store::open_with_ssd(mover, HOST, pages, tier, ssd, &write_back)?)
+    Ok(Store::over(mover, HOST, open_memory(config, tier, left)?, Some((ssd, &write_back)))?)
+}
+
+/// A new arena, or the one that another node has left.
+fn open_memory(config: &NodeConfig, tier: TierConfig, left: Option<Left>) -> Result<Memory, OpenError> {
+    match left {
+        Some(Left { arena, pages, kept }) => Memory::take_over(arena, pages, tier, &kept),
+        None => Memory::new(Pages::from(config.memory.pages), tier),
+    }
+}
+
+/// Whether the memory that the configuration asks for is left, as if all logs were new.
+pub(super) fn check_memory(config: &NodeConfig) -> Result<(), NoMemory> {
+    check_memory_beside(config, config.memory.size)
+}
+
+fn check_memory_beside(config: &NodeConfig, arena_bytes: u64) -> Result<(), NoMemory> {
+    let largest = largest_chunk(config);
+    let longest = config.ssd.iter().map(|ssd| of_new(ssd, config, largest)).max();
+    let staging = longest.map_or(0, |longest| staging_bytes(config.memory.size, longest, largest));
+    memory::check(config, arena_bytes, staging)
 }
 
 /// Memory between disks and the arena: of several chunks, so that a disk is read while others are

@@ -7,11 +7,11 @@ use forebay_client::protocol::answer::ChunkPlace;
 use forebay_client::protocol::bytes::{BadBytes, Reader, Writer};
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
-use forebay_transfer::Class;
+use forebay_transfer::{Class, TraceContext};
 use std::sync::Arc;
 
 /// The version that this program speaks, and no other.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Chunks that a peer is asked for at a time.
 pub const LOOKUP_IDS_MAX: usize = 16_384;
 pub const LEASE_IDS_MAX: usize = 64;
@@ -32,8 +32,8 @@ pub enum Question {
     /// How many of these chunks, from the first on, are there?
     Lookup(TenantKey, Vec<ChunkId>),
     /// Lease the longest prefix of these chunks for so long. The class is how urgent it is where
-    /// they have to be read first.
-    Lease(TenantKey, u64, Class, Vec<ChunkId>),
+    /// they have to be read first. The last one is the span that it is for, if that is traced.
+    Lease(TenantKey, u64, Class, Vec<ChunkId>, Option<TraceContext>),
     /// A lease is of no more use.
     Return(u64),
     /// Let a lease live for so long from now.
@@ -80,8 +80,9 @@ impl Question {
         let start = Writer::default().u8(VERSION);
         let Writer(bytes) = match self {
             Question::Lookup(key, ids) => write_key(start.u8(1), key).ids(ids),
-            Question::Lease(key, ttl_us, class, ids) => {
-                write_key(start.u8(2), key).u64(*ttl_us).class(*class).ids(ids)
+            Question::Lease(key, ttl_us, class, ids, within) => {
+                let lease = write_key(start.u8(2), key).u64(*ttl_us).class(*class).ids(ids);
+                write_within(lease, within.as_ref())
             }
             Question::Return(lease) => start.u8(3).u64(*lease),
             Question::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
@@ -96,7 +97,7 @@ impl Question {
             2 => {
                 let (key, ttl_us) = (read_key(&mut body)?, body.u64("a time to live")?);
                 let (class, ids) = (body.class()?, ids(&mut body, LEASE_IDS_MAX, "0 to 64")?);
-                Question::Lease(key, ttl_us.min(LEASE_US_MAX), class, ids)
+                Question::Lease(key, ttl_us.min(LEASE_US_MAX), class, ids, read_within(&mut body)?)
             }
             3 => Question::Return(body.u64("a lease")?),
             4 => Question::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEASE_US_MAX)),
@@ -171,7 +172,7 @@ fn versioned(bytes: &[u8]) -> Result<Reader<'_>, BadBytes> {
     let mut body = Reader(bytes);
     match body.u8("a version")? {
         VERSION => Ok(body),
-        version => Err(BadBytes::Value { what: "the version", value: version.into(), allowed: "2" }),
+        version => Err(BadBytes::Value { what: "the version", value: version.into(), allowed: "3" }),
     }
 }
 
@@ -181,6 +182,21 @@ fn write_key(start: Writer, key: &TenantKey) -> Writer {
 
 fn read_key(body: &mut Reader) -> Result<TenantKey, BadBytes> {
     Ok(TenantKey { tenant: TenantId(body.u16("a tenant")?), key: body.array("a tenant's key")? })
+}
+
+fn write_within(start: Writer, within: Option<&TraceContext>) -> Writer {
+    match within {
+        None => start.u8(0),
+        Some(within) => start.u8(1).bytes(&within.trace).bytes(&within.span).u8(within.sampled.into()),
+    }
+}
+
+fn read_within(body: &mut Reader) -> Result<Option<TraceContext>, BadBytes> {
+    if !body.bool("whether it is traced")? {
+        return Ok(None);
+    }
+    let (trace, span) = (body.array("a trace")?, body.array("a span")?);
+    Ok(Some(TraceContext { trace, span, sampled: body.bool("whether it is sampled")? }))
 }
 
 fn ids(body: &mut Reader, most: usize, allowed: &'static str) -> Result<Vec<ChunkId>, BadBytes> {
@@ -210,9 +226,11 @@ mod tests {
         let key = TenantKey::of(b"token", TenantId(3));
         let told =
             Answer::Leased(RemoteLease { lease: 3, region: (1, 2, 100), chunks: vec![place(0), place(70)] });
-        let small = [Question::Return(9), Question::Renew(9, 5), Question::Wrong(key, id)];
+        let within = TraceContext { trace: [1; 16], span: [2; 8], sampled: true };
+        let traced = Question::Lease(key, 5, Class::Demand, vec![id], Some(within));
+        let small = [traced, Question::Return(9), Question::Renew(9, 5), Question::Wrong(key, id)];
         let asks: Vec<Question> =
-            [Question::Lookup(key, vec![id; 3]), Question::Lease(key, 5, Class::Prefetch, vec![id])]
+            [Question::Lookup(key, vec![id; 3]), Question::Lease(key, 5, Class::Prefetch, vec![id], None)]
                 .into_iter()
                 .chain(small)
                 .collect();
@@ -231,11 +249,11 @@ mod tests {
 
     #[test]
     fn what_a_node_of_another_version_says_is_refused_with_the_version() {
-        for version in [1, 3] {
+        for version in [2, 4] {
             let mut bytes = Question::Return(9).encode();
             bytes[0] = version;
             let refused = Question::decode(&bytes).unwrap_err().to_string();
-            assert_eq!(refused, format!("the version is {version}; allowed is 2"));
+            assert_eq!(refused, format!("the version is {version}; allowed is 3"));
         }
     }
 

@@ -17,14 +17,14 @@ mod pull;
 
 use crate::config::{LimitsConfig, PeersConfig, RailConfig};
 use crate::directory::{Directory, Holders};
-use crate::metrics::{Spans, Trace};
 use arrivals::{Arrivals, Job, OnPulled};
 use choice::Candidate;
 use forebay_kv::ChunkId;
 use forebay_net::{Access, Agent, AgentConfig, AgentError, PeerStat, ServerStats, Service, Unreachable};
+use forebay_otlp::{ActiveSpan, SpanKind, Spans};
 use forebay_store::{Changed, Store, TenantId};
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Class, LogGate, MoverHandle, Place};
+use forebay_transfer::{Class, LogGate, MoverHandle, Place, TraceContext};
 use hints::Hints;
 use lease_queue::LeaseQueue;
 use messages::{Answer, LOOKUP_IDS_MAX, Question, TenantKey};
@@ -95,6 +95,8 @@ pub(crate) struct PullRequest {
     pub class: Class,
     /// When it is of no use any more, in the mover's clock.
     pub deadline_us: Option<u64>,
+    /// What it is a part of, if that is traced.
+    pub under: Option<TraceContext>,
 }
 
 /// Is told how many chunks there are.
@@ -143,7 +145,8 @@ impl Peering {
         directory: Arc<dyn Directory>,
         spans: Arc<Spans>,
     ) -> Result<Peering, AgentError> {
-        let owner = Owner::new(store.clone(), mover.clone(), config.token.clone(), config.lent_per_peer);
+        let (token, lent_per_peer) = (config.token.clone(), config.lent_per_peer);
+        let owner = Owner::new(store.clone(), mover.clone(), token, lent_per_peer, Arc::clone(&spans));
         let owner = Arc::new(owner);
         let agent = AgentConfig {
             node: Some(crate::directory::node_of_name(name)),
@@ -391,7 +394,7 @@ impl Peering {
     /// Fetches the first chunk that is wanted into this node's memory, verified. `on_end` is called
     /// exactly once, on any thread.
     pub fn pull(&self, wanted: PullRequest, on_end: OnPulled) {
-        let PullRequest { tenant, ids, parent, class, deadline_us } = wanted;
+        let PullRequest { tenant, ids, parent, class, deadline_us, under } = wanted;
         let Some(first) = ids.first() else { return on_end(Err("no chunk".into())) };
         if let Some(guard) = self.puller.store.read_guard_by_id(tenant, first) {
             return on_end(Ok(guard));
@@ -402,7 +405,7 @@ impl Peering {
             0 => return,
             batch => ids[..batch].to_vec(),
         };
-        let trace = Trace::begin(&self.puller.spans, "pull");
+        let trace = ActiveSpan::begin(&self.puller.spans, under, "pull", SpanKind::Internal);
         let peers = self.ranked(tenant, first, 1 << 20);
         let puller = Arc::clone(&self.puller);
         Pull { puller, tenant, ids: batch, parent, class, deadline_us, peers, is_repeated: false, trace }

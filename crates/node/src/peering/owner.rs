@@ -8,9 +8,10 @@ use super::messages::{Answer, Question, RemoteLease, TenantKey};
 use forebay_client::protocol::answer::ChunkPlace;
 use forebay_kv::ChunkId;
 use forebay_net::{Identity, LeaseTable, LeasedSpan, PeerRegion, Reply, Service};
+use forebay_otlp::{ActiveSpan, SpanKind, Spans};
 use forebay_store::{Lease, NotFetched, ReadGuard, Store, TenantId};
 use forebay_transfer::lock::{Condvar, Mutex};
-use forebay_transfer::{Class, MoverHandle};
+use forebay_transfer::{Class, MoverHandle, TraceContext};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -36,6 +37,7 @@ pub struct Owner {
     stopped: AtomicBool,
     examining: AtomicUsize,
     counts: OwnerCounts,
+    spans: Arc<Spans>,
 }
 
 /// Bytes that are leased to each peer, by its instance.
@@ -71,15 +73,24 @@ struct LeaseRequest {
 struct LeaseRequestState {
     guards: Vec<Option<ReadGuard>>,
     missing: usize,
-    reply: Option<Reply>,
+    reply: Option<Traced>,
 }
 
 /// Whose chunks are to be leased, for how long, how urgently, and which.
 type Wish = (TenantKey, u64, Class, Vec<ChunkId>);
 
+/// Who waits for an answer, and the span that ends with it, if it is traced.
+type Traced = (Reply, Option<ActiveSpan>);
+
 impl Owner {
     /// An owner that leases nothing before [`open`](Owner::open).
-    pub fn new(store: Store, mover: MoverHandle, token: Vec<u8>, leased_bytes_max: u64) -> Owner {
+    pub fn new(
+        store: Store,
+        mover: MoverHandle,
+        token: Vec<u8>,
+        leased_bytes_max: u64,
+        spans: Arc<Spans>,
+    ) -> Owner {
         Owner {
             store,
             mover,
@@ -90,6 +101,7 @@ impl Owner {
             stopped: AtomicBool::new(false),
             examining: AtomicUsize::new(0),
             counts: OwnerCounts::default(),
+            spans,
         }
     }
 
@@ -120,6 +132,12 @@ impl Owner {
         &self.counts
     }
 
+    fn trace(&self, within: TraceContext, from: &Identity) -> Option<ActiveSpan> {
+        let mut span = ActiveSpan::begin(&self.spans, Some(within), "lend", SpanKind::Server)?;
+        span.note("peer", hex::encode(from.node));
+        Some(span)
+    }
+
     fn refuse(&self, reply: Reply, why: String) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
         reply.refuse(why);
@@ -132,7 +150,7 @@ impl Owner {
         Ok(key.tenant)
     }
 
-    fn lease(owner: Arc<Owner>, from: Identity, (key, ttl_us, class, ids): Wish, reply: Reply) {
+    fn lease(owner: Arc<Owner>, from: Identity, (key, ttl_us, class, ids): Wish, (reply, span): Traced) {
         let tenant = match owner.tenant(&key) {
             Ok(_) if owner.stopped.load(Ordering::Acquire) => {
                 return owner.refuse(reply, "shutting down".into());
@@ -147,7 +165,7 @@ impl Owner {
         }
         let guards = (0..chunks).map(|_| None).collect();
         // One more is missing until all were asked for, so that the end is told once.
-        let state = LeaseRequestState { guards, missing: chunks + 1, reply: Some(reply) };
+        let state = LeaseRequestState { guards, missing: chunks + 1, reply: Some((reply, span)) };
         let deadline_us = Some(owner.mover.now_us() + READ_LIMIT_US);
         let store = owner.store.clone();
         let request = Arc::new(LeaseRequest { owner, from, ttl_us, _lease: lease, state: Mutex::new(state) });
@@ -213,7 +231,8 @@ impl LeaseRequest {
         }
         state.missing -= 1;
         let reply = if state.missing == 0 { state.reply.take() } else { None };
-        let Some(reply) = reply else { return };
+        // The span ends when the answer has gone.
+        let Some((reply, mut span)) = reply else { return };
         let guards: Vec<ReadGuard> =
             std::mem::take(&mut state.guards).into_iter().map_while(|guard| guard).collect();
         drop(state);
@@ -227,7 +246,12 @@ impl LeaseRequest {
                     leases.revoke(leased.lease);
                 }
             }
-            Err(why) => self.owner.refuse(reply, why),
+            Err(why) => {
+                if let Some(span) = &mut span {
+                    span.fail(&why);
+                }
+                self.owner.refuse(reply, why);
+            }
         }
     }
 
@@ -318,8 +342,9 @@ impl Service for PeerService {
                 Ok(_) => reply.send(Answer::Found(owner.store.lookup(&ids) as u32).encode()),
                 Err(why) => owner.refuse(reply, why),
             },
-            Ok(Question::Lease(key, ttl_us, class, ids)) => {
-                Owner::lease(Arc::clone(owner), from, (key, ttl_us, class, ids), reply);
+            Ok(Question::Lease(key, ttl_us, class, ids, within)) => {
+                let span = within.and_then(|within| owner.trace(within, &from));
+                Owner::lease(Arc::clone(owner), from, (key, ttl_us, class, ids), (reply, span));
             }
             Ok(Question::Return(lease)) => {
                 if let Some((leases, _)) = owner.opened.get() {
@@ -396,7 +421,7 @@ mod tests {
         }
 
         fn leased(&self, ttl_us: u64) -> u64 {
-            match self.ask(&Question::Lease(key(), ttl_us, Class::Demand, vec![RIGHT])) {
+            match self.ask(&Question::Lease(key(), ttl_us, Class::Demand, vec![RIGHT], None)) {
                 Ok(Answer::Leased(leased)) => leased.lease,
                 other => panic!("{other:?}"),
             }
@@ -432,7 +457,7 @@ mod tests {
         let drained = std::thread::spawn(move || node.drain(10 * LIMIT).unwrap());
         let ask = |ask| Rig::ask_by(&asker, &ask);
         while let Ok(Answer::Leased(leased)) =
-            ask(Question::Lease(key(), 60_000_000, Class::Demand, vec![RIGHT]))
+            ask(Question::Lease(key(), 60_000_000, Class::Demand, vec![RIGHT], None))
         {
             assert_eq!(ask(Question::Return(leased.lease)), Ok(Answer::Heard));
             assert!(since.elapsed() < LIMIT, "it still leases");

@@ -5,9 +5,9 @@
 use super::lease_queue::NotNow;
 use super::messages::{Answer, LEASE_IDS_MAX, Question, RemoteLease, TenantKey};
 use super::{Puller, TELL_LIMIT_US};
-use crate::metrics::Trace;
 use forebay_kv::ChunkId;
 use forebay_net::{Agent, PeerError, PeerRegion};
+use forebay_otlp::ActiveSpan;
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
@@ -35,7 +35,7 @@ pub struct Pull {
     /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has leased it; `queued`,
     /// when the mover has it; `posted`, when all its bytes are in place and acknowledged;
     /// `verified`, when it is visible.
-    pub trace: Option<Trace>,
+    pub trace: Option<ActiveSpan>,
 }
 
 /// What a peer has leased. When the last part of it has ended, it is given back.
@@ -56,7 +56,7 @@ struct Read {
     id: ChunkId,
     slot: Option<Reservation>,
     sums: Vec<u32>,
-    trace: Option<Trace>,
+    trace: Option<ActiveSpan>,
     why: String,
     on_failure: Retry,
     /// What asks for it again, once.
@@ -93,7 +93,8 @@ impl Pull {
         let peer = self.peers.remove(0);
         self.ids.truncate(LEASE_IDS_MAX);
         let key = TenantKey::of(&self.puller.token, self.tenant);
-        let ask = Question::Lease(key, LEASE_US, self.class, self.ids.clone()).encode();
+        let within = self.trace.as_ref().map(ActiveSpan::context);
+        let ask = Question::Lease(key, LEASE_US, self.class, self.ids.clone(), within).encode();
         let Some(agent) = self.puller.agent() else { return self.fail("the node is shutting down") };
         let closed = self.puller.lease_queue.lock().open(&peer);
         let (puller, owner) = (Arc::clone(&self.puller), peer.clone());
@@ -363,7 +364,7 @@ impl Drop for ReadLease {
     }
 }
 
-fn fail(trace: &mut Option<Trace>, why: &str) {
+fn fail(trace: &mut Option<ActiveSpan>, why: &str) {
     if let Some(trace) = trace {
         trace.fail(why);
     }

@@ -2,8 +2,10 @@
 //! get, what becomes of the dead, and what the node makes of the hostile.
 #![allow(clippy::unwrap_used)]
 
+mod hand_over;
 mod hostile;
 mod rig;
+mod ring;
 mod tenants;
 mod together;
 mod watch;
@@ -22,6 +24,9 @@ use testkit::{ended, eventually};
 #[test]
 fn a_child_is_what_it_is_told_to_be() {
     let Some((role, socket)) = role() else { return };
+    if let Some(point) = role.strip_prefix("successor ") {
+        hand_over::ask_and_stay(&socket, point.parse().unwrap());
+    }
     let _node = (role == "node").then(|| Node::start(&config(&socket)).unwrap());
     let _slot = (role == "reserver").then(|| hostile::raw_reservation(&socket));
     let _client = (role == "writer" || role == "parent").then(|| {

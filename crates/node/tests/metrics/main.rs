@@ -5,9 +5,8 @@
 
 mod http;
 
-use forebay_node::metrics::{
-    Family, HttpLimits, Kind, Metric, Metrics, MetricsServer, Push, PushConfig, PushError, Span, sources,
-};
+use forebay_node::metrics::{Family, HttpLimits, Kind, Metric, Metrics, MetricsServer, push, sources};
+use forebay_otlp::{Push, PushConfig, PushError, Span, SpanKind};
 use http::*;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -106,10 +105,12 @@ fn health_is_answered_whoever_sends_slowly_or_reads_slowly() {
     assert!(start.elapsed() < Duration::from_secs(20), "closing waits for nobody");
 }
 
-/// A push that is late is lost, and its spans with it.
-fn push_to(endpoint: &str, metrics: &Arc<Metrics>, limit_us: u64) -> Push {
-    let config = PushConfig { endpoint: endpoint.into(), node: "left".into(), every_s: 1, limit_us };
-    Push::start(&config, Arc::clone(metrics)).unwrap()
+fn config(endpoint: &str, limit: Duration) -> PushConfig {
+    PushConfig { endpoint: endpoint.into(), service: "forebay-node", instance: "left".into(), limit }
+}
+
+fn push_to(endpoint: &str, metrics: &Arc<Metrics>, limit_ms: u64) -> Push {
+    push(&config(endpoint, Duration::from_millis(limit_ms)), Duration::from_secs(1), metrics).unwrap()
 }
 
 #[test]
@@ -121,12 +122,14 @@ fn a_collector_receives_metrics_and_spans() {
         id: [2; 8],
         parent: None,
         name: "read",
+        kind: SpanKind::Internal,
         start_unix_ns: 1,
         end_unix_ns: 2,
         attributes: vec![("peer", "right".into())],
+        events: Vec::new(),
         error: None,
     });
-    let _push = push_to(&endpoint, &metrics, 20_000_000);
+    let _push = push_to(&endpoint, &metrics, 20_000);
     let (path, body) = received.recv_timeout(LIMIT).unwrap();
     assert_eq!(path, "/v1/metrics");
     let sent = &body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
@@ -145,10 +148,10 @@ fn a_collector_that_is_dead_slow_or_refuses_is_counted_and_changes_nothing() {
     // Nobody listens there.
     let dead = "http://127.0.0.1:1".to_owned();
     let (refusing, _received) = collector(REFUSED);
-    for (endpoint, limit_us) in [(slow, 300_000), (dead, 300_000), (refusing, 20_000_000)] {
+    for (endpoint, limit_ms) in [(slow, 300), (dead, 300), (refusing, 20_000)] {
         let metrics = metrics();
         let server = listen(&metrics, true);
-        let push = push_to(&endpoint, &metrics, limit_us);
+        let push = push_to(&endpoint, &metrics, limit_ms);
         eventually("a failure", || value(&metrics, "forebay_metrics_pushes_total{end=\"failed\"}") >= 2.0);
         assert_eq!(value(&metrics, "forebay_metrics_pushes_total{end=\"taken\"}"), 0.0);
         assert_eq!(get(server.address(), "GET", "/metrics").0, "HTTP/1.1 200 OK");
@@ -160,12 +163,11 @@ fn a_collector_that_is_dead_slow_or_refuses_is_counted_and_changes_nothing() {
 
 #[test]
 fn a_bad_push_is_refused_with_what_is_allowed() {
-    let start = |endpoint: &str, every_s| {
-        let config =
-            PushConfig { endpoint: endpoint.into(), node: "left".into(), every_s, limit_us: 1_000_000 };
-        Push::start(&config, metrics()).unwrap_err()
-    };
-    assert!(matches!(start("collector:4318", 10), PushError::Endpoint { .. }));
-    let error = start("http://collector:4318", 0);
-    assert_eq!(error.to_string(), "every_s is 0; allowed: 1 to 3600");
+    let bad = config("collector:4318", Duration::from_secs(1));
+    let error = push(&bad, Duration::from_secs(10), &metrics()).unwrap_err();
+    assert!(matches!(error, PushError::Endpoint { .. }));
+    assert!(
+        error.to_string().starts_with("endpoint is \"collector:4318\"; allowed: http://host:port"),
+        "{error}"
+    );
 }

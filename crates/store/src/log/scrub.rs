@@ -4,6 +4,7 @@
 use super::format::Record;
 use super::segments::{Job, LogSlot, Segments, State};
 use super::tier::DiskTier;
+use crate::absence::Absence;
 use crate::entry::Row;
 use crate::tenant::TenantId;
 use crate::tier::SlotAllocator;
@@ -42,7 +43,7 @@ impl DiskTier {
         self.advance(now_us);
         let rows = (0..self.entries.len()).filter_map(Row::at);
         let own: Vec<Row> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
-        let gone = own.into_iter().filter(|row| self.drop_bytes(*row)).count();
+        let gone = own.into_iter().filter(|row| self.drop_bytes(*row, Absence::Deleted)).count();
         for number in self.space.open_segments() {
             // Bytes of earlier generations lie behind its frontier.
             self.space.seal(number);

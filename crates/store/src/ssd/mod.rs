@@ -39,9 +39,10 @@ pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
 pub use write::{Source, SsdWriteEnd};
 
+use crate::absence::AbsenceLog;
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES};
 use crate::tenant::TenantId;
-use crate::tier::Names;
+use crate::tier::{KnownChunk, Names};
 use committer::Committer;
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
@@ -219,6 +220,15 @@ impl Ssd {
     /// Chunks that came or went since `key` last looked.
     pub(crate) fn take_changes(&self, key: u64) -> Names {
         self.shared().change_quietly(|tier, _| tier.changes.take(key))
+    }
+
+    pub(crate) fn known(&self, id: &ChunkId) -> Option<KnownChunk> {
+        self.shared().look(|tier| tier.known(id))
+    }
+
+    /// Why chunks are not on the disk, as far as it is remembered.
+    pub(crate) fn absences(&self) -> AbsenceLog {
+        self.shared().look(|tier| tier.absences.copy())
     }
 
     pub(crate) fn residents(&self) -> Vec<ChunkId> {

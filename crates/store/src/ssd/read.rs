@@ -27,9 +27,9 @@ pub struct LayerRead {
     /// The chunk's place in the lease, from 0.
     pub chunk: usize,
     pub layers: Range<usize>,
-    /// Pages of host memory that all layers, one after another, may be read into without a copy.
-    /// They stay registered and the reader's alone until the read has ended. A chunk that lies
-    /// otherwise on disk, or encrypted, goes to staging all the same.
+    /// Pages of host memory that the layers, one after another, may be read into without a copy.
+    /// They stay registered and the reader's alone until the read has ended. Layers that lie
+    /// otherwise on disk, share a page with others, or are encrypted, go to staging all the same.
     pub into: Option<Span>,
 }
 
@@ -284,8 +284,8 @@ impl Drop for Request {
 impl Part {
     fn new(number: usize, read: DiskRead, want: &LayerRead, window: Range<u64>) -> Part {
         let shape = &read.shape;
-        let is_whole = want.layers == (0..shape.layers()) && shape.is_dense();
-        let into = want.into.filter(|into| is_whole && into.len == shape.footer_at());
+        let is_alone = shape.is_dense() && shape.are_alone(want.layers.clone());
+        let into = want.into.filter(|into| is_alone && into.len == window.end - window.start);
         Part { number, read, layers: want.layers.clone(), window, into, held: None }
     }
 
@@ -334,7 +334,7 @@ impl Part {
                 let error = EncryptionError::NoKey { tenant: footer.tenant };
                 return Err(NotRead::Encrypted { want, error });
             }
-            Some(into) => StagedIn::Target(into),
+            Some(into) => StagedIn::Target { into, starts_at: self.window.start },
             None => {
                 let decrypted =
                     if footer.encrypted { Some(self.open(keys, &footer, &mut held)?) } else { None };

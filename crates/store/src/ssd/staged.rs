@@ -26,8 +26,12 @@ pub(super) enum StagedIn {
         /// Checksums of layers that were encrypted on disk, as they are now.
         decrypted: Option<Box<[u32]>>,
     },
-    /// Where the reader wanted them, all of them from the first on.
-    Target(Span),
+    /// Where the reader wanted them.
+    Target {
+        into: Span,
+        /// Where that starts in the slot on disk.
+        starts_at: u64,
+    },
 }
 
 impl Staged {
@@ -45,7 +49,7 @@ impl Staged {
 
     /// Whether they were read to where the reader wanted them, and not to staging.
     pub fn is_direct(&self) -> bool {
-        matches!(self.place, StagedIn::Target(_))
+        matches!(self.place, StagedIn::Target { .. })
     }
 
     /// Where a layer lies in host memory that the mover knows; of a layer that was not read,
@@ -54,7 +58,7 @@ impl Staged {
         let place = self.place(layer)?;
         Some(match &self.place {
             StagedIn::Staging { held, .. } => held.span(place),
-            StagedIn::Target(into) => part_of(into, &place),
+            StagedIn::Target { into, .. } => part_of(into, &place),
         })
     }
 
@@ -81,7 +85,7 @@ impl Staged {
     fn place(&self, layer: usize) -> Option<Range<u64>> {
         let place = self.footer.shape.layer(layer).filter(|_| self.layers.contains(&layer))?;
         match &self.place {
-            StagedIn::Target(_) => Some(place),
+            StagedIn::Target { starts_at, .. } => Some(place.start - starts_at..place.end - starts_at),
             StagedIn::Staging { starts_at, decrypted, .. } => {
                 let encryption_bytes = if decrypted.is_some() { ENCRYPTION_BYTES as u64 } else { 0 };
                 Some(place.start - starts_at..place.end - starts_at - encryption_bytes)

@@ -103,6 +103,13 @@ impl Store {
         let Some(disk) = &self.shared.disk else { return Ok(()) };
         disk.closed.store(true, Ordering::Release);
         disk.write_back.drain();
+        self.close_at_once()
+    }
+
+    /// The same without writing what waits: for memory with which another process goes on.
+    pub fn close_at_once(&self) -> Result<(), SsdError> {
+        let Some(disk) = &self.shared.disk else { return Ok(()) };
+        disk.closed.store(true, Ordering::Release);
         disk.write_back.close();
         disk.ssd.clone().close()
     }

@@ -51,7 +51,7 @@ type OnFetched = Box<dyn FnOnce(Result<ReadGuard, NotFetched>) + Send>;
 
 /// Bytes of chunks that one request reads at most, if it has more than one. A request costs little
 /// beside this many bytes, and those read first are verified while the disk reads the next.
-const READ_BYTES: u64 = 1 << 20;
+pub(super) const READ_BYTES: u64 = 1 << 20;
 
 /// How long a lease lives that is needed until the read of a chunk has begun, which owns it then.
 const UNTIL_READ_US: u64 = 1_000_000;
@@ -227,7 +227,7 @@ impl Drop for ReadGuard {
 }
 
 impl StoreInner {
-    fn read_guard_by_id(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
+    pub(super) fn read_guard_by_id(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
         let (read, checksums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
         Some(ReadGuard { shared: Arc::clone(self), read: Some(read), checksums })
     }
@@ -287,6 +287,11 @@ impl Urgency {
 }
 
 impl Fetches {
+    /// Whether somebody brings the chunk, all of it.
+    pub fn has(&self, id: &ChunkId) -> bool {
+        self.0.lock().contains_key(id)
+    }
+
     /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller
     /// has to bring it.
     fn join(&self, id: ChunkId, mut those: Vec<Waiter>) -> Option<Urgency> {

@@ -4,11 +4,12 @@
 //!
 //! `save.rs` stores chunks; `load.rs` loads them from memory and `load_disk.rs` from disk;
 //! `fetch.rs` and `reserve.rs` are for those who read and write the arena by themselves; `watch.rs`
-//! tells others what is here. Behind the user's back `write_back` copies from memory to disk, and
+//! tells others what is here, and `whereabouts.rs` says why something is not. Behind the user's back `write_back` copies from memory to disk, and
 //! `promote.rs` brings into memory what is read from disk.
 
 mod disk;
 mod fetch;
+mod fetch_layers;
 mod lease;
 mod load;
 mod load_disk;
@@ -16,16 +17,19 @@ mod promote;
 mod reserve;
 mod save;
 mod watch;
+mod whereabouts;
 mod write_back;
 
 pub use disk::{DiskSideStat, Hits};
 pub use fetch::{NotFetched, ReadGuard};
+pub use fetch_layers::LayerGuard;
 pub use lease::Lease;
 pub use load::{Load, NotLoaded, NotVerified};
 pub use promote::{NotPromoted, PromotionStat};
 pub use reserve::{NotStored, Reservation};
 pub use save::StoreEnd;
 pub use watch::{Changed, Left};
+pub use whereabouts::{Whereabouts, WhyAbsent};
 pub use write_back::{WriteBackConfig, WriteBackStat};
 
 use crate::lost::bytes_in;
@@ -33,7 +37,7 @@ use crate::slots::{InArena, SlabError};
 use crate::ssd::Ssd;
 use crate::stat::Stat;
 use crate::tenant::TenantId;
-use crate::tier::{MemoryTier, TierConfig};
+use crate::tier::{Kept, MemoryTier, NotAdopted, TierConfig};
 use disk::Disk;
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
@@ -41,6 +45,7 @@ use forebay_transfer::{
     Arena, ArenaError, Backing, Closed, End, LogGate, MoverHandle, Pages, Place, RegionId, Span,
 };
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 use thiserror::Error;
@@ -106,6 +111,10 @@ pub enum OpenError {
     Config(#[from] SlabError),
     #[error(transparent)]
     Arena(#[from] ArenaError),
+    #[error("the memory that is taken over has {arena_bytes} bytes, not {capacity_bytes}")]
+    Length { arena_bytes: u64, capacity_bytes: u64 },
+    #[error("what memory is said to keep: {0}")]
+    Kept(#[from] NotAdopted),
     #[error(transparent)]
     Mover(#[from] Closed),
     #[error("the store's thread: {0}")]
@@ -120,10 +129,42 @@ struct StoreInner {
     backing: Arc<Arena>,
     /// Chunks that come from disk into memory.
     fetches: fetch::Fetches,
+    partial: fetch_layers::PartialChunks,
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,
     memory_full: LogGate,
     disk: Option<Disk>,
+}
+
+/// The memory of a store, and what is in it.
+#[derive(Debug)]
+pub struct Memory {
+    tier: MemoryTier,
+    arena: Arena,
+}
+
+impl Memory {
+    /// An arena of `config.capacity_bytes`, without chunks.
+    pub fn new(pages: Pages, config: TierConfig) -> Result<Memory, OpenError> {
+        let capacity_bytes = config.capacity_bytes;
+        Ok(Memory { tier: MemoryTier::new(config)?, arena: Arena::new(capacity_bytes, pages)? })
+    }
+
+    /// The arena of a process that gives it up, with the chunks that it kept there. Nothing is
+    /// copied.
+    pub fn take_over(
+        file: OwnedFd,
+        pages: Pages,
+        config: TierConfig,
+        kept: &Kept,
+    ) -> Result<Memory, OpenError> {
+        let (arena, capacity_bytes) = (Arena::take_over(file, pages)?, config.capacity_bytes);
+        let arena_bytes = arena.len() as u64;
+        if arena_bytes != capacity_bytes {
+            return Err(OpenError::Length { arena_bytes, capacity_bytes });
+        }
+        Ok(Memory { tier: MemoryTier::adopt(config, kept)?, arena })
+    }
 }
 
 impl Store {
@@ -135,7 +176,7 @@ impl Store {
         pages: Pages,
         config: TierConfig,
     ) -> Result<Store, OpenError> {
-        Store::join(mover, place, pages, config, None)
+        Store::over(mover, place, Memory::new(pages, config)?, None)
     }
 
     /// The same with a disk below: what memory takes in is written there in slack, as `write_back`
@@ -150,9 +191,20 @@ impl Store {
         ssd: Ssd,
         write_back: &WriteBackConfig,
     ) -> Result<Store, OpenError> {
+        Store::over(mover, place, Memory::new(pages, config)?, Some((ssd, write_back)))
+    }
+
+    /// The same over memory that is there, with or without a disk.
+    pub fn over(
+        mover: &MoverHandle,
+        place: Place,
+        memory: Memory,
+        disk: Option<(Ssd, &WriteBackConfig)>,
+    ) -> Result<Store, OpenError> {
+        let Some((ssd, write_back)) = disk else { return Store::join(mover, place, memory, None) };
         let queue = Arc::new(WriteBack::new(write_back));
         let disk = Disk::new(ssd, Arc::clone(&queue));
-        let store = Store::join(mover, place, pages, config, Some(disk))?;
+        let store = Store::join(mover, place, memory, Some(disk))?;
         let (shared, mover): (Weak<StoreInner>, _) = (Arc::downgrade(&store.shared), mover.clone());
         // The thread ends when the store is closed or gone.
         std::thread::Builder::new()
@@ -164,13 +216,11 @@ impl Store {
     fn join(
         mover: &MoverHandle,
         place: Place,
-        pages: Pages,
-        config: TierConfig,
+        memory: Memory,
         disk: Option<Disk>,
     ) -> Result<Store, OpenError> {
-        let capacity_bytes = config.capacity_bytes;
-        let tier = Mutex::new(MemoryTier::new(config)?);
-        let backing = Arc::new(Arena::new(capacity_bytes, pages)?);
+        let tier = Mutex::new(memory.tier);
+        let backing = Arc::new(memory.arena);
         let arena = mover.register(place, Arc::clone(&backing) as Arc<dyn Backing>)?;
         let (checksum_jobs, jobs) = channel();
         // The thread ends when the last clone of the store, lease and running operation is gone.
@@ -182,6 +232,7 @@ impl Store {
             arena,
             backing,
             fetches,
+            partial: fetch_layers::PartialChunks::default(),
             checksum_jobs,
             memory_full: LogGate::new(),
             disk,
@@ -256,6 +307,13 @@ impl Store {
 
     pub fn pages(&self) -> Pages {
         self.shared.backing.pages()
+    }
+
+    /// What memory keeps, for another process that goes on with it. `None` while anything reads or
+    /// writes it.
+    pub fn kept(&self) -> Option<Kept> {
+        let tier = self.shared.tier.lock();
+        tier.is_quiet().then(|| tier.kept())
     }
 }
 

@@ -11,6 +11,7 @@
 //! so the search for a slot gives up at some time.
 
 use super::{SlotAllocator, Taken, Tier};
+use crate::absence::Absence;
 use crate::entry::{Row, State};
 use crate::recency::Recency;
 use crate::shape::ChunkShape;
@@ -38,7 +39,7 @@ impl<S: SlotAllocator> Tier<S> {
         while !self.index.has_room() {
             let victim =
                 self.victim(Recency::coldest).ok_or(Refused::IndexFull { limit: self.index.limit() })?;
-            self.evict(victim);
+            self.evict(victim, Absence::Evicted);
         }
         Ok(())
     }
@@ -46,13 +47,13 @@ impl<S: SlotAllocator> Tier<S> {
     /// Evicts the coldest chunk that may go, and says whether there was one.
     pub(crate) fn evict_coldest(&mut self) -> bool {
         let victim = self.victim(Recency::coldest);
-        victim.into_iter().for_each(|row| self.evict(row));
+        victim.into_iter().for_each(|row| self.evict(row, Absence::Evicted));
         victim.is_some()
     }
 
     /// Drops a chunk, whoever continues it, as an eviction.
     pub(crate) fn drop_reclaimed(&mut self, row: Row) {
-        self.evicted += u64::from(self.drop_bytes(row));
+        self.evicted += u64::from(self.drop_bytes(row, Absence::Evicted));
     }
 
     /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what
@@ -67,7 +68,7 @@ impl<S: SlotAllocator> Tier<S> {
                 quota_bytes: self.quotas.limit_bytes(tenant),
                 needed_bytes,
             })?;
-            self.evict(victim);
+            self.evict(victim, Absence::EvictedForQuota);
         }
         Ok(())
     }
@@ -100,7 +101,7 @@ impl<S: SlotAllocator> Tier<S> {
             let slot = self.entry(victim).slot;
             match slot.and_then(|slot| self.space.slab_to_empty(slot, shape)) {
                 None => {
-                    self.evict(victim);
+                    self.evict(victim, Absence::Evicted);
                     return true;
                 }
                 Some(slab) if search.slabs.insert(slab) && self.evict_slab(slab, &mut search.looks) => {
@@ -144,14 +145,21 @@ impl<S: SlotAllocator> Tier<S> {
             if self.is_evictable(row) {
                 return Some(row);
             }
+            self.park(row);
+        }
+    }
+
+    /// Sets a listed row aside that may not go now.
+    pub(super) fn park(&mut self, row: Row) {
+        if !self.is_evictable(row) {
             self.recency.remove(row, self.entry(row).tenant);
             self.entry_mut(row).state = State::Parked;
         }
     }
 
-    fn evict(&mut self, row: Row) {
+    fn evict(&mut self, row: Row, why: Absence) {
         debug_assert!(self.is_evictable(row));
-        self.evicted += u64::from(self.drop_bytes(row));
+        self.evicted += u64::from(self.drop_bytes(row, why));
     }
 
     /// Evicts all chunks of a slab with all that continues them. Does nothing and says so if any of
@@ -166,7 +174,7 @@ impl<S: SlotAllocator> Tier<S> {
         for row in doomed {
             // Parents may come first: they are holes until the last of their descendants, all of
             // them doomed, is gone.
-            self.evicted += u64::from(self.drop_bytes(row));
+            self.evicted += u64::from(self.drop_bytes(row, Absence::Evicted));
         }
         true
     }

@@ -2,21 +2,26 @@
 //! sans-IO state machine: time is an argument, and the bytes move elsewhere between a `begin` and
 //! its end. This file holds the state, lookups and what changes single chunks; `write.rs` lets
 //! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `memory.rs` is what only
-//! the memory tier has. None of them must ever touch bytes or know what they mean.
+//! the memory tier has, `kept.rs` what another process goes on with. None of them must ever touch bytes or know what they mean.
 
 mod allocator;
 mod changes;
 mod evict;
+mod kept;
+mod known;
 mod memory;
 mod read;
 mod write;
 
 pub use allocator::{Refund, SlotAllocator, Taken};
 pub(crate) use changes::Names;
+pub use kept::{Kept, KeptChunk, NotAdopted};
+pub(crate) use known::KnownChunk;
 pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
 pub use read::{ReadEnd, SlotRead};
 pub use write::{SlotWrite, WriteBegun};
 
+use crate::absence::{Absence, AbsenceLog, REMEMBERED};
 use crate::chunk_leases::ChunkLeases;
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::index::{BATCH, Index};
@@ -45,6 +50,8 @@ pub struct Tier<S: SlotAllocator> {
     leases: ChunkLeases,
     pub(crate) quotas: Quotas,
     pub(crate) changes: Changes,
+    /// Why chunks are not here.
+    pub(crate) absences: AbsenceLog,
     /// The latest time that any caller gave: time never runs backwards here.
     clock_us: u64,
     chunks: usize,
@@ -67,6 +74,7 @@ impl<S: SlotAllocator> Tier<S> {
             leases,
             quotas,
             changes: Changes::default(),
+            absences: AbsenceLog::new(REMEMBERED),
             clock_us: 0,
             chunks: 0,
             stored: 0,
@@ -120,7 +128,7 @@ impl<S: SlotAllocator> Tier<S> {
     /// free when that ends.
     pub fn delete(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let rows = self.rows_of(tenant, ids);
-        rows.into_iter().filter(|row| self.drop_bytes(*row)).count()
+        rows.into_iter().filter(|row| self.drop_bytes(*row, Absence::Deleted)).count()
     }
 
     fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Row> {
@@ -138,6 +146,7 @@ impl<S: SlotAllocator> Tier<S> {
             leases_expired: self.leases.expired(),
             stored: self.stored,
             evicted: self.evicted,
+            absences_forgotten: self.absences.forgotten(),
             refusals: self.refusals,
             faults: self.faults,
             tenants: self.quotas.report(),
@@ -192,7 +201,7 @@ impl<S: SlotAllocator> Tier<S> {
     /// Takes the bytes of a row away, if it has any, and says whether it had: from now on it is a
     /// hole or, without descendants, nothing. Its place in the order of use falls to the first
     /// ancestor that has become evictable by it.
-    pub(crate) fn drop_bytes(&mut self, row: Row) -> bool {
+    pub(crate) fn drop_bytes(&mut self, row: Row, why: Absence) -> bool {
         let entry = self.entry_mut(row);
         let (tenant, state, slot) = (entry.tenant, entry.state, entry.slot.take());
         if state == State::Hole {
@@ -202,6 +211,7 @@ impl<S: SlotAllocator> Tier<S> {
         if state != State::Writing {
             self.chunks -= 1;
             self.changes.note(self.index.id(row));
+            self.absences.note(self.clock_us, self.index.id(row), why);
         }
         if let Some(slot) = slot {
             let refund = self.space.vacate(slot, tenant, self.index.id(row));

@@ -2,6 +2,7 @@
 //! read which bytes.
 
 use super::{SlotAllocator, Tier};
+use crate::absence::Absence;
 use crate::chunk_leases::{LeaseId, LiveLease};
 use crate::entry::{ChunkRef, Row};
 use crate::stat::Unreadable;
@@ -170,7 +171,7 @@ impl<S: SlotAllocator> Tier<S> {
     pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) {
         self.faults.corrupt += 1;
         if self.is_live(chunk) {
-            self.drop_bytes(chunk.row);
+            self.drop_bytes(chunk.row, Absence::Corrupt);
         }
     }
 

@@ -2,6 +2,7 @@
 //! file knows what a chunk needs to be let in.
 
 use super::{SlotAllocator, Tier};
+use crate::absence::Absence;
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::shape::ChunkShape;
 use crate::stat::{NotCommitted, Refused};
@@ -54,6 +55,9 @@ impl<S: SlotAllocator> Tier<S> {
         let begun = self.admit(tenant, id, parent, shape);
         if let Err(refused) = &begun {
             self.refusals.count(refused);
+            if *refused != Refused::BeingWritten {
+                self.absences.note(self.clock_us, id, refused.into());
+            }
         }
         begun
     }
@@ -79,7 +83,7 @@ impl<S: SlotAllocator> Tier<S> {
         match self.evict_within_quota(tenant, slot_bytes).and_then(|()| self.make_slot(shape, row)) {
             Ok(slot) => Ok(WriteBegun::Write(self.start(row, tenant, slot, slot_bytes))),
             Err(refused) => {
-                self.drop_bytes(row);
+                self.drop_bytes(row, (&refused).into());
                 Err(refused)
             }
         }
@@ -179,7 +183,9 @@ impl<S: SlotAllocator> Tier<S> {
         self.faults.writes += 1;
         self.faults.lost += u64::from(lost_bytes > 0);
         if self.is_live(&write.chunk) {
-            self.drop_bytes(write.chunk.row);
+            let row = write.chunk.row;
+            self.absences.note(self.clock_us, self.index.id(row), Absence::NotWritten);
+            self.drop_bytes(row, Absence::NotWritten);
         }
         let refund = self.space.end(write.slot, lost_bytes);
         self.refund(refund);

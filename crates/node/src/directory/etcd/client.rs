@@ -2,8 +2,8 @@
 
 use super::EtcdError;
 use super::wire::{Failure, Message, Request, Response};
-use crate::endpoint::{self, Poster};
 use bytes::BytesMut;
+use forebay_otlp::endpoint::{self, Poster};
 use http_body_util::{BodyExt, Limited};
 use hyper::Uri;
 use hyper::body::Incoming;

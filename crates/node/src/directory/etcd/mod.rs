@@ -71,7 +71,7 @@ impl Default for EtcdConfig {
 /// Why a directory cannot be started. That etcd is down is no reason.
 #[derive(Debug, Error)]
 pub enum EtcdError {
-    #[error("endpoint is {value:?}; allowed: {}", crate::endpoint::ALLOWED)]
+    #[error("endpoint is {value:?}; allowed: {}", forebay_otlp::endpoint::ALLOWED)]
     Endpoint { value: String },
     #[error("prefix has {bytes} bytes; allowed: {PREFIX_BYTES_MAX}")]
     Prefix { bytes: usize },

@@ -3,7 +3,7 @@
 
 use super::{counter, gauge, push_each, push_one};
 use crate::metrics::{Family, Metric};
-use crate::node::ClientStat;
+use crate::node::{ClientStat, Inherited, RingStat};
 use forebay_client::protocol::answer::NodeStat;
 use std::collections::BTreeMap;
 
@@ -19,6 +19,42 @@ const ORPHANS: Family =
     counter("forebay_client_orphaned_slots_total", "Slots whose client went without a word.");
 const CORRUPT: Family =
     counter("forebay_client_corrupt_chunks_total", "Chunks that a client, and then the node, found wrong.");
+
+const RING_CONTEXTS: Family = counter(
+    "forebay_ring_contexts_total",
+    "Contexts of requests from clients' rings, by what became of them.",
+);
+const RING_REFUSED: Family = counter(
+    "forebay_ring_requests_refused_total",
+    "Requests in rings that were none, or named nothing of their client's.",
+);
+const RING_CLOSED: Family =
+    counter("forebay_rings_closed_total", "Rings closed since their client wrote what it must not.");
+
+const NOT_GIVEN: Family = counter(
+    "forebay_hand_overs_refused_total",
+    "Nodes that were to go on with this one's memory and were refused it.",
+);
+const INHERITED: Family = gauge(
+    "forebay_inherited_chunks",
+    "Chunks that the node has taken over from another one, or from itself after a hand-over failed.",
+);
+const INHERITED_TOOK: Family =
+    gauge("forebay_inherited_seconds", "From when it was asked for them until it let clients in.");
+
+/// What went over from one node to another.
+pub fn collect_hand_overs(not_given: u64, inherited: Option<Inherited>, out: &mut Vec<Metric>) {
+    push_one(out, &NOT_GIVEN, not_given as f64);
+    push_one(out, &INHERITED, inherited.map_or(0.0, |inherited| inherited.chunks as f64));
+    push_one(out, &INHERITED_TOOK, inherited.map_or(0.0, |inherited| inherited.took.as_secs_f64()));
+}
+
+/// What clients ask through their rings.
+pub fn collect_rings(rings: &RingStat, out: &mut Vec<Metric>) {
+    push_each(out, &RING_CONTEXTS, "end", &[("done", rings.done), ("failed", rings.failed)]);
+    push_one(out, &RING_REFUSED, rings.refused as f64);
+    push_one(out, &RING_CLOSED, rings.closed as f64);
+}
 
 pub fn collect(stat: &NodeStat, clients: &[ClientStat], out: &mut Vec<Metric>) {
     // Several may give the same name.

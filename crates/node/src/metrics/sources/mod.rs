@@ -39,13 +39,15 @@ fn push_one(out: &mut Vec<Metric>, family: &'static Family, number: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Metrics, Push, PushConfig, render};
+    use crate::metrics::{Metrics, push, render};
+    use forebay_otlp::PushConfig;
     use forebay_store::ssd::{SsdStat, VolumeStat};
     use forebay_store::{DiskSideStat, Stat, TenantId, TenantUse};
     use forebay_transfer::{LinkTelemetry, Telemetry};
     use std::collections::{HashMap, HashSet};
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Duration;
 
     /// What all parts show when they have done nothing.
     fn everything() -> Vec<Metric> {
@@ -54,6 +56,8 @@ mod tests {
         directory::collect(&Default::default(), &mut out);
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
+        clients::collect_rings(&crate::node::RingStat::default(), &mut out);
+        clients::collect_hand_overs(0, None, &mut out);
         peering::collect(&Default::default(), &mut out);
         let room = forebay_transfer::listen::RoomStat::default();
         let peers = forebay_net::ServerStats {
@@ -83,13 +87,13 @@ mod tests {
     fn names_types_help_and_labels_stay() {
         let metrics = Arc::new(Metrics::new());
         metrics.add("all", |out: &mut Vec<Metric>| out.extend(everything()));
-        let push = PushConfig {
+        let config = PushConfig {
             endpoint: "http://127.0.0.1:1".into(),
-            node: "left".into(),
-            every_s: 3600,
-            limit_us: 1_000_000,
+            service: "forebay-node",
+            instance: "left".into(),
+            limit: Duration::from_secs(1),
         };
-        let _push = Push::start(&push, Arc::clone(&metrics)).unwrap();
+        let _push = push(&config, Duration::from_secs(3600), &metrics).unwrap();
         let promised = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/metrics/metrics.txt");
         testkit::metrics::assert_promises(&render(metrics.gather()), &promised);
     }

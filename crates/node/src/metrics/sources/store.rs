@@ -14,6 +14,10 @@ const EXPIRED: Family = counter("forebay_leases_expired_total", "Leases that end
 const STORED: Family = counter("forebay_chunks_stored_total", "Chunks written in full, by tier.");
 const EVICTED: Family = counter("forebay_chunks_evicted_total", "Chunks evicted, by tier.");
 const REFUSED: Family = counter("forebay_refused_total", "Wishes refused, by tier and reason.");
+const FORGOTTEN: Family = counter(
+    "forebay_absences_forgotten_total",
+    "Chunks of which it is forgotten why they are not there, by tier.",
+);
 const FAULTS: Family = counter("forebay_store_faults_total", "Bytes that went wrong, by tier and kind.");
 const TENANT_USED: Family = gauge("forebay_tenant_used_bytes", "What a tenant uses, by tier.");
 const TENANT_QUOTA: Family = gauge("forebay_tenant_quota_bytes", "What a tenant may use, by tier.");
@@ -57,6 +61,7 @@ fn collect_tier(tier: &'static str, counters: &Counters, out: &mut Vec<Metric>) 
     out.push(Metric::new(&EXPIRED, &[tier], counters.leases_expired as f64));
     out.push(Metric::new(&STORED, &[tier], counters.stored as f64));
     out.push(Metric::new(&EVICTED, &[tier], counters.evicted as f64));
+    out.push(Metric::new(&FORGOTTEN, &[tier], counters.absences_forgotten as f64));
     let refusals = &counters.refusals;
     let reasons = [
         ("parent_missing", refusals.parent_missing),
@@ -100,6 +105,8 @@ fn collect_disk_side(stat: &DiskSideStat, out: &mut Vec<Metric>) {
         ("failed", write_back.failed),
     ];
     push_each(out, &WRITE_BACK, "end", &ends);
+    let forgotten = write_back.absences_forgotten as f64;
+    out.push(Metric::new(&FORGOTTEN, &[("tier", "write_back")], forgotten));
     push_one(out, &WRITE_BACK_QUEUE, (write_back.waiting + write_back.in_flight) as f64);
     let verdicts = &write_back.verdicts;
     let verdicts = [

@@ -115,6 +115,14 @@ impl SlotShape {
         Some(first.start / PAGE * PAGE..last.end.next_multiple_of(PAGE))
     }
 
+    /// Whether no other layer has a part of the pages that hold a run of layers.
+    pub fn are_alone(&self, layers: Range<usize>) -> bool {
+        let Some(window) = self.window(layers.clone()) else { return false };
+        let starts = self.layer(layers.start).is_some_and(|first| first.start == window.start);
+        let next = self.layer(layers.end);
+        starts && next.is_none_or(|next| next.start >= window.end)
+    }
+
     /// Appends one number per layer: its length, and whether it starts an extent.
     pub(crate) fn words(&self) -> impl Iterator<Item = u32> + '_ {
         let mut end = 0;

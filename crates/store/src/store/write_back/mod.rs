@@ -11,6 +11,7 @@ pub(super) use queue::{Dirty, Written};
 pub use queue::{WriteBackConfig, WriteBackStat};
 
 use super::StoreInner;
+use crate::absence::AbsenceLog;
 use crate::admission::Chunk;
 use crate::ssd::{NotWritten, Source, SsdWriteEnd};
 use crate::stat::Refused;
@@ -99,6 +100,11 @@ impl WriteBack {
 
     pub fn stat(&self) -> WriteBackStat {
         self.state.lock().queue.stat()
+    }
+
+    /// Why chunks are not on the disk, as far as it is remembered.
+    pub fn absences(&self) -> AbsenceLog {
+        self.state.lock().queue.absences().copy()
     }
 
     /// Waits until nothing waits or is being written.

@@ -2,7 +2,8 @@
 //! at a time, and what is given up. Sans-IO: time is an argument. This file knows ids, lengths and
 //! ages.
 
-use crate::admission::{Admission, AdmissionConfig, Chunk, ChunkKey, Policy, Verdict, Verdicts};
+use crate::absence::{Absence, AbsenceLog, REMEMBERED};
+use crate::admission::{Admission, AdmissionConfig, Chunk, ChunkKey, Policy, Verdicts};
 use crate::disk::{PacerLimits, WriteBackPacer};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
@@ -70,6 +71,18 @@ pub enum Written {
     Failed,
 }
 
+impl Written {
+    /// Why the chunk is not on the disk.
+    fn absence(self) -> Option<Absence> {
+        match self {
+            Written::Stored | Written::AlreadyHere => None,
+            Written::Gone => Some(Absence::GoneBefore),
+            Written::NoRoom | Written::Refused => Some(Absence::NotTaken),
+            Written::Failed => Some(Absence::NotWritten),
+        }
+    }
+}
+
 /// What became of chunks that were to be written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteBackStat {
@@ -91,6 +104,8 @@ pub struct WriteBackStat {
     pub gone: u64,
     pub refused: u64,
     pub failed: u64,
+    /// Chunks of which it is forgotten why they were not written.
+    pub absences_forgotten: u64,
 }
 
 /// Chunks that write-back lost since the last log line: those that were to be written to the disk
@@ -142,6 +157,8 @@ pub struct Queue {
     /// Chunks that came before their parents, as chunks do that are stored at the same time, and
     /// were refused for it.
     orphans: VecDeque<Dirty>,
+    /// Why chunks are not on the disk.
+    absences: AbsenceLog,
     stat: WriteBackStat,
     /// What no log line has told yet.
     losses: Losses,
@@ -159,6 +176,7 @@ impl Queue {
             known: HashSet::new(),
             again: HashMap::new(),
             orphans: VecDeque::new(),
+            absences: AbsenceLog::new(REMEMBERED),
             stat: WriteBackStat::default(),
             losses: Losses::default(),
         }
@@ -180,10 +198,12 @@ impl Queue {
         if self.waiting.len() >= self.limit {
             self.stat.queue_full += 1;
             self.losses.queue_full += 1;
+            self.absences.note(now_us, &dirty.id, Absence::QueueFull);
             return false;
         }
         let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
-        if self.admission.admit(chunk, now_us) != Verdict::Write {
+        if let Some(why) = Absence::of_verdict(self.admission.admit(chunk, now_us)) {
+            self.absences.note(now_us, &dirty.id, why);
             return false;
         }
         self.known.insert(dirty.id);
@@ -202,6 +222,7 @@ impl Queue {
                 self.known.remove(&dirty.id);
                 self.stat.too_old += 1;
                 self.losses.too_old += 1;
+                self.absences.note(now_us, &dirty.id, Absence::TooOld);
                 continue;
             }
             let window = self.pacer.window_lots(now_us, Some(since_us));
@@ -239,6 +260,9 @@ impl Queue {
             Written::Failed => &mut self.stat.failed,
         };
         *counter += 1;
+        if let Some(why) = written.absence() {
+            self.absences.note(now_us, &dirty.id, why);
+        }
         let again = self.again.remove(&dirty.id);
         if let Some(again) = again {
             self.wait(now_us, again);
@@ -255,6 +279,10 @@ impl Queue {
         if self.orphans.len() > ORPHANS_MAX && self.orphans.pop_front().is_some() {
             self.losses.refused += 1;
         }
+    }
+
+    pub fn absences(&self) -> &AbsenceLog {
+        &self.absences
     }
 
     pub fn window(&self) -> u32 {
@@ -303,7 +331,8 @@ impl Queue {
     pub fn stat(&self) -> WriteBackStat {
         let (waiting, in_flight) = (self.waiting.len(), self.writing.len());
         let window = self.pacer.judged_lots() as usize;
-        WriteBackStat { verdicts: self.admission.verdicts(), waiting, in_flight, window, ..self.stat }
+        let (verdicts, absences_forgotten) = (self.admission.verdicts(), self.absences.forgotten());
+        WriteBackStat { verdicts, waiting, in_flight, window, absences_forgotten, ..self.stat }
     }
 }
 
