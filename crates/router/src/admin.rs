@@ -112,6 +112,7 @@ fn described(name: &str, body: &[u8]) -> Result<Backend, Refusal> {
 fn of_membership(error: &MembershipError) -> Refusal {
     let status = match error {
         MembershipError::Unknown(_) => StatusCode::NOT_FOUND,
+        MembershipError::HostName { .. } => StatusCode::BAD_REQUEST,
         MembershipError::Other(_) | MembershipError::Leaving(_) | MembershipError::Full => {
             StatusCode::CONFLICT
         }

@@ -1,12 +1,13 @@
 //! One engine is asked, and waited for until the first byte of its answer's body has come.
 
-use crate::dispatcher::RoutingFacts;
 use crate::engine::Engine;
 use crate::health::Failure;
+use crate::prepare::Prepared;
+use crate::request_trace::TRACEPARENT;
 use crate::state::{Phase, RouterState};
 use crate::upstream::{Answer, NoAnswer, Pieces, Pool, Upstream};
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{HeaderValue, Request, Response, header};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,14 +28,8 @@ pub struct Outgoing {
     /// Method, path and headers.
     pub head: http::request::Parts,
     pub body: Pieces,
-    /// What routing needs to know of it.
-    pub routing: Arc<RoutingFacts>,
-    /// The client asked for a stream: its first byte comes when the prompt is computed.
-    pub stream: bool,
-    /// The client did not ask for usage.
-    pub hide_usage: bool,
-    /// Another engine may compute its prompt.
-    pub may_hand_over: bool,
+    /// What the router made of it.
+    pub prepared: Prepared,
 }
 
 /// An answer whose first byte has come.
@@ -52,6 +47,8 @@ pub struct Begin<'a> {
     pub outgoing: &'a Outgoing,
     pub body: &'a Pieces,
     pub engine: &'a Engine,
+    /// What it is told of its trace, if that is not what the client says.
+    pub traceparent: Option<&'a HeaderValue>,
     /// When the first byte must have come.
     pub by: Instant,
     /// It may be given up for an engine that is not among these.
@@ -62,7 +59,7 @@ pub struct Begin<'a> {
 
 /// Whether an engine that is not among these may have the request.
 pub fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[u64]) -> bool {
-    router.engines.has_other(outgoing.routing.serving.as_deref(), tried)
+    router.engines.has_other(outgoing.prepared.routing.serving.as_deref(), tried)
 }
 
 /// Sends the request to one engine and waits for the first byte of the answer's body until the
@@ -70,9 +67,9 @@ pub fn has_other(router: &RouterState, outgoing: &Outgoing, tried: &[u64]) -> bo
 /// an engine that is not among these), it is given up; else it is waited for, but not for longer
 /// than a first byte may take.
 pub async fn begin(worker: &Worker, ask: Begin<'_>) -> Result<Started, NoAnswer> {
-    let Begin { outgoing, body, engine, by: last, elsewhere, fresh } = ask;
+    let Begin { outgoing, body, engine, traceparent, by: last, elsewhere, fresh } = ask;
     let router = &worker.router;
-    let mut exchange = pin!(exchange(worker, &outgoing.head, body, engine, fresh));
+    let mut exchange = pin!(exchange(worker, (&outgoing.head, traceparent), body, engine, fresh));
     let mut deadline = pin!(sleep_until(last));
     let mut was_silent = false;
     loop {
@@ -107,10 +104,11 @@ pub async fn cut(router: &RouterState) {
     poll_fn(is_cut).await;
 }
 
-/// Sends a request to an engine and waits for the first byte of the answer's body.
+/// Sends a request to an engine and waits for the first byte of the answer's body. `head`: with what
+/// the engine is told of its trace.
 pub async fn exchange(
     worker: &Worker,
-    head: &http::request::Parts,
+    head: (&http::request::Parts, Option<&HeaderValue>),
     body: &Pieces,
     engine: &Engine,
     fresh: bool,
@@ -131,7 +129,7 @@ pub async fn exchange(
 
 async fn first_byte(
     upstream: Upstream,
-    head: &http::request::Parts,
+    (head, traceparent): (&http::request::Parts, Option<&HeaderValue>),
     body: &Pieces,
     engine: &Engine,
 ) -> Result<Started, NoAnswer> {
@@ -140,6 +138,9 @@ async fn first_byte(
     *request.uri_mut() = head.uri.clone();
     *request.headers_mut() = head.headers.clone();
     request.headers_mut().insert(header::HOST, engine.target.host.clone());
+    if let Some(traceparent) = traceparent {
+        request.headers_mut().insert(TRACEPARENT, traceparent.clone());
+    }
     let (head, mut answer) = upstream.exchange(request).await?.into_parts();
     let first = poll_fn(|context| answer.poll_bytes(context)).await.transpose();
     let first = first.map_err(|_| NoAnswer::perhaps_arrived(Failure::Closed))?;

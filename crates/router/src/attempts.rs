@@ -12,9 +12,11 @@ use crate::engine::Engine;
 use crate::engines::Attempt;
 use crate::hand_over::{self, Answerer, OpenHandOver};
 use crate::health::Failure;
+use crate::prepare::Prepared;
 use crate::refusal::Refusal;
 use crate::request_log::LogEntry;
 use crate::state::RouterState;
+use forebay_otlp::{ActiveSpan, SpanKind};
 use http::StatusCode;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,9 +41,10 @@ pub async fn send(
     worker: &Worker,
     outgoing: &Outgoing,
     entry: &mut Option<Box<LogEntry>>,
+    span: Option<&ActiveSpan>,
 ) -> Result<Begun, Refusal> {
     let router = &worker.router;
-    let limit = if outgoing.stream { router.limits.first_byte } else { router.limits.answer };
+    let limit = if outgoing.prepared.stream { router.limits.first_byte } else { router.limits.answer };
     let mut deadline = Box::pin(sleep(limit));
     // By their ids: another engine may come to the slot of one that leaves.
     let mut tried: Vec<u64> = Vec::new();
@@ -50,12 +53,10 @@ pub async fn send(
     let mut second_best = None;
     let mut last_failure: Option<(Arc<Engine>, Failure)> = None;
     for number in 1..=router.limits.attempts {
-        let (mut attempt, hand_over) = match assign(router, outgoing, &tried, number) {
+        let (mut attempt, hand_over) = match assign(router, &outgoing.prepared, &tried, number, span) {
             Ok(assigned) => assigned,
-            Err(Unassigned::NoEngine) => break,
-            Err(Unassigned::TooLate { earliest_us, .. }) => {
-                return Err(Refusal::of_slo(outgoing.routing.slo, earliest_us));
-            }
+            Err(Unassigned::NoEngine) if number > 1 => break,
+            Err(none) => return Err(unassigned(router, &outgoing.prepared, &none)),
         };
         let mut prefiller = None;
         let engine = attempt.engine.clone();
@@ -74,7 +75,10 @@ pub async fn send(
         // What remains of an earlier request is not trusted after it has failed once.
         let fresh = last_failure.as_ref().is_some_and(|(_, failure)| *failure == Failure::ClosedKept);
         let by = deadline.deadline();
-        let ask = Begin { outgoing, body: &outgoing.body, engine: &engine, by, elsewhere, fresh };
+        let traceparent = attempt.traceparent();
+        let traceparent = traceparent.as_ref();
+        let body = &outgoing.body;
+        let ask = Begin { outgoing, body, engine: &engine, traceparent, by, elsewhere, fresh };
         let begun = match (hand_over, router.hand_over) {
             (Some(open), Some(protocol)) => {
                 let from = open.prefiller.clone();
@@ -105,7 +109,8 @@ pub async fn send(
             }
             Err(lost) => {
                 attempt.end(End::Failed(lost.failure));
-                let is_over = sent_again || (lost.failure == Failure::FirstByteTimeout && !outgoing.stream);
+                let is_over =
+                    sent_again || (lost.failure == Failure::FirstByteTimeout && !outgoing.prepared.stream);
                 if lost.failure == Failure::Shutdown {
                     return Err(Refusal::shutting_down());
                 }
@@ -125,25 +130,59 @@ pub async fn send(
     if let Some((started, attempt)) = second_best {
         return Ok(Begun { started, attempt, deadline, prefiller: None });
     }
-    router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
     let (attempts, failure) = (tried.len() as u32, last_failure.map(|(_, failure)| failure));
-    router.engines.lines.unanswered(attempts, failure);
+    tell_unanswered(router, attempts, failure);
     Err(failure.map_or_else(Refusal::no_backend, |failure| no_answer(failure, attempts)))
 }
 
 /// Chooses an engine, and at the first attempt perhaps another one for the prompt.
-fn assign(
+pub fn assign(
     router: &RouterState,
-    outgoing: &Outgoing,
+    prepared: &Prepared,
     tried: &[u64],
     number: u32,
+    span: Option<&ActiveSpan>,
 ) -> Result<(Attempt, Option<OpenHandOver>), Unassigned> {
-    let (decode, prefill) =
-        router.engines.assign(&outgoing.routing, tried, number, outgoing.may_hand_over)?;
+    let Prepared { routing, may_hand_over, .. } = prepared;
+    let choice = span.map(|span| span.child("choose", SpanKind::Internal));
+    let (mut decode, mut prefill) = router.engines.assign(routing, tried, number, *may_hand_over)?;
+    if let Some(mut choice) = choice {
+        decode.explain(&mut choice);
+    }
+    let handing =
+        span.and_then(|span| trace(span, &mut decode, prefill.as_mut().map(|(attempt, _)| attempt)));
     let decoder = decode.engine.clone();
-    let open =
-        prefill.map(|(attempt, plan)| OpenHandOver::new(router.engines.clone(), plan, attempt, decoder));
+    let open = prefill
+        .map(|(attempt, plan)| OpenHandOver::new(router.engines.clone(), plan, attempt, decoder, handing));
     Ok((decode, open))
+}
+
+/// Traces attempts as parts of a request. The span of a hand-over, if it is one.
+fn trace(span: &ActiveSpan, decode: &mut Attempt, prefill: Option<&mut Attempt>) -> Option<ActiveSpan> {
+    let Some(prefill) = prefill else {
+        decode.trace(span.child("attempt", SpanKind::Client));
+        return None;
+    };
+    let hand_over = span.child("hand-over", SpanKind::Internal);
+    prefill.trace(hand_over.child("prefill", SpanKind::Client));
+    decode.trace(hand_over.child("decode", SpanKind::Client));
+    Some(hand_over)
+}
+
+/// What a client is told whose request goes nowhere.
+pub fn unassigned(router: &RouterState, prepared: &Prepared, none: &Unassigned) -> Refusal {
+    match none {
+        Unassigned::NoEngine => {
+            tell_unanswered(router, 0, None);
+            Refusal::no_backend()
+        }
+        Unassigned::TooLate { earliest_us, .. } => Refusal::of_slo(prepared.routing.slo, *earliest_us),
+    }
+}
+
+fn tell_unanswered(router: &RouterState, attempts: u32, failure: Option<Failure>) {
+    router.counters.unanswered.fetch_add(1, Ordering::Relaxed);
+    router.engines.lines.unanswered(attempts, failure);
 }
 
 fn no_answer(failure: Failure, tried: u32) -> Refusal {
@@ -160,6 +199,7 @@ fn no_answer(failure: Failure, tried: u32) -> Refusal {
         | Failure::Unavailable
         | Failure::ServerError
         | Failure::ErrorEvent
+        | Failure::PassedOver
         | Failure::Shutdown => (StatusCode::SERVICE_UNAVAILABLE, "is not available"),
     };
     Refusal::of_service(status, format!("no answer after {tried} attempt(s); the last engine {what}"))

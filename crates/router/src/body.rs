@@ -40,17 +40,11 @@ pub async fn read(mut body: Incoming, max_bytes: usize, limit: Duration) -> Resu
     };
     let read = tokio::time::timeout(limit, reading).await;
     match read {
-        Err(_) => {
-            let message = format!("the body did not come within {} s", limit.as_secs_f64());
-            Err(Refusal::of_client(StatusCode::REQUEST_TIMEOUT, message))
-        }
+        Err(_) => Err(Refusal::too_slow(limit)),
         Ok(Err(error)) => {
             Err(Refusal::of_client(StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))
         }
-        Ok(Ok(())) if too_long(length) => {
-            let message = format!("the body is longer than the {max_bytes} bytes that are allowed");
-            Err(Refusal::of_client(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
+        Ok(Ok(())) if too_long(length) => Err(Refusal::too_long(max_bytes)),
         Ok(Ok(())) if all.is_empty() => Ok(first),
         Ok(Ok(())) => Ok(all.freeze()),
     }

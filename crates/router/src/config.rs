@@ -5,9 +5,11 @@ use crate::decision_log::{BYTES_MIN, DecisionLogPlace};
 use crate::dispatcher::HandOverConfig;
 use crate::engine_model::EngineModel;
 use crate::event_address::{EventAddress, EventAddressError, EventTarget};
+use crate::kubernetes::Discovery;
 use crate::policy::Policy;
 use crate::reported_load::FRESH_US;
 use crate::request_log::RequestLogPlace;
+use crate::request_trace::TraceConfig;
 use crate::slots::MAX_ENGINES;
 use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery, Uri};
@@ -47,6 +49,8 @@ pub struct RouterConfig {
     /// Engines whose host is a name that stands for several addresses, each an engine. It is asked
     /// for again and again.
     pub dns_backends: Vec<Backend>,
+    /// Engines that a Kubernetes cluster knows.
+    pub discovery: Option<Discovery>,
     /// Who shows it may add, drain and remove engines; nobody may without it.
     pub admin_token: Option<AdminToken>,
     /// How to choose among them.
@@ -59,10 +63,14 @@ pub struct RouterConfig {
     pub threads: usize,
     /// Send requests for models that no engine lists to any engine, instead of refusing them.
     pub any_model: bool,
+    /// Engines whose hosts are names are refused: others are told their addresses.
+    pub by_address: bool,
     /// Where requests are logged, if they are.
     pub request_log: Option<RequestLogPlace>,
     /// Where decisions are logged, if they are.
     pub decision_log: Option<DecisionLogPlace>,
+    /// Who is told of traces, if somebody is.
+    pub traces: Option<TraceConfig>,
     /// Times and sizes.
     pub limits: Limits,
 }
@@ -199,6 +207,8 @@ pub(crate) struct Target {
     pub header: HeaderValue,
     /// Host and port, to connect to.
     pub authority: String,
+    /// The same, where the host is no name.
+    pub address: Option<SocketAddr>,
     pub store: Option<String>,
     /// Where each rank publishes KV events.
     pub events: Vec<EventTarget>,
@@ -231,22 +241,27 @@ impl RouterConfig {
             backends,
             backends_file: None,
             dns_backends: Vec::new(),
+            discovery: None,
             admin_token: None,
             policy,
             hand_over: None,
             engine_model,
             threads: (cpus / 2).clamp(1, 8),
             any_model: false,
+            by_address: false,
             request_log: None,
             decision_log: None,
+            traces: None,
             limits: Limits::default(),
         }
     }
 
     /// Checks everything.
     pub(crate) fn check(&self) -> Result<Vec<Target>, ConfigError> {
-        let others_come =
-            self.backends_file.is_some() || !self.dns_backends.is_empty() || self.admin_token.is_some();
+        let others_come = self.backends_file.is_some()
+            || !self.dns_backends.is_empty()
+            || self.discovery.is_some()
+            || self.admin_token.is_some();
         if self.backends.is_empty() && !others_come {
             return Err(ConfigError::BackendCount(0));
         }
@@ -325,7 +340,8 @@ impl Backend {
         let authority = authority.ok_or_else(bad_url)?.as_str().to_owned();
         let host = HeaderValue::from_str(&authority).map_err(|_| bad_url())?;
         let (name, store, events) = (self.name.clone(), self.store.clone(), self.check_events()?);
-        Ok(Target { name, header, authority, store, events, host })
+        let address = authority.parse().ok();
+        Ok(Target { name, header, authority, address, store, events, host })
     }
 
     fn check_events(&self) -> Result<Vec<EventTarget>, ConfigError> {

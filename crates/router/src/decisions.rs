@@ -195,6 +195,17 @@ impl Decisions {
 }
 
 impl Entry {
+    /// The candidate with the lowest score beside those that it goes to.
+    pub fn runner_up(&self) -> Option<usize> {
+        let scores = self.decision.scores.iter().enumerate();
+        let others = scores.filter_map(|(slot, score)| Some((slot, (*score)?)));
+        let others = others.filter(|(slot, _)| *slot != self.decision.chosen && Some(*slot) != self.prefill);
+        let load = |slot: usize| self.candidates[slot].in_flight;
+        let lowest =
+            others.min_by(|(a, first), (b, second)| first.total_cmp(second).then(load(*a).cmp(&load(*b))));
+        lowest.map(|(slot, _)| slot)
+    }
+
     /// The whole of it.
     pub fn record(&self) -> DecisionRecord {
         let name = |index: usize| self.names.get(index).cloned();
@@ -298,6 +309,22 @@ mod tests {
         assert_eq!((records[0].outcome, records[1].outcome), (Some(done), None));
         assert_eq!((&records[0].backend[..], records[0].candidates[0].score), ("a", Some(1.5)));
         assert_eq!(records[0].home.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn the_runner_up_has_the_lowest_score_of_those_that_have_no_part_in_it() {
+        let candidate = entry(0).candidates[0];
+        let of = |scores: &[Option<f64>], in_flight: &[u32], prefill| {
+            let decision = Decision { chosen: 0, reason: Reason::LowestScore, scores: scores.to_vec() };
+            let candidate = |&in_flight: &u32| Candidate { in_flight, ..candidate };
+            let candidates = in_flight.iter().map(candidate).collect();
+            let entry = Arc::into_inner(entry(0)).unwrap();
+            Entry { decision, candidates, prefill, ..entry }.runner_up()
+        };
+        assert_eq!(of(&[Some(1.0), Some(3.0), Some(2.0)], &[0, 0, 9], None), Some(2));
+        assert_eq!(of(&[Some(1.0), Some(2.0), Some(2.0)], &[0, 2, 1], None), Some(2), "fewer in flight");
+        assert_eq!(of(&[Some(1.0), None, Some(2.0)], &[0; 3], Some(2)), None, "it computes the prompt");
+        assert_eq!(of(&[Some(1.0)], &[0], None), None);
     }
 
     #[test]

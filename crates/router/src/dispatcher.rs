@@ -5,11 +5,12 @@
 
 use crate::chain::{CHUNK_BYTES, Chain};
 use crate::decisions::{Decisions, Entry, Outcome, PrefilledRecord};
+use crate::distinct_chunks::DistinctChunks;
 use crate::engine_metrics::EngineMetrics;
 use crate::engine_model::EngineModel;
 use crate::generations::Generations;
 use crate::health::{Cause, Change, Failure, Thresholds};
-use crate::policy::{Candidate, Policy};
+use crate::policy::{Candidate, Policy, Reason};
 use crate::prefill::Prefill;
 use crate::prefix::{Bounds, PrefixIndex, Visit};
 use crate::reported_load::{self, Load, Unread};
@@ -89,6 +90,8 @@ pub struct Assignment {
     former_home: Option<Home>,
     /// An answer with a status below 400 has begun: its prompt is computed.
     computed: bool,
+    /// The answer comes piece by piece, as its tokens do.
+    is_stream: bool,
     role: Role,
 }
 
@@ -158,6 +161,8 @@ pub struct Dispatcher {
     /// Of the next backend that comes.
     next_id: u64,
     index: PrefixIndex,
+    /// Of all prompts.
+    chunks: DistinctChunks,
     stores: StoreIndex,
     thresholds: Thresholds,
     bytes_per_token: BytesPerToken,
@@ -168,6 +173,8 @@ pub struct Dispatcher {
     /// Where prompts are handed over.
     hand_overs: Option<HandOvers>,
     turn: u64,
+    /// Requests that were sent somewhere, in the order of [`Reason::NAMES`].
+    reasons: [u64; Reason::NAMES.len()],
 }
 
 impl Dispatcher {
@@ -177,6 +184,7 @@ impl Dispatcher {
             policy,
             engine_model,
             index: PrefixIndex::new(INDEX_BOUNDS),
+            chunks: DistinctChunks::default(),
             stores: StoreIndex::new(STORE_BOUNDS),
             thresholds,
             names: Arc::default(),
@@ -189,6 +197,7 @@ impl Dispatcher {
             decisions: Decisions::default(),
             hand_overs: None,
             turn: 0,
+            reasons: [0; Reason::NAMES.len()],
         }
     }
 
@@ -303,13 +312,13 @@ impl Dispatcher {
         assignment.computed = status < 400;
         let backend = &mut self.backends[assignment.backend];
         backend.release_prefill(assignment.new_tokens, assignment.prefill_us);
-        if assignment.computed {
-            backend.totals.first_byte_seconds.observe(waited_us as f64 / 1e6);
+        if assignment.computed && assignment.says_answer() {
+            backend.totals.count_first_byte(waited_us, assignment.decision.predicted.first_byte_us);
         }
     }
 
     /// Ends an assignment: its load is gone, and what its end teaches is learned.
-    pub fn end(&mut self, routing: &RoutingFacts, assignment: Assignment, end: End) -> Ended {
+    pub fn end(&mut self, now_us: u64, routing: &RoutingFacts, assignment: Assignment, end: End) -> Ended {
         let index = assignment.backend;
         let keeps_blocks = self.keeps_blocks(&assignment, &end);
         let backend = &mut self.backends[index];
@@ -327,6 +336,7 @@ impl Dispatcher {
             End::Answered { status, usage } => {
                 backend.totals.answered += 1;
                 outcome.status = Some(status);
+                assignment.count_times(now_us, usage, &mut backend.totals);
                 change = match Failure::of_status(status) {
                     Some(failure) => backend.health.failed(failure),
                     None => {
@@ -469,6 +479,9 @@ impl Dispatcher {
         RouterStats {
             policy: self.policy.name(),
             decisions: self.turn,
+            reasons: self.reasons,
+            prompt_chunks: self.chunks.noted(),
+            distinct_prompt_chunks: self.chunks.distinct(),
             backends: backends.collect(),
             stores: stores.collect(),
         }
@@ -484,6 +497,23 @@ impl Assignment {
     /// The backend says the answer, and does not only compute the prompt for another one.
     pub fn says_answer(&self) -> bool {
         self.role != Role::Prefill
+    }
+
+    /// The answer is a stream. To be told before its end.
+    pub fn is_streamed(&mut self) {
+        self.is_stream = true;
+    }
+
+    /// Counts how long a whole answer took, if it is one that the client gets.
+    fn count_times(&self, now_us: u64, usage: Option<Usage>, totals: &mut BackendStats) {
+        let took_us = now_us.saturating_sub(self.assigned_us);
+        let Some(first_byte_us) = self.first_byte_us.filter(|_| self.computed && self.says_answer()) else {
+            return;
+        };
+        totals.request_seconds.observe(took_us as f64 / 1e6);
+        if let Some(usage) = usage.filter(|_| self.is_stream) {
+            totals.count_output_tokens(took_us.saturating_sub(first_byte_us), usage.completion_tokens);
+        }
     }
 
     /// The prompt of a hand-over is computed, or will not be. Says whether that was noted.

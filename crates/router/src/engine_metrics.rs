@@ -1,6 +1,8 @@
 //! An engine's page for Prometheus, in vLLM's names: text in, numbers out. The page comes from
 //! another process and may hold anything; what makes no sense is refused by name.
 
+use crate::prometheus_text::Sample;
+
 /// Nothing that one engine counts comes near it.
 const LARGEST: f64 = (1_u64 << 40) as f64;
 
@@ -60,23 +62,23 @@ pub fn read(page: &[u8]) -> Result<EngineMetrics, BadPage> {
 
 impl Samples {
     fn add(&mut self, line: &[u8]) -> Result<(), BadPage> {
-        let end = line.iter().position(|byte| b"{ \t".contains(byte)).unwrap_or(line.len());
-        let (name, rest) = line.split_at(end);
-        match [RUNNING, WAITING, KV_USE, CACHE_CONFIG].into_iter().find(|known| known.as_bytes() == name) {
+        let sample = Sample::of(line);
+        let is_it = |known: &&str| known.as_bytes() == sample.name;
+        match [RUNNING, WAITING, KV_USE, CACHE_CONFIG].into_iter().find(is_it) {
             Some(name @ (RUNNING | WAITING)) => {
                 let sum = if name == RUNNING { &mut self.running } else { &mut self.waiting };
-                let requests = count(name, value(rest))?;
+                let requests = count(name, sample.value())?;
                 *sum = Some(sum.unwrap_or(0).saturating_add(requests));
             }
             Some(name @ KV_USE) => {
-                let value = value(rest);
+                let value = sample.value();
                 let share = number(value).filter(|share| (0.0..=1.0).contains(share));
                 self.use_sum += share.ok_or_else(|| nonsense(name, value, "0 to 1"))?;
                 self.uses = self.uses.saturating_add(1);
             }
             Some(name @ CACHE_CONFIG) => {
                 let (Some(blocks), Some(tokens)) =
-                    (label(rest, b"num_gpu_blocks"), label(rest, b"block_size"))
+                    (sample.label(b"num_gpu_blocks"), sample.label(b"block_size"))
                 else {
                     return Ok(());
                 };
@@ -109,57 +111,6 @@ fn number(text: &[u8]) -> Option<f64> {
 fn nonsense(name: &'static str, value: &[u8], allowed: &'static str) -> BadPage {
     let value = String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned();
     BadPage::Nonsense { name, value, allowed }
-}
-
-/// The value behind a sample's labels; a time may follow it.
-fn value(rest: &[u8]) -> &[u8] {
-    let after = match rest.first() {
-        Some(b'{') => Labels(&rest[1..]).end(),
-        _ => rest,
-    };
-    let mut words = after.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    words.next().unwrap_or_default()
-}
-
-fn label<'a>(rest: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    let mut labels = Labels(rest.strip_prefix(b"{")?);
-    labels.find(|(known, _)| *known == name).map(|(_, value)| value)
-}
-
-/// The labels of a sample, from behind the opening brace. Values are as they are written, with
-/// their escapes.
-struct Labels<'a>(&'a [u8]);
-
-impl<'a> Iterator for Labels<'a> {
-    type Item = (&'a [u8], &'a [u8]);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let text = self.0.trim_ascii_start();
-        let text = text.strip_prefix(b",").unwrap_or(text).trim_ascii_start();
-        let equals = text.iter().position(|&byte| byte == b'=').filter(|_| !text.starts_with(b"}"));
-        let Some(equals) = equals else {
-            self.0 = text;
-            return None;
-        };
-        let name = text[..equals].trim_ascii_end();
-        let quoted = text[equals + 1..].trim_ascii_start().strip_prefix(b"\"")?;
-        let mut escaped = false;
-        let close = quoted.iter().position(|&byte| {
-            let closes = byte == b'"' && !escaped;
-            escaped = byte == b'\\' && !escaped;
-            closes
-        })?;
-        self.0 = &quoted[close + 1..];
-        Some((name, &quoted[..close]))
-    }
-}
-
-impl<'a> Labels<'a> {
-    /// What follows the closing brace; nothing where there is none.
-    fn end(mut self) -> &'a [u8] {
-        self.by_ref().for_each(drop);
-        self.0.strip_prefix(b"}").unwrap_or_default()
-    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,7 @@
 use crate::config::{Backend, ConfigError, Target};
 use crate::decision_log::DecisionLog;
 use crate::decisions::DecisionRecord;
-use crate::dispatcher::{
-    Assignment, Dispatcher, End, Ended, HandOverEnded, Membership, Plan, RoutingFacts, Unassigned,
-};
+use crate::dispatcher::{Assignment, Dispatcher, HandOverEnded, Membership, Plan, RoutingFacts, Unassigned};
 use crate::engine::Engine;
 use crate::engine_metrics::EngineMetrics;
 use crate::hand_over::HandOverEnd;
@@ -15,12 +13,17 @@ use crate::log_lines::RouterLines;
 use crate::models::Models;
 use crate::rank_events::Report;
 use crate::reported_load::{Load, Unread};
-use crate::slots::{EngineSet, MAX_ENGINES};
+use crate::slots::{EngineSet, MAX_ENGINES, Serving};
 use crate::stats::RouterStats;
 use forebay_transfer::lock::Mutex;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc;
+
+mod attempt;
+
+pub use attempt::Attempt;
 
 #[derive(Debug)]
 pub struct Engines {
@@ -33,6 +36,8 @@ pub struct Engines {
     come: mpsc::UnboundedSender<Arc<Engine>>,
     /// Where decisions are logged when they have ended, if they are.
     decision_log: Option<DecisionLog>,
+    /// Others are told where they are, by addresses.
+    by_address: bool,
     started: Instant,
 }
 
@@ -57,6 +62,10 @@ pub enum MembershipError {
     Full,
     #[error("no engine is named '{0}'")]
     Unknown(String),
+    #[error(
+        "engine {name}: '{host}' is the name of a host; Envoy is told addresses, which --backend-dns finds"
+    )]
+    HostName { name: String, host: String },
 }
 
 /// Why an engine cannot be added.
@@ -70,7 +79,11 @@ pub enum AddError {
 
 impl Engines {
     /// None yet.
-    pub fn new(dispatcher: Dispatcher, decision_log: Option<DecisionLog>) -> (Engines, Comers) {
+    pub fn new(
+        dispatcher: Dispatcher,
+        decision_log: Option<DecisionLog>,
+        by_address: bool,
+    ) -> (Engines, Comers) {
         let (come, comers) = mpsc::unbounded_channel();
         let engines = Engines {
             lines: RouterLines::default(),
@@ -78,6 +91,7 @@ impl Engines {
             inner: Mutex::new(Inner { dispatcher, slots: Vec::new() }),
             come,
             decision_log,
+            by_address,
             started: Instant::now(),
         };
         (engines, comers)
@@ -86,6 +100,10 @@ impl Engines {
     /// An engine comes, or serves again if it is there: draining or about to leave. Gives its id where
     /// it is there because of this.
     pub fn add(&self, target: &Target) -> Result<Option<u64>, MembershipError> {
+        if self.by_address && target.address.is_none() {
+            let (name, host) = (target.name.clone(), target.authority.clone());
+            return Err(MembershipError::HostName { name, host });
+        }
         let mut inner = self.inner.lock();
         if let Some(known) = inner.find(&target.name) {
             let leaving = inner.dispatcher.membership(known.slot) == Membership::Leaving;
@@ -186,8 +204,7 @@ impl Engines {
             };
         let attempt = |assignment: Assignment| {
             let engine = inner.slots.get(assignment.backend)?.clone()?;
-            let (engines, routing) = (self.clone(), routing.clone());
-            Some(Attempt { engines, routing, engine, open: Some(assignment) })
+            Some(Attempt::new(self.clone(), routing.clone(), engine, assignment))
         };
         let decode = attempt(assignment).ok_or(Unassigned::NoEngine)?;
         let prefill = prefill.and_then(|(assignment, plan)| Some((attempt(assignment)?, plan)));
@@ -280,9 +297,31 @@ impl Engines {
         inner.has(engine) && inner.dispatcher.is_usable(engine.slot)
     }
 
+    /// The engine at an address.
+    pub fn at(&self, address: SocketAddr) -> Option<Arc<Engine>> {
+        let inner = self.inner.lock();
+        inner.slots.iter().flatten().find(|engine| engine.target.address == Some(address)).cloned()
+    }
+
+    /// Of the engines that may serve a request, those whose addresses are wanted.
+    pub fn serving_at(&self, serving: Serving, is_wanted: impl Fn(SocketAddr) -> bool) -> Arc<EngineSet> {
+        let inner = self.inner.lock();
+        let serves =
+            |engine: &Engine| serving.as_ref().is_none_or(|set| set.contains(engine.slot, engine.id));
+        let wanted = |engine: &&Arc<Engine>| engine.target.address.is_some_and(&is_wanted) && serves(engine);
+        let engines: Vec<&Arc<Engine>> = inner.slots.iter().flatten().filter(wanted).collect();
+        let newest_id = engines.iter().map(|engine| engine.id).max().unwrap_or_default();
+        Arc::new(EngineSet { slots: engines.iter().map(|engine| engine.slot).collect(), newest_id })
+    }
+
     /// All engines that are there, those about to leave as well.
     pub fn all(&self) -> Vec<Arc<Engine>> {
         self.inner.lock().slots.iter().flatten().cloned().collect()
+    }
+
+    /// There is none, not even one that is down.
+    pub fn is_empty(&self) -> bool {
+        self.inner.lock().slots.iter().all(Option::is_none)
     }
 
     /// The engines that may get requests.
@@ -331,7 +370,11 @@ impl Engines {
     fn announce(&self, inner: &Inner, engine: &Engine, change: Option<Change>) {
         let Some(change) = change else { return };
         match change {
-            Change::Ejected { .. } | Change::StillDown { .. } => engine.news.notify_waiters(),
+            Change::Ejected { .. } | Change::StillDown { .. } => {
+                // It may come back as another process, which has nothing of what that one said.
+                engine.set_ticket(None);
+                engine.news.notify_waiters();
+            }
             Change::Readmitted => {
                 inner.slots.iter().flatten().for_each(|engine| engine.news.notify_waiters())
             }
@@ -371,218 +414,5 @@ impl Inner {
     }
 }
 
-/// A request on its way to an engine. Ends once: as it is told to, or as cancelled when it is
-/// dropped.
-#[derive(Debug)]
-pub struct Attempt {
-    engines: Arc<Engines>,
-    routing: Arc<RoutingFacts>,
-    pub engine: Arc<Engine>,
-    open: Option<Assignment>,
-}
-
-impl Attempt {
-    /// The first byte of the answer has come, after this status.
-    pub fn first_byte(&mut self, status: u16) {
-        if let Some(assignment) = &mut self.open {
-            let now_us = self.engines.now_us();
-            let mut inner = self.engines.inner.lock();
-            inner.dispatcher.first_byte(now_us, assignment, status);
-        }
-    }
-
-    /// The answer has begun and will not come to its end. To be told before the end.
-    pub fn is_broken(&self, failure: Failure) {
-        self.engine.lines.broken(self.engine.name(), failure);
-    }
-
-    /// No other engine computes the prompt for this one after all.
-    pub fn computes_itself(&mut self) {
-        if let Some(assignment) = &mut self.open {
-            self.engines.inner.lock().dispatcher.computes_itself(assignment);
-        }
-    }
-
-    pub fn end(&mut self, end: End) {
-        if let Some(assignment) = self.open.take() {
-            let (decision, says_answer) = (assignment.decision.clone(), assignment.says_answer());
-            let mut inner = self.engines.inner.lock();
-            let Ended { change, is_gone } = inner.dispatcher.end(&self.routing, assignment, end);
-            self.engines.announce(&inner, &self.engine, change);
-            if is_gone {
-                self.engines.free(&mut inner, &self.engine);
-            }
-            drop(inner);
-            if let Some(log) = self.engines.decision_log.as_ref().filter(|_| says_answer) {
-                let total_us = self.engines.now_us().saturating_sub(decision.at_us);
-                log.push(&decision, total_us);
-            }
-        }
-    }
-}
-
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        self.end(End::Cancelled);
-    }
-}
-
 #[cfg(test)]
-pub mod tests {
-    use super::*;
-    use crate::config::RouterConfig;
-    use crate::engine_model::EngineModel;
-    use crate::health::{Cause, Thresholds};
-    use crate::models::ListAnswer;
-    use crate::policy::Policy;
-    use forebay_steps::{Launch, Profile};
-
-    pub fn engines() -> Arc<Engines> {
-        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
-        let model = EngineModel::new(&profile, Launch::Graph);
-        let thresholds = Thresholds { eject_after: 3, readmit_after: 1 };
-        Arc::new(Engines::new(Dispatcher::new(Policy::Lpwl, model, thresholds), None).0)
-    }
-
-    fn target(name: &str, port: u16) -> Target {
-        let backends = vec![Backend::new(name, format!("http://127.0.0.1:{port}"))];
-        let profile = Profile::shipped(Profile::DEFAULT).unwrap();
-        let model = EngineModel::new(&profile, Launch::Graph);
-        let config = RouterConfig::new(([127, 0, 0, 1], 0).into(), backends, Policy::Lpwl, model);
-        config.check().unwrap().remove(0)
-    }
-
-    fn assign(
-        engines: &Arc<Engines>,
-        routing: &Arc<RoutingFacts>,
-        tried: &[u64],
-    ) -> Result<Attempt, Unassigned> {
-        engines.assign(routing, tried, tried.len() as u32 + 1, false).map(|(attempt, _)| attempt)
-    }
-
-    fn routing(serving: Option<EngineSet>) -> Arc<RoutingFacts> {
-        let length = crate::tokens::Length { kind: crate::request::PromptKind::Text, bytes: 0, media: 0 };
-        let chain = crate::chain::Chain::new(0, &[]);
-        let serving = serving.map(Arc::new);
-        let slo = crate::slo::Slo::default();
-        Arc::new(RoutingFacts { length, preamble_bytes: 0, chain, session: 0, endpoint: None, serving, slo })
-    }
-
-    #[test]
-    fn an_engine_that_comes_and_goes_is_two_lines_a_minute() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let engine = engines.all().remove(0);
-        let ejected = Change::Ejected { cause: Cause::Gone, last: Failure::Refused };
-        let lines = testkit::logged(|| {
-            for change in [ejected, Change::Readmitted].repeat(5) {
-                engines.announce(&engines.inner.lock(), &engine, Some(change));
-            }
-        });
-        assert_eq!(lines.lines().count(), 2, "{lines}");
-        assert!(lines.contains("ejected") && lines.contains("used again"), "{lines}");
-    }
-
-    #[test]
-    fn metrics_that_come_and_go_are_two_lines_a_minute() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let engine = engines.all().remove(0);
-        let page = EngineMetrics { running: 0, waiting: 0, pool_tokens: None, held_tokens: None };
-        let lines = testkit::logged(|| {
-            for read in [Err(Unread::Missing), Ok(page), Ok(page)].repeat(5) {
-                engines.noted_metrics(&engine, read, Load::default());
-            }
-        });
-        assert_eq!(lines.lines().count(), 2, "{lines}");
-        assert!(lines.contains("cannot be read") && lines.contains("metrics are read"), "{lines}");
-    }
-
-    #[test]
-    fn an_engine_that_drains_keeps_its_requests_and_gets_no_more_until_it_is_added_again() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let running = assign(&engines, &routing(None), &[]).unwrap();
-        engines.drain("a").unwrap();
-        assert!(assign(&engines, &routing(None), &[]).is_err() && engines.usable().is_empty());
-        assert_eq!(engines.stats().backends[0].membership, "draining");
-        drop(running);
-        assert_eq!(engines.all().len(), 1, "drained is not removed");
-        engines.add(&target("a", 1)).unwrap();
-        assert!(assign(&engines, &routing(None), &[]).is_ok());
-        assert_eq!(engines.drain("b"), Err(MembershipError::Unknown("b".into())));
-    }
-
-    #[test]
-    fn a_removed_engine_is_gone_when_its_last_request_has_ended() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let mut running = assign(&engines, &routing(None), &[]).unwrap();
-        engines.remove("a").unwrap();
-        assert!(assign(&engines, &routing(None), &[]).is_err());
-        assert_eq!(engines.all().len(), 1);
-        assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Leaving("a".into())));
-        running.end(End::Answered { status: 200, usage: None });
-        assert!(engines.all().is_empty() && engines.stats().backends.is_empty());
-        assert_eq!(engines.remove("a"), Err(MembershipError::Unknown("a".into())));
-    }
-
-    #[test]
-    fn one_that_comes_to_a_slot_has_nothing_of_the_one_before() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let former = engines.all().remove(0);
-        (0..3).for_each(|_| engines.probed(&former, Err(Failure::Refused)));
-        assert!(!engines.stats().backends[0].up);
-        engines.remove("a").unwrap();
-        engines.add(&target("b", 2)).unwrap();
-        let engine = engines.all().remove(0);
-        assert_eq!((engine.slot, former.slot), (0, 0));
-        engines.probed(&former, Err(Failure::Refused));
-        assert!(engines.is_usable(&engine) && !engines.is_usable(&former), "a late probe of the former");
-        assert_eq!(engines.stats().backends[0].name, "b");
-    }
-
-    #[test]
-    fn a_request_that_knew_the_one_before_does_not_go_to_whoever_has_its_slot() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        let former = engines.all().remove(0);
-        let list = ListAnswer::List(crate::models::parse(br#"{"data":[{"id":"m"}]}"#).unwrap());
-        engines.models.note(&former, &list, true);
-        let serving = engines.models.serving("m");
-        engines.remove("a").unwrap();
-        engines.add(&target("b", 2)).unwrap();
-        assert_eq!(engines.all().remove(0).slot, former.slot);
-        let knew = routing(Some((*serving).clone()));
-        assert!(assign(&engines, &knew, &[]).is_err() && !engines.has_other(Some(&serving), &[]));
-        let tried = assign(&engines, &routing(None), &[former.id]).unwrap();
-        assert_eq!(tried.engine.name(), "b", "only the former one was tried");
-    }
-
-    #[test]
-    fn a_name_belongs_to_one_address_at_a_time() {
-        let engines = engines();
-        engines.add(&target("a", 1)).unwrap();
-        engines.add(&target("a", 1)).unwrap();
-        assert_eq!(engines.add(&target("a", 2)), Err(MembershipError::Other("a".into())));
-        assert_eq!(engines.all().len(), 1);
-    }
-
-    #[test]
-    fn there_may_be_hundreds_and_each_can_be_chosen() {
-        let engines = engines();
-        for number in 0..300 {
-            engines.add(&target(&format!("e{number}"), 1 + number)).unwrap();
-        }
-        for slot in [0, 63, 64, 299] {
-            let only = EngineSet { slots: [slot].into_iter().collect(), newest_id: 299 };
-            let attempt = assign(&engines, &routing(Some(only.clone())), &[]).unwrap();
-            assert_eq!(attempt.engine.slot, slot);
-            assert!(
-                !engines.has_other(Some(&only), &[attempt.engine.id])
-                    && engines.has_other(None, &[attempt.engine.id])
-            );
-        }
-    }
-}
+pub mod tests;

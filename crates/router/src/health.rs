@@ -38,6 +38,8 @@ pub enum Failure {
     BrokenOff,
     /// The answer began with status 200 and then said that the engine failed.
     ErrorEvent,
+    /// Envoy had another engine answer, and does not say what this one did.
+    PassedOver,
     /// The router ended before the answer did.
     Shutdown,
 }
@@ -45,7 +47,7 @@ pub enum Failure {
 impl Failure {
     /// All failures, in the order of the journey of a request, with their names in metrics and
     /// records.
-    pub const NAMES: [(Failure, &str); 15] = [
+    pub const NAMES: [(Failure, &str); 16] = [
         (Failure::Refused, "refused"),
         (Failure::Unreachable, "unreachable"),
         (Failure::Closed, "closed"),
@@ -60,6 +62,7 @@ impl Failure {
         (Failure::ProgressTimeout, "progress-timeout"),
         (Failure::BrokenOff, "broken-off"),
         (Failure::ErrorEvent, "error-event"),
+        (Failure::PassedOver, "passed-over"),
         (Failure::Shutdown, "shutdown"),
     ];
 
@@ -87,7 +90,8 @@ impl Failure {
             | Failure::TooManyRequests
             | Failure::Unavailable
             | Failure::ServerError
-            | Failure::BrokenOff => Weight::Full,
+            | Failure::BrokenOff
+            | Failure::PassedOver => Weight::Full,
             Failure::FirstByteTimeout | Failure::ProgressTimeout => Weight::WithProbes,
             Failure::ClosedKept
             | Failure::Ejected

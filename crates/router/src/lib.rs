@@ -8,20 +8,24 @@
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
 //!   `added_latency`), `prediction` (how long it will take), `slo` (how long it may),
 //!   `decision_replay` (of a log, by other policies), `chain`, `shadow_cache`, `prefix` and
-//!   `store_index` (who is believed to hold what), `tokens`, `health`, `engine_metrics` and
+//!   `store_index` (who is believed to hold what), `tokens`, `health`, `engine_metrics` (by `prometheus_text`) and
 //!   `reported_load` (what engines say of their load), `kv_event_batch`, `live_blocks`,
 //!   `rank_events` and `reported_cache` (what they say of their caches), `slots`, `models`,
 //!   `dispatcher` (all of that as one state, with time as an argument),
-//!   `membership` (which engines come and go), `routes` (what is done with which path), and `json`,
-//!   `request`, `media`, `sse`, `encoding`, `usage` (bodies and streams as bytes).
+//!   `membership` (which engines come and go), `routes` (what is done with which path), `json`,
+//!   `request`, `media`, `sse`, `encoding`, `usage`, `reader` (bodies and streams as bytes), and
+//!   `ext_proc::stream` (a request as Envoy tells it).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body`
 //!   (of a request), `probe`, `scrape` (of metrics), `zmtp` and `kv_events`, `listing` (of models),
-//!   `sources` (of engines), `request_log` and `decision_log` (by `line_log` and `rotating_file`).
-//! * Glue: `proxy` (the journey of a request), `attempts` (at engines), `asking` (one of them),
-//!   `relay` (of an answer), `local` (the router's own pages), `admin` (by an `admin_token`),
-//!   `engine`, `engines`, `state`, `log_lines`, `server`.
+//!   `sources` and `kubernetes` (of engines), `request_log` and `decision_log` (by `line_log` and `rotating_file`).
+//! * Glue: `proxy` (the journey of a request), `prepare` (what is made of it), `attempts` (at
+//!   engines), `asking` (one of them), `relay` (of an answer), `request_trace` (its spans), `pages`: `local` (the router's own)
+//!   and `admin` (by an `admin_token`), `engine`, `engines`, `state`, `log_lines`, `starting`,
+//!   `threads`, `clients`, `server`.
+//! * `ext_proc`: the same choice for an Envoy that carries the requests itself.
 //!
-//! [`Router::spawn`] starts a router in this process. [`policy::choose`] needs none of it.
+//! [`Router::spawn`] starts a router in this process, [`Epp::spawn`] an endpoint picker.
+//! [`policy::choose`] needs neither.
 
 mod added_latency;
 mod admin;
@@ -30,11 +34,13 @@ mod asking;
 mod attempts;
 mod body;
 mod chain;
+mod clients;
 mod config;
 mod decision_log;
 mod decision_replay;
 mod decisions;
 mod dispatcher;
+pub mod distinct_chunks;
 pub mod elastic;
 mod encoding;
 mod engine;
@@ -42,10 +48,12 @@ mod engine_metrics;
 mod engine_model;
 mod engines;
 mod event_address;
+mod ext_proc;
 mod generations;
 mod hand_over;
 mod health;
 mod json;
+mod kubernetes;
 mod kv_event_batch;
 mod kv_events;
 mod line_log;
@@ -57,19 +65,24 @@ mod media;
 mod membership;
 mod metrics;
 mod models;
+mod pages;
 pub mod policy;
 mod prediction;
 pub mod prefill;
 mod prefix;
+mod prepare;
 mod probe;
+pub mod prometheus_text;
 mod proxy;
 mod rank_events;
+mod reader;
 mod refusal;
 mod relay;
 mod reported_cache;
 mod reported_load;
 mod request;
 mod request_log;
+mod request_trace;
 mod respond;
 mod rotating_file;
 mod routes;
@@ -81,9 +94,11 @@ mod slots;
 mod sources;
 mod sse;
 mod stall;
+mod starting;
 mod state;
 mod stats;
 mod store_index;
+mod threads;
 mod tokens;
 pub mod transfers;
 mod upstream;
@@ -101,13 +116,17 @@ pub use dispatcher::HandOverConfig;
 pub use engine_model::EngineModel;
 pub use engines::{AddError, MembershipError};
 pub use event_address::{EventAddress, EventAddressError};
+pub use ext_proc::{Epp, EppConfig, EppHandle};
 pub use hand_over::{HandOverEnd, Protocol};
 pub use health::Failure;
+pub use kubernetes::{ApiError, ApiPlace, Discovery, DiscoveryError, PoolName, SharedStore};
 pub use policy::Policy;
 pub use prediction::Prediction;
 pub use request_log::RequestLogPlace;
-pub use server::{Router, RouterHandle, StartError};
+pub use request_trace::TraceConfig;
+pub use server::{Router, RouterHandle};
 pub use slo::{RefusalReason, Slo};
 pub use sources::FileError;
+pub use starting::StartError;
 pub use stats::{BackendStats, RouterStats, StoreStats};
 pub use tokens::AnswerTokens;

@@ -8,9 +8,8 @@ use crate::relay::Reply;
 use crate::respond::{self, BACKEND_HEADER};
 use crate::routes::{Group, OwnPage};
 use crate::state::{Phase, RouterState};
-use http::header;
-use http::{Method, Request, Response};
-use hyper::body::Incoming;
+use http::request::Parts as Head;
+use http::{Method, Response, header};
 use std::sync::Arc;
 
 /// Answers a request for one of the router's own pages, which `group` lists.
@@ -18,11 +17,11 @@ pub async fn answer(
     router: &Arc<RouterState>,
     own: OwnPage,
     group: Option<&Group>,
-    request: &Request<Incoming>,
+    request: &Head,
 ) -> Result<Response<Reply>, Refusal> {
-    let path = request.uri().path();
-    if let Some(group) = group.filter(|group| !group.takes(request.method())) {
-        if request.method() == Method::OPTIONS {
+    let path = request.uri.path();
+    if let Some(group) = group.filter(|group| !group.takes(&request.method)) {
+        if request.method == Method::OPTIONS {
             return Ok(respond::options(group));
         }
         return Err(Refusal::of_method(path, group));
@@ -54,10 +53,10 @@ pub async fn answer(
 /// client's own key: what it may not see it does not see here.
 async fn models(
     router: &Arc<RouterState>,
-    request: &Request<Incoming>,
+    request: &Head,
     name: Option<&str>,
 ) -> Result<Response<Reply>, Refusal> {
-    let key = request.headers().get(header::AUTHORIZATION).cloned();
+    let key = request.headers.get(header::AUTHORIZATION).cloned();
     let mut lists = Vec::new();
     let mut other = None;
     for (engine, said) in listing::read_all(router, key).await {

@@ -137,6 +137,8 @@ pub struct RouterLines {
     no_engine: LogGate,
     unanswered: LogGate,
     too_late: LogGate,
+    answered_by_unknown: LogGate,
+    ext_proc_ended: LogGate,
 }
 
 impl RouterLines {
@@ -153,6 +155,20 @@ impl RouterLines {
             let [slo_ttft_ms, earliest_ms] =
                 [slo.ttft_us.unwrap_or_default(), earliest_us].map(|us| us / 1_000);
             tracing::warn!(slo_ttft_ms, earliest_ms, repeated, "request refused for its SLO");
+        }
+    }
+
+    /// Envoy had an engine answer that the router does not know.
+    pub fn answered_by_unknown(&self, address: &str) {
+        if let Some(repeated) = self.answered_by_unknown.pass() {
+            tracing::warn!(address, repeated, "request answered by an unknown engine");
+        }
+    }
+
+    /// Envoy says what the protocol, or the endpoint picker, does not allow.
+    pub fn ext_proc_ended(&self, reason: &str) {
+        if let Some(repeated) = self.ext_proc_ended.pass() {
+            tracing::warn!(reason, repeated, "ext_proc stream ended");
         }
     }
 

@@ -1,5 +1,5 @@
 //! Which engines a source of engines wants there, and what has to change for that. A source is a
-//! file, or a DNS name: it is read again and again. This file knows readings and engines' names; how
+//! file, a DNS name or a pool of Kubernetes: it is read again and again. This file knows readings and engines' names; how
 //! a source is read, and what a change takes, is others' business.
 
 use crate::config::Backend;
@@ -26,6 +26,13 @@ impl Source {
     pub fn read(&mut self, wanted: Vec<Backend>) -> Vec<Step> {
         let settled = self.last.as_ref().is_none_or(|last| *last == wanted);
         let steps = if settled { self.steps(&wanted) } else { Vec::new() };
+        self.last = Some(wanted);
+        steps
+    }
+
+    /// Takes in a reading that cannot be half of one.
+    pub fn set(&mut self, wanted: Vec<Backend>) -> Vec<Step> {
+        let steps = self.steps(&wanted);
         self.last = Some(wanted);
         steps
     }

@@ -212,8 +212,9 @@ mod tests {
     fn engine(slot: usize) -> Engine {
         let host = HeaderValue::from_static("h:1");
         let name = format!("e{slot}");
+        let (authority, address) = ("h:1".to_owned(), None);
         let target =
-            Target { name, header: host.clone(), authority: "h:1".into(), store: None, events: vec![], host };
+            Target { name, header: host.clone(), authority, address, store: None, events: vec![], host };
         Engine::new(slot, 10 + slot as u64, target)
     }
 

@@ -54,6 +54,23 @@ pub enum Reason {
     Slo,
 }
 
+impl Reason {
+    /// All reasons, in order, with their names in metrics.
+    pub const NAMES: [(Reason, &'static str); 7] = [
+        (Reason::LowestScore, "lowest-score"),
+        (Reason::FewerInFlight, "fewer-in-flight"),
+        (Reason::Turn, "turn"),
+        (Reason::Home, "home"),
+        (Reason::LeastWork, "least-work"),
+        (Reason::HandOver, "hand-over"),
+        (Reason::Slo, "slo"),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Reason::NAMES[self as usize].1
+    }
+}
+
 /// Scores are estimates, and whoever leaves the engine with its KV leaves a copy behind. So an
 /// engine with room is left only for one that adds less than this part of the latency.
 const CLEARLY_LESS: f64 = 0.5;

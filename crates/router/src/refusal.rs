@@ -1,9 +1,14 @@
 //! Why a request is refused, and how a client is told: an HTTP status and OpenAI's error object.
 
+use crate::config::Limits;
 use crate::routes::Group;
 use crate::slo::{BadSlo, Slo, TTFT_HEADER};
 use http::StatusCode;
 use serde::Serialize;
+use std::time::Duration;
+
+/// llm-d's word for requests that come in too great a number.
+const SATURATED: &str = "rejected-saturated";
 
 /// Nobody knows what will be after that.
 const RETRY_AFTER_MAX_S: u64 = 60;
@@ -20,6 +25,8 @@ pub struct Refusal {
     pub code: Option<&'static str>,
     /// After so many seconds it may be worth another try.
     pub retry_after_s: Option<u64>,
+    /// Why a request is not served although it is right, as llm-d's router names it.
+    pub dropped: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -46,14 +53,14 @@ impl Refusal {
     /// The client's request is wrong.
     pub fn of_client(status: StatusCode, message: String) -> Refusal {
         let kind = "invalid_request_error";
-        Refusal { status, kind, message, field: None, code: None, retry_after_s: None }
+        Refusal { status, kind, message, field: None, code: None, retry_after_s: None, dropped: None }
     }
 
     /// The request is right, but it cannot be served.
     pub fn of_service(status: StatusCode, message: String) -> Refusal {
         let kind = "service_unavailable_error";
         let retry_after_s = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
-        Refusal { status, kind, message, field: None, code: None, retry_after_s }
+        Refusal { status, kind, message, field: None, code: None, retry_after_s, dropped: None }
     }
 
     /// All engines are full, and none would begin the answer in time.
@@ -70,6 +77,7 @@ impl Refusal {
             field: Some(TTFT_HEADER),
             code: Some("ttft_slo"),
             retry_after_s: Some(late_s.clamp(1, RETRY_AFTER_MAX_S)),
+            dropped: Some(SATURATED),
             ..Refusal::of_client(StatusCode::TOO_MANY_REQUESTS, message)
         }
     }
@@ -77,6 +85,18 @@ impl Refusal {
     /// A header says no time that is allowed.
     pub fn of_bad_slo(bad: &BadSlo) -> Refusal {
         Refusal { field: Some(bad.header), ..Refusal::of_client(StatusCode::BAD_REQUEST, bad.to_string()) }
+    }
+
+    /// A request's body is longer than it may be.
+    pub fn too_long(max_bytes: usize) -> Refusal {
+        let message = format!("the body is longer than the {max_bytes} bytes that are allowed");
+        Refusal::of_client(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    /// A request's body does not come.
+    pub fn too_slow(limit: Duration) -> Refusal {
+        let message = format!("the body did not come within {} s", limit.as_secs_f64());
+        Refusal::of_client(StatusCode::REQUEST_TIMEOUT, message)
     }
 
     /// No engine serves this model.
@@ -88,6 +108,15 @@ impl Refusal {
         }
     }
 
+    /// Nothing is known of the path.
+    pub fn of_path(path: &str) -> Refusal {
+        let message = format!(
+            "{path} is not served; there are /v1/completions, /v1/chat/completions, /v1/models and others, which \
+             docs/routing.md lists"
+        );
+        Refusal::of_client(StatusCode::NOT_FOUND, message)
+    }
+
     /// The method is none of those that the path takes.
     pub fn of_method(path: &str, group: &Group) -> Refusal {
         let message = format!("{path} takes {}", group.allowed());
@@ -97,12 +126,22 @@ impl Refusal {
     /// The router ends. Load balancers read it from `/health`, clients as an answer or as a
     /// stream's last event.
     pub fn shutting_down() -> Refusal {
-        Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "the router is shutting down".into())
+        Refusal::dropped("rejected-shutting-down", "the router is shutting down".into())
     }
 
     /// No engine can be asked.
     pub fn no_backend() -> Refusal {
-        Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, "no engine is up".into())
+        Refusal::dropped("rejected-no-engine", "no engine is up".into())
+    }
+
+    /// Too many requests are under way.
+    pub fn overloaded(limits: &Limits) -> Refusal {
+        Refusal::dropped(SATURATED, format!("more than {} requests are under way", limits.max_in_flight))
+    }
+
+    fn dropped(reason: &'static str, message: String) -> Refusal {
+        let refusal = Refusal::of_service(StatusCode::SERVICE_UNAVAILABLE, message);
+        Refusal { dropped: Some(reason), ..refusal }
     }
 
     /// OpenAI's error object.

@@ -5,13 +5,13 @@ use crate::dispatcher::End;
 use crate::encoding::Decoder;
 use crate::engines::Attempt;
 use crate::health::Failure;
+use crate::reader::Reader;
 use crate::refusal::Refusal;
 use crate::request_log::LogEntry;
-use crate::sse::UsageTap;
 use crate::state::Permit;
 use crate::upstream::{Answer, Pool};
-use crate::usage::{self, Usage};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use forebay_otlp::ActiveSpan;
 use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use std::pin::Pin;
@@ -20,9 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
-
-/// Answers that are no stream are searched for usage up to this size.
-const MAX_READ_ANSWER_BYTES: usize = 1024 * 1024;
 
 /// A body for the client.
 #[derive(Debug)]
@@ -37,6 +34,14 @@ impl Reply {
     /// The router's own answer.
     pub fn whole(bytes: Bytes) -> Reply {
         Reply::Whole((!bytes.is_empty()).then_some(bytes))
+    }
+
+    /// All of it, if it is the router's own.
+    pub fn into_whole(self) -> Bytes {
+        match self {
+            Reply::Whole(bytes) => bytes.unwrap_or_default(),
+            Reply::Relayed(_) => Bytes::new(),
+        }
     }
 }
 
@@ -69,50 +74,6 @@ impl Body for Reply {
         match self {
             Reply::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Reply::Relayed(_) => SizeHint::default(),
-        }
-    }
-}
-
-/// Finds the usage in what passes.
-#[derive(Debug)]
-pub enum Reader {
-    /// A stream of events.
-    Events(UsageTap),
-    /// One JSON document, as far as it was kept.
-    Document(BytesMut),
-    /// Something that cannot be read.
-    Unread,
-}
-
-impl Reader {
-    fn pass(&mut self, bytes: Bytes) -> Bytes {
-        match self {
-            Reader::Events(tap) => tap.pass(bytes),
-            Reader::Document(document) => {
-                if document.len() + bytes.len() <= MAX_READ_ANSWER_BYTES {
-                    document.extend_from_slice(&bytes);
-                }
-                bytes
-            }
-            Reader::Unread => bytes,
-        }
-    }
-
-    fn finish(&mut self) -> Bytes {
-        match self {
-            Reader::Events(tap) => tap.finish(),
-            Reader::Document(_) | Reader::Unread => Bytes::new(),
-        }
-    }
-
-    /// What was reported, and whether it was that the engine failed.
-    fn outcome(&self) -> (Option<Usage>, bool) {
-        match self {
-            Reader::Events(tap) => (tap.usage(), tap.has_failed()),
-            Reader::Document(document) => {
-                usage::read(document).map_or((None, false), |report| (report.usage, report.failed))
-            }
-            Reader::Unread => (None, false),
         }
     }
 }
@@ -158,6 +119,8 @@ pub struct Parts {
     pub reset: Option<Arc<AtomicBool>>,
     /// What the request log will say of it.
     pub entry: Option<Box<LogEntry>>,
+    /// The request's span, if it is traced.
+    pub span: Option<Box<ActiveSpan>>,
     /// The request's right to be under way.
     pub permit: Permit,
 }
@@ -243,20 +206,12 @@ impl Relay {
     fn finish(&mut self) -> Bytes {
         self.state = State::Ended;
         let rest = self.parts.reader.finish();
-        let (usage, failed) = self.parts.reader.outcome();
-        let failed = failed && self.parts.status.is_success();
-        let end = if failed {
-            End::Failed(Failure::ErrorEvent)
-        } else {
-            End::Answered { status: self.parts.status.as_u16(), usage }
-        };
-        if failed {
-            self.parts.attempt.is_broken(Failure::ErrorEvent);
-        }
-        self.parts.attempt.end(end);
+        let failed = self.parts.attempt.end_whole(self.parts.status, &self.parts.reader);
         if let Some(mut entry) = self.parts.entry.take() {
-            entry.ended(if failed { Failure::ErrorEvent.name() } else { "answered" }, usage);
+            let end = if failed { Failure::ErrorEvent.name() } else { "answered" };
+            entry.ended(end, self.parts.reader.outcome().0);
         }
+        drop(self.parts.span.take());
         if let Some(upstream) = self.parts.answer.take().and_then(Answer::into_idle) {
             self.parts.pool.put(self.parts.attempt.engine.id, upstream);
         }
@@ -270,12 +225,17 @@ impl Relay {
         if let Some(mut entry) = self.parts.entry.take() {
             entry.ended(failure.name(), self.parts.reader.outcome().0);
         }
+        if let Some(mut span) = self.parts.span.take() {
+            span.fail(failure.name());
+        }
         if let Some(reset) = &self.parts.reset {
             reset.store(true, Ordering::Relaxed);
         }
         self.parts.answer = None;
         self.state = State::Flushing;
-        let Reader::Events(_) = self.parts.reader else { return self.poll(context) };
+        if !self.parts.reader.is_of_events() {
+            return self.poll(context);
+        }
         let bad_gateway = |message| Refusal::of_service(StatusCode::BAD_GATEWAY, message);
         let refusal = match failure {
             Failure::Shutdown => Refusal::shutting_down(),

@@ -2,6 +2,7 @@
 //! fields that routing needs, and says how to ask for usage by changing the bytes in one place.
 
 use crate::json::{self, Kind, SyntaxError, Value};
+use bytes::Bytes;
 use memchr::memmem;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -95,6 +96,14 @@ pub struct Edit {
     pub at: Range<usize>,
     /// What comes there.
     pub text: &'static str,
+}
+
+impl Edit {
+    /// A body with this change, in parts that are not copied.
+    pub fn apply(&self, body: &Bytes) -> [Bytes; 3] {
+        let text = Bytes::from_static(self.text.as_bytes());
+        [body.slice(..self.at.start), text, body.slice(self.at.end..)]
+    }
 }
 
 /// A body that cannot be routed.

@@ -13,12 +13,18 @@ pub const BACKEND_HEADER: HeaderName = HeaderName::from_static("x-forebay-backen
 /// Names the backend that computed the prompt, where that is another one.
 pub const PREFILL_HEADER: HeaderName = HeaderName::from_static("x-forebay-prefill");
 
+/// Why a request was dropped, in the words of llm-d's router.
+pub const DROPPED_HEADER: HeaderName = HeaderName::from_static("x-llm-d-request-dropped-reason");
+
 /// A refusal's answer.
 pub fn refuse(refusal: &Refusal) -> Response<Reply> {
     let mut response = json(refusal.json());
     *response.status_mut() = refusal.status;
     if let Some(seconds) = refusal.retry_after_s {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if let Some(reason) = refusal.dropped {
+        response.headers_mut().insert(DROPPED_HEADER, HeaderValue::from_static(reason));
     }
     response
 }

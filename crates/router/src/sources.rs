@@ -1,5 +1,5 @@
 //! Sources of engines that are read again and again while the router runs: a file, and DNS names
-//! that stand for several addresses. It knows how they are read; what has to change is `membership`'s
+//! that stand for several addresses; `kubernetes` has another one. It knows how they are read; what has to change is `membership`'s
 //! business.
 
 use crate::config::Backend;
@@ -130,22 +130,33 @@ fn at(named: &Backend, host: &str, address: SocketAddr) -> Backend {
 
 /// Makes the engines what a source wants. It removes only what it added itself: what has the name
 /// otherwise is another source's.
-struct Keeper {
+pub struct Keeper {
     engines: Arc<Engines>,
     source: Source,
     /// The ids of the engines that are there because of this source, by name.
     own: HashMap<String, u64>,
-    lines: Said,
+    pub lines: Said,
 }
 
 impl Keeper {
-    fn new(engines: Arc<Engines>) -> Keeper {
+    pub fn new(engines: Arc<Engines>) -> Keeper {
         Keeper { engines, source: Source::default(), own: HashMap::new(), lines: Said::default() }
     }
 
     fn read(&mut self, wanted: Vec<Backend>) {
         self.lines.forget("");
-        for step in self.source.read(wanted) {
+        let steps = self.source.read(wanted);
+        self.take(steps);
+    }
+
+    /// Takes in what cannot be half of a list. It may come again: what could not be done is tried.
+    pub fn set(&mut self, wanted: Vec<Backend>) {
+        let steps = self.source.set(wanted);
+        self.take(steps);
+    }
+
+    fn take(&mut self, steps: Vec<Step>) {
+        for step in steps {
             match &step {
                 Step::Remove(name) => {
                     if let Some(id) = self.own.remove(name) {
@@ -173,17 +184,17 @@ impl Keeper {
 
 /// What the log was told last of each thing, so that it is told once.
 #[derive(Default)]
-struct Said(HashMap<String, String>);
+pub struct Said(HashMap<String, String>);
 
 impl Said {
-    fn tell(&mut self, of: &str, reason: String, tell: impl FnOnce(&str)) {
+    pub fn tell(&mut self, of: &str, reason: String, tell: impl FnOnce(&str)) {
         if self.0.get(of) != Some(&reason) {
             tell(&reason);
             self.0.insert(of.to_owned(), reason);
         }
     }
 
-    fn forget(&mut self, of: &str) {
+    pub fn forget(&mut self, of: &str) {
         self.0.remove(of);
     }
 }

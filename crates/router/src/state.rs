@@ -10,6 +10,7 @@ use crate::hand_over::Protocol;
 use crate::health::Thresholds;
 use crate::metrics::{self, Counters, LostLines};
 use crate::request_log::RequestLog;
+use crate::request_trace::Tracing;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
@@ -30,6 +31,7 @@ pub struct RouterState {
     /// Differs from start to start, so that nobody can prepare prompts whose hashes collide.
     pub hash_seed: u64,
     pub counters: Counters,
+    pub tracing: Tracing,
     in_flight: AtomicUsize,
     phase: AtomicU8,
     /// Tells connections of the phase.
@@ -42,20 +44,24 @@ impl RouterState {
         config: RouterConfig,
         log: Option<RequestLog>,
         decision_log: Option<DecisionLog>,
+        tracing: Tracing,
     ) -> (Arc<RouterState>, Comers) {
-        let RouterConfig { policy, engine_model, limits, any_model, admin_token, hand_over, .. } = config;
+        let RouterConfig {
+            policy, engine_model, limits, any_model, admin_token, hand_over, by_address, ..
+        } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let mut dispatcher = Dispatcher::new(policy, engine_model, thresholds);
         if let Some(config) = hand_over {
             dispatcher = dispatcher.with_hand_overs(config);
         }
-        let (engines, comers) = Engines::new(dispatcher, decision_log);
+        let (engines, comers) = Engines::new(dispatcher, decision_log, by_address);
         let state = Arc::new(RouterState {
             any_model,
             hand_over: hand_over.map(|config| config.protocol),
             admin_token,
             log: log.map(Arc::new),
             counters: Counters::default(),
+            tracing,
             engines: Arc::new(engines),
             limits,
             hash_seed: RandomState::new().hash_one(0),
@@ -111,7 +117,8 @@ impl RouterState {
         let decisions = self.engines.decision_log().map_or(0, DecisionLog::dropped);
         let lost = LostLines { requests, decisions };
         let engines = self.engines.all();
-        metrics::render(self.engines.stats(), self.counters.counts(&engines, lost))
+        let counts = self.counters.counts(&engines, lost, self.tracing.counts());
+        metrics::render(self.engines.stats(), counts)
     }
 }
 

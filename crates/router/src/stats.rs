@@ -2,6 +2,7 @@
 
 use crate::hand_over::HandOverEnd;
 use crate::health::Failure;
+use crate::policy::Reason;
 use crate::rank_events::Counts;
 use crate::reported_load::Unread;
 use prometheus_client::metrics::histogram::Histogram;
@@ -12,6 +13,12 @@ pub struct RouterStats {
     /// Name of the policy.
     pub policy: &'static str,
     pub decisions: u64,
+    /// Requests that were sent somewhere, by what settled where, in the order of [`Reason::NAMES`].
+    pub reasons: [u64; Reason::NAMES.len()],
+    /// Prompt chunks of all requests.
+    pub prompt_chunks: u64,
+    /// How many different ones, about.
+    pub distinct_prompt_chunks: u64,
     /// One entry per backend, in the order they were given.
     pub backends: Vec<BackendStats>,
     /// One entry per store, in the order in which engines name them.
@@ -79,6 +86,12 @@ pub struct BackendStats {
     pub without_cached_tokens: u64,
     /// From the decision to the first byte of the answer.
     pub first_byte_seconds: Histogram,
+    /// What these times were predicted to be, summed.
+    pub predicted_first_byte_seconds: f64,
+    /// From the decision to the end of a whole answer.
+    pub request_seconds: Histogram,
+    /// Of streams: the time for each token after the first.
+    pub output_token_seconds: Histogram,
 }
 
 impl BackendStats {
@@ -109,7 +122,10 @@ impl BackendStats {
             over_predicted_tokens: 0,
             under_predicted_tokens: 0,
             without_cached_tokens: 0,
-            first_byte_seconds: Histogram::new(BOUNDS_SECONDS),
+            first_byte_seconds: Histogram::new(FIRST_BYTE_BOUNDS_SECONDS),
+            predicted_first_byte_seconds: 0.0,
+            request_seconds: Histogram::new(REQUEST_BOUNDS_SECONDS),
+            output_token_seconds: Histogram::new(OUTPUT_TOKEN_BOUNDS_SECONDS),
         }
     }
 
@@ -117,8 +133,28 @@ impl BackendStats {
     pub fn count_failure(&mut self, failure: Failure) {
         self.failures[failure as usize] += 1;
     }
+
+    /// Counts how long the first byte of an answer took, and how long it was to take.
+    pub fn count_first_byte(&mut self, waited_us: u64, predicted_us: u64) {
+        self.first_byte_seconds.observe(waited_us as f64 / 1e6);
+        self.predicted_first_byte_seconds += predicted_us as f64 / 1e6;
+    }
+
+    /// Counts how long each token of a stream took after the first.
+    pub fn count_output_tokens(&mut self, output_us: u64, tokens: u64) {
+        if tokens > 1 {
+            self.output_token_seconds.observe(output_us as f64 / 1e6 / (tokens - 1) as f64);
+        }
+    }
 }
 
-/// Upper bounds of the histogram's buckets: from a warm hit on an idle engine to a cold 100 k
-/// prompt behind a queue.
-const BOUNDS_SECONDS: [f64; 12] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// Upper bounds of the histograms' buckets: from a warm hit on an idle engine to a cold 100 k
+/// prompt behind a queue,
+const FIRST_BYTE_BOUNDS_SECONDS: [f64; 12] =
+    [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// from a few tokens to a long answer in a full engine,
+const REQUEST_BOUNDS_SECONDS: [f64; 12] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0];
+/// and from a small model alone to decodes that wait for the prefills of others.
+const OUTPUT_TOKEN_BOUNDS_SECONDS: [f64; 12] =
+    [0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.2, 0.5, 2.0];

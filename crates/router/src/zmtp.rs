@@ -5,13 +5,20 @@
 //! The crate `zeromq` is not used here because it allocates whatever length a peer names.
 
 use bytes::{Buf, Bytes, BytesMut};
+use rustix::net::sockopt;
 use std::io;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// A message may have so many bytes, and so many frames.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const FRAMES_MAX: usize = 16;
+
+/// A peer that is silent is asked by TCP after so long, so often, and so many times: one whose host
+/// is gone is noticed in 20 s.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 
 const READ_BYTES: usize = 64 << 10;
 const GREETING_BYTES: usize = 64;
@@ -60,11 +67,21 @@ pub struct Connection {
     decoder: Decoder,
 }
 
+/// A subscriber never sends: without this it would wait for ever at a host that is gone.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
+}
+
 impl Connection {
     /// Connects to `HOST:PORT` and greets whoever is there. May take for ever.
     pub async fn open(authority: &str, socket_type: SocketType) -> Result<Connection, ZmtpError> {
         let mut stream = TcpStream::connect(authority).await?;
         stream.set_nodelay(true)?;
+        keep_alive(&stream)?;
         stream.write_all(&greeting()).await?;
         let mut theirs = [0; GREETING_BYTES];
         stream.read_exact(&mut theirs).await?;

@@ -40,6 +40,13 @@ pub enum CalibrateError {
     NoTokenIds,
     #[error("{requests} requests never decoded at the same time: say how many can with --max-num-seqs")]
     NotTogether { requests: usize },
+    #[error(
+        "a prompt of {tokens} tokens took {:.0} ms, and {:.0} ms when all was measured: something else \
+         slowed the engine down meanwhile; measure again when its host is quiet",
+        first_us / 1e3,
+        last_us / 1e3
+    )]
+    Unsteady { tokens: usize, first_us: f64, last_us: f64 },
     #[error("not done within {seconds} s")]
     Late { seconds: f64 },
     #[error(transparent)]

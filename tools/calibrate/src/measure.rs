@@ -48,7 +48,8 @@ impl Measurement<'_> {
             max_seqs: self.facts.max_seqs.value,
         };
         let batches = plan::batches(&lengths, room, timed, self.left(1.0));
-        self.decodes(&batches, timed).await
+        self.decodes(&batches, timed).await?;
+        self.longest_again(&lengths).await
     }
 
     /// Time until a share of all of it is over.
@@ -167,6 +168,18 @@ impl Measurement<'_> {
             self.add(Point::decodes(&step.context_tokens, step.step_us));
         }
         Ok(())
+    }
+
+    /// The longest prompt once more. A host that was busy for the whole time looks like a slow
+    /// engine; one that was busy for a part of it does not.
+    async fn longest_again(&mut self, lengths: &[(usize, f64)]) -> Result<(), CalibrateError> {
+        let Some(&(tokens, first_s)) = lengths.last() else { return Ok(()) };
+        let prompt = self.engine.prompt(tokens);
+        let (first_us, last_us) = (first_s * 1e6, self.engine.first_token(&prompt).await?.us);
+        match plan::is_steady(first_us, last_us) {
+            true => Ok(()),
+            false => Err(CalibrateError::Unsteady { tokens, first_us, last_us }),
+        }
     }
 
     /// The step of requests that decode at once, each behind a prompt of its own.

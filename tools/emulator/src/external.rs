@@ -16,7 +16,7 @@ use crate::truth::KvShape;
 use forebay_kv::ChunkId;
 use forebay_store::StoreEnd;
 use forebay_store::chunk_store::{self, ChunkLease, Miss, NotTaken};
-use forebay_transfer::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span};
+use forebay_transfer::{Class, Closed, End, MoverHandle, Place, Reason, RegionId, Span, TraceContext};
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -141,10 +141,11 @@ impl External {
     }
 
     /// Starts a load of what is worth loading while so many other requests compute. Its end comes
-    /// out of
-    /// [`External::take_due`].
-    pub fn load(&mut self, load: Load, clock: &ModelClock, others: usize) {
-        let lease = self.connection.store.lease(&load.ids, LEASE_US);
+    /// out of [`External::take_due`]. `trace`: what the store is told that it is part of.
+    pub fn load(&mut self, load: Load, trace: Option<TraceContext>, clock: &ModelClock, others: usize) {
+        let traced = trace.and_then(|trace| self.connection.store.within(trace));
+        let store = traced.as_deref().unwrap_or(&*self.connection.store);
+        let lease = store.lease(&load.ids, LEASE_US);
         let wanted = load.first_chunk..load.ids.len();
         let held = lease.residence().of(wanted.clone());
         let leased = held.chunks();

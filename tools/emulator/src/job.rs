@@ -3,6 +3,7 @@
 
 use crate::hand_over::{Read, Source};
 use crate::scheduler::{BlockId, CacheHit};
+use forebay_transfer::TraceContext;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -13,6 +14,21 @@ use tokio::sync::mpsc::UnboundedSender;
 /// Names a job of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobId(u64);
+
+/// What a job is made of.
+#[derive(Debug)]
+pub struct NewJob {
+    /// Position of the prompt in its HTTP request.
+    pub index: u32,
+    pub prompt: Vec<u32>,
+    /// Tokens of output.
+    pub max_tokens: usize,
+    pub delivery: Delivery,
+    /// Its part in a hand-over, if it has one.
+    pub handed: Option<Handed>,
+    /// The span that it is part of, if that is recorded.
+    pub trace: Option<TraceContext>,
+}
 
 /// One prompt to be answered.
 #[derive(Debug)]
@@ -28,6 +44,8 @@ pub struct Job {
     pub delivery: Delivery,
     /// Its part in a hand-over, if it has one.
     pub handed: Option<Handed>,
+    /// The span that it is part of, if that is recorded.
+    pub trace: Option<TraceContext>,
     /// When it was accepted.
     pub arrived: Instant,
     /// Takes at most one update per token and one more, so the channel needs no bound of its own.
@@ -169,13 +187,10 @@ impl Intake {
     /// Hands a job to the engine. The ticket stands for whoever waits for it.
     pub fn submit(
         self: &Arc<Self>,
-        index: u32,
-        prompt: Vec<u32>,
-        max_tokens: usize,
-        delivery: Delivery,
-        handed: Option<Handed>,
+        new: NewJob,
         updates: UnboundedSender<Update>,
     ) -> Result<Ticket, Rejected> {
+        let NewJob { index, prompt, max_tokens, delivery, handed, trace } = new;
         let prompt_tokens = prompt.len();
         if prompt_tokens == 0 {
             return Err(Rejected::EmptyPrompt);
@@ -193,7 +208,8 @@ impl Intake {
         }
         let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let ticket = Ticket { id, intake: Arc::clone(self), ended: false };
-        let job = Job { id, index, prompt, max_tokens, delivery, handed, arrived: Instant::now(), updates };
+        let arrived = Instant::now();
+        let job = Job { id, index, prompt, max_tokens, delivery, handed, trace, arrived, updates };
         match self.inbox.send(Message::Submit(job)) {
             Ok(()) => Ok(ticket),
             Err(_) => Err(Rejected::Draining),

@@ -239,7 +239,8 @@ impl Worker {
         }
         for load in std::mem::take(&mut step.loads) {
             if let Some(external) = &mut self.external {
-                external.load(load, &self.clock, self.scheduler.running());
+                let trace = self.jobs.by_request.get(&load.request).and_then(|active| active.job.trace);
+                external.load(load, trace, &self.clock, self.scheduler.running());
             }
         }
         step

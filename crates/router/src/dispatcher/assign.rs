@@ -23,6 +23,9 @@ impl Dispatcher {
         may_hand_over: bool,
     ) -> Result<(Assignment, Option<(Assignment, Plan)>), Unassigned> {
         self.expire_held(now_us);
+        if attempt == 1 {
+            self.chunks.note(routing.chain.keys());
+        }
         let (entry, prefiller) = self.decide(now_us, routing, tried, attempt, may_hand_over)?;
         let chosen = entry.decision.chosen;
         if routing.endpoint.is_some() {
@@ -89,6 +92,7 @@ impl Dispatcher {
             let _ = entry.outcome.set(Outcome { refused, ..Outcome::default() });
             return Err(Unassigned::TooLate { decision: entry, earliest_us });
         }
+        self.reasons[entry.decision.reason as usize] += 1;
         Ok((entry, prefiller))
     }
 
@@ -139,6 +143,7 @@ impl Dispatcher {
             visit: self.index.visit(slot, &routing.chain),
             former_home,
             computed: false,
+            is_stream: false,
             role,
         }
     }

@@ -9,6 +9,8 @@ use crate::slots::EngineSet;
 use forebay_steps::{Launch, Profile};
 use proptest::prelude::*;
 
+mod times;
+
 impl Dispatcher {
     /// Assigns a request whose prompt is not handed over.
     pub fn assign(
@@ -61,7 +63,7 @@ fn serve(dispatcher: &mut Dispatcher, routing: &RoutingFacts, end: End) -> usize
     let mut assignment = dispatcher.assign(0, routing, &[]).unwrap();
     let backend = assignment.backend;
     dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(routing, assignment, end);
+    dispatcher.end(0, routing, assignment, end);
     backend
 }
 
@@ -105,12 +107,12 @@ fn what_was_computed_at_one_engine_can_be_loaded_at_all_that_share_its_store() {
     assert_eq!(known(&dispatcher, &routing), [(10_240, 0), (0, 0), (0, 0)], "sent, not computed");
     dispatcher.first_byte(1, &mut assignment, 200);
     assert_eq!(known(&dispatcher, &routing)[1], (0, 0), "computed, and perhaps not stored yet");
-    dispatcher.end(&routing, assignment, NO_USAGE);
+    dispatcher.end(0, &routing, assignment, NO_USAGE);
     assert_eq!(known(&dispatcher, &routing), [(10_240, 10_240), (0, 10_240), (0, 0)]);
     let elsewhere = dispatcher.assign(2, &routing, &[0]).unwrap();
     assert_eq!(elsewhere.backend, 1, "it loads in 0.02 s what the third engine computes in 1 s");
     assert!(elsewhere.prefill_us < 30_000, "{}", elsewhere.prefill_us);
-    dispatcher.end(&routing, elsewhere, End::Cancelled);
+    dispatcher.end(0, &routing, elsewhere, End::Cancelled);
     assert_eq!(dispatcher.stats(0).stores[0].chunks, 80);
 }
 
@@ -121,7 +123,7 @@ fn a_prompt_that_was_never_computed_is_not_in_the_store() {
         let routing = routing(1, 40_960);
         let mut assignment = dispatcher.assign(0, &routing, &[1, 2]).unwrap();
         dispatcher.first_byte(1, &mut assignment, status);
-        dispatcher.end(&routing, assignment, End::Answered { status, usage: None });
+        dispatcher.end(0, &routing, assignment, End::Answered { status, usage: None });
         assert_eq!(known(&dispatcher, &routing), [(0, 0); 3]);
     }
 }
@@ -133,18 +135,18 @@ fn a_store_that_has_lost_a_prompt_is_found_out_by_the_answer() {
     for routing in &prompts {
         let mut assignment = dispatcher.assign(0, routing, &[1, 2]).unwrap();
         dispatcher.first_byte(1, &mut assignment, 200);
-        dispatcher.end(routing, assignment, answered(10_240, 0));
+        dispatcher.end(0, routing, assignment, answered(10_240, 0));
     }
     assert_eq!(known(&dispatcher, &prompts[1])[1], (0, 10_240));
     let mut assignment = dispatcher.assign(0, &prompts[0], &[0, 2]).unwrap();
     dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&prompts[0], assignment, answered(10_240, 0));
+    dispatcher.end(0, &prompts[0], assignment, answered(10_240, 0));
     let record = dispatcher.decisions().pop().unwrap().record();
     assert!(record.outcome.unwrap().predicted_tokens.unwrap() > 10_000, "{record:?}");
     let newer = routing(9, 40_960);
     let mut assignment = dispatcher.assign(0, &newer, &[1, 2]).unwrap();
     dispatcher.first_byte(1, &mut assignment, 200);
-    dispatcher.end(&newer, assignment, answered(10_240, 0));
+    dispatcher.end(0, &newer, assignment, answered(10_240, 0));
     assert_eq!(known(&dispatcher, &prompts[1])[1], (0, 0), "it has come to the age of what was lost");
 }
 
@@ -161,7 +163,7 @@ fn what_was_loaded_is_told_from_what_the_engine_held() {
             loaded_tokens: Some(loaded),
             ..SOME_USAGE
         };
-        dispatcher.end(routing, assignment, End::Answered { status: 200, usage: Some(usage) });
+        dispatcher.end(0, routing, assignment, End::Answered { status: 200, usage: Some(usage) });
     };
     prompts.iter().for_each(|routing| serve(&mut dispatcher, routing, 0, 0));
     assert_eq!(known(&dispatcher, &prompts[1])[0], (10_240, 10_240));
@@ -203,7 +205,7 @@ fn pending_tokens_are_released_at_the_first_byte_and_load_at_the_end() {
     dispatcher.first_byte(10, &mut assignment, 200);
     dispatcher.first_byte(20, &mut assignment, 200);
     assert_eq!(load(&dispatcher), (1, 0, 1_000));
-    dispatcher.end(&routing, assignment, End::Cancelled);
+    dispatcher.end(0, &routing, assignment, End::Cancelled);
     assert_eq!(load(&dispatcher), (0, 0, 0));
 }
 
@@ -231,7 +233,7 @@ fn what_others_send_to_an_engine_counts_as_its_load() {
     let of = |index: usize| (later[index].in_flight, later[index].context_tokens);
     assert_eq!((of(0), of(1)), ((1, 10_000), (0, 0)));
     assert_eq!(later[1].pool_tokens, dispatcher.engine_model.pool_tokens);
-    dispatcher.end(&routing(1, 40_000), ours, End::Cancelled);
+    dispatcher.end(0, &routing(1, 40_000), ours, End::Cancelled);
 }
 
 #[test]
@@ -243,13 +245,13 @@ fn a_backend_that_was_tried_is_not_tried_again_and_none_left_is_none() {
     assert_ne!(first.backend, second.backend);
     assert!(dispatcher.assign(0, &routing, &[0, 1]).is_err());
     for assignment in [first, second] {
-        dispatcher.end(&routing, assignment, End::Failed(Failure::Refused));
+        dispatcher.end(0, &routing, assignment, End::Failed(Failure::Refused));
     }
     assert!(dispatcher.assign(0, &routing, &[]).is_err(), "both are ejected");
     assert_eq!(dispatcher.probed(1, Ok(())), Some(Change::Readmitted));
     let third = dispatcher.assign(0, &routing, &[]).unwrap();
     assert_eq!(third.backend, 1);
-    dispatcher.end(&routing, third, End::Cancelled);
+    dispatcher.end(0, &routing, third, End::Cancelled);
 }
 
 #[test]
@@ -310,7 +312,7 @@ fn requests_by_load_go_to_the_idlest_that_serve_them_and_teach_nothing() {
     assert!(in_flight(&dispatcher).all(|requests| (1..=3).contains(&requests)));
     assert!(dispatcher.assign(0, &by_load(&[3]), &[]).is_err());
     for (routing, assignment) in held {
-        dispatcher.end(&routing, assignment, answered(7, 3));
+        dispatcher.end(0, &routing, assignment, answered(7, 3));
     }
     let taught =
         dispatcher.stats(0).backends.iter().map(|b| b.prompt_tokens + b.without_cached_tokens).sum::<u64>();
@@ -335,7 +337,7 @@ fn an_answer_of_400_and_more_teaches_nothing_and_makes_no_home() {
                 let mut assignment = dispatcher.assign(2, &routing, &[home as u64]).unwrap();
                 dispatcher.first_byte(3, &mut assignment, status);
                 let usage = Usage { prompt_tokens: 7, ..SOME_USAGE };
-                dispatcher.end(&routing, assignment, End::Answered { status, usage: Some(usage) });
+                dispatcher.end(0, &routing, assignment, End::Answered { status, usage: Some(usage) });
             }
             assert_eq!(state(&dispatcher), before, "{policy} {status}");
             assert_eq!(dispatcher.stats(0).backends[1 - home].first_byte_seconds.sum(), 0.0);
@@ -349,18 +351,18 @@ fn one_client_whose_requests_fail_does_not_take_all_engines_from_the_others() {
     let bad = routing(1, 100);
     for _ in 0..20 {
         let assignment = dispatcher.assign(0, &bad, &[]).unwrap();
-        dispatcher.end(&bad, assignment, End::Answered { status: 500, usage: None });
+        dispatcher.end(0, &bad, assignment, End::Answered { status: 500, usage: None });
     }
     assert!(dispatcher.stats(0).backends.iter().all(|backend| !backend.up));
     let good = routing(2, 100);
     let assignment = dispatcher.assign(0, &good, &[]).unwrap();
-    dispatcher.end(&good, assignment, End::Cancelled);
+    dispatcher.end(0, &good, assignment, End::Cancelled);
     dispatcher.probed(0, Ok(()));
     dispatcher.probed(0, Ok(()));
     for _ in 0..4 {
         let assignment = dispatcher.assign(0, &good, &[]).unwrap();
         assert_eq!(assignment.backend, 0, "one that is up comes before one that is not");
-        dispatcher.end(&good, assignment, End::Cancelled);
+        dispatcher.end(0, &good, assignment, End::Cancelled);
     }
 }
 
@@ -374,7 +376,7 @@ fn tools_before_a_prompt_are_part_of_its_length_and_of_a_hit() {
         let mut assignment = dispatcher.assign(0, &routing, &[]).unwrap();
         let cached = if assignment.visit.predicted_chunks() > 0 { 12_000 } else { 0 };
         dispatcher.first_byte(1, &mut assignment, 200);
-        dispatcher.end(&routing, assignment, answered(12_048, cached));
+        dispatcher.end(0, &routing, assignment, answered(12_048, cached));
     }
     let record = dispatcher.decisions().pop().unwrap().record();
     let outcome = record.outcome.unwrap();
@@ -440,7 +442,7 @@ proptest! {
                         2 => End::Answered { status: 500, usage: None },
                         _ => answered(bytes as u64, u64::from(detail)),
                     };
-                    dispatcher.end(&routing, assignment, end);
+                    dispatcher.end(0, &routing, assignment, end);
                 }
                 _ => {
                     dispatcher.probed(bytes % 3, Ok(()));
@@ -450,7 +452,7 @@ proptest! {
             prop_assert_eq!(in_flight as usize, under_way.len());
         }
         for (routing, assignment) in under_way {
-            dispatcher.end(&routing, assignment, End::Cancelled);
+            dispatcher.end(0, &routing, assignment, End::Cancelled);
         }
         for backend in dispatcher.stats(0).backends {
             prop_assert_eq!((backend.in_flight, backend.pending_prefill_tokens, backend.context_tokens), (0, 0, 0));
@@ -479,13 +481,13 @@ fn a_request_that_comes_too_late_everywhere_is_refused_and_is_nobodys_load() {
     assert!(dispatcher.homes.get(2).is_none());
     let again = dispatcher.assign(6, &hurried, &[0]).unwrap();
     assert_eq!(again.backend, 1, "one that was tried already is not refused");
-    dispatcher.end(&hurried, again, NO_USAGE);
+    dispatcher.end(0, &hurried, again, NO_USAGE);
     held.into_iter().for_each(|assignment| {
-        dispatcher.end(&patient, assignment, NO_USAGE);
+        dispatcher.end(0, &patient, assignment, NO_USAGE);
     });
     assert_eq!(in_flight(&dispatcher), 0);
     let assignment = dispatcher.assign(9, &hurried, &[]).unwrap();
-    dispatcher.end(&hurried, assignment, NO_USAGE);
+    dispatcher.end(0, &hurried, assignment, NO_USAGE);
 }
 
 /// What a rank reports that holds so many tokens, of so many that fit, if that is known, and to which
@@ -586,7 +588,7 @@ fn what_an_engine_computes_with_is_not_evicted_meanwhile() {
     let mut assignment = dispatcher.assign(0, &prompt, &[]).unwrap();
     dispatcher.first_byte(1, &mut assignment, 200);
     told(&mut dispatcher, &report(10_240 + 90_000, 20_480, Some(20_480)));
-    dispatcher.end(&prompt, assignment, NO_USAGE);
+    dispatcher.end(0, &prompt, assignment, NO_USAGE);
     assert_eq!(hit(&dispatcher, &prompt), 10_240);
 }
 

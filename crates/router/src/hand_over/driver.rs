@@ -89,7 +89,7 @@ impl<'a> Asking<'a> {
         let began = Instant::now();
         let form = if at_once.is_some() { Form::AtOnce } else { Form::InTurn };
         let by_us = ask.by.saturating_duration_since(began).as_micros() as u64;
-        let machine = HandOver::new(form, ask.outgoing.stream, open.plan().expected, 0, by_us);
+        let machine = HandOver::new(form, ask.outgoing.prepared.stream, open.plan().expected, 0, by_us);
         let body = ask.outgoing.body.joined();
         let (to_prefill, to_decode) = match at_once {
             Some(AtOnce { prefill, decode }) => (prefill, Some(decode)),
@@ -168,7 +168,7 @@ impl<'a> Asking<'a> {
 
     fn decoded(mut self, started: Result<Started, NoAnswer>) -> Answered {
         let has_begun = started.is_ok();
-        self.is_first_token = has_begun && self.ask.outgoing.stream;
+        self.is_first_token = has_begun && self.ask.outgoing.prepared.stream;
         self.on(match &started {
             Ok(started) if is_client_error(started.head.status()) => Event::ClientError,
             Ok(_) => Event::Began,
@@ -257,7 +257,8 @@ async fn ask_prefill(
     body: &Pieces,
     attempt: &mut Attempt,
 ) -> Result<(StatusCode, BytesMut), Failure> {
-    let engine = attempt.engine.clone();
+    let (engine, traceparent) = (attempt.engine.clone(), attempt.traceparent());
+    let head = (head, traceparent.as_ref());
     let mut started = exchange(worker, head, body, &engine, false).await;
     if let Err(NoAnswer { failure: Failure::ClosedKept, .. }) = started {
         started = exchange(worker, head, body, &engine, true).await;

@@ -5,6 +5,7 @@ use super::HandOverEnd;
 use crate::dispatcher::Plan;
 use crate::engine::Engine;
 use crate::engines::{Attempt, Engines};
+use forebay_otlp::ActiveSpan;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -16,12 +17,21 @@ pub struct OpenHandOver {
     /// The prefiller's part; taken by who asks it.
     prefill: Option<Attempt>,
     is_open: bool,
+    /// Ends with it, if the request is traced.
+    span: Option<ActiveSpan>,
 }
 
 impl OpenHandOver {
-    pub fn new(engines: Arc<Engines>, plan: Plan, prefill: Attempt, decoder: Arc<Engine>) -> OpenHandOver {
+    /// `span` is its own, if the request is traced.
+    pub fn new(
+        engines: Arc<Engines>,
+        plan: Plan,
+        prefill: Attempt,
+        decoder: Arc<Engine>,
+        span: Option<ActiveSpan>,
+    ) -> OpenHandOver {
         let prefiller = prefill.engine.clone();
-        OpenHandOver { engines, plan, prefiller, decoder, prefill: Some(prefill), is_open: true }
+        OpenHandOver { engines, plan, prefiller, decoder, prefill: Some(prefill), is_open: true, span }
     }
 
     pub fn plan(&self) -> &Plan {
@@ -37,6 +47,12 @@ impl OpenHandOver {
     /// its first token.
     pub fn end(&mut self, end: HandOverEnd, is_first_token: bool) {
         if std::mem::take(&mut self.is_open) {
+            if let Some(mut span) = self.span.take() {
+                span.note("end", end.name());
+                if end.fault().is_some() {
+                    span.fail(end.name());
+                }
+            }
             self.engines.hand_over_ended(&self.plan, [&self.prefiller, &self.decoder], end, is_first_token);
         }
     }

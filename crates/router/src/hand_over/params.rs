@@ -68,7 +68,7 @@ const PARAMS: &str = "kv_transfer_params";
 const OURS: &str = "forebay";
 
 /// The `forebay` object of an engine's last answer to a prefill.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ticket(Map<String, Value>);
 
 /// What a prefiller's answer says.

@@ -9,7 +9,7 @@ use crate::dispatcher::{
 use crate::elastic::KvNetwork;
 use crate::engine_model::EngineModel;
 use crate::health::{Failure, Thresholds};
-use crate::policy::Policy;
+use crate::policy::{Policy, Reason};
 use crate::request::{Endpoint, PromptKind};
 use crate::tokens::Length;
 use forebay_steps::{Launch, Profile};
@@ -85,7 +85,7 @@ impl Site {
     /// Ends all other load. What is left after the lease is a leak.
     fn assert_empty(mut self, now_us: u64) {
         for (facts, assignment) in self.loads.drain(..) {
-            self.dispatcher.end(&facts, assignment, End::Cancelled);
+            self.dispatcher.end(0, &facts, assignment, End::Cancelled);
         }
         self.dispatcher.expire_held(now_us);
         for backend in self.dispatcher.stats(now_us).backends {
@@ -255,9 +255,9 @@ fn run(site: &mut Site, script: &Script) -> (Saw, u64) {
     assert!(asked <= 2, "the decoder was asked {asked} times");
     let first_byte_s = (saw == Saw::Answer).then_some(now_us as f64 / 1e6);
     // What is dropped in the order in which it is dropped: the prefiller's part comes first.
-    site.dispatcher.end(&facts, prefill, prefill_end);
+    site.dispatcher.end(0, &facts, prefill, prefill_end);
     site.dispatcher.hand_over_ended(now_us, &plan, handed, first_byte_s);
-    site.dispatcher.end(&facts, decode, end);
+    site.dispatcher.end(0, &facts, decode, end);
     (saw, now_us)
 }
 
@@ -327,8 +327,15 @@ fn a_prompt_is_handed_over_in_both_forms() {
         let mut site = Site::new(Protocol::Forebay);
         let script = script_of(form, Fate::Answers(SECOND_US), Fate::Answers(SECOND_US / 10));
         assert_eq!(run(&mut site, &script), (Saw::Answer, 1_100_000));
-        let ends = site.dispatcher.stats(0).backends[PREFILLER].hand_overs;
-        assert_eq!(ends[HandOverEnd::Handed as usize], 1);
+        let stats = site.dispatcher.stats(0);
+        assert_eq!(stats.backends[PREFILLER].hand_overs[HandOverEnd::Handed as usize], 1);
+        assert_eq!(stats.reasons[Reason::HandOver as usize], 1);
+        let first_bytes = |backend: usize| stats.backends[backend].first_byte_seconds.count();
+        assert_eq!(
+            (first_bytes(PREFILLER), first_bytes(DECODER)),
+            (1, 1),
+            "one of its load, and the client's"
+        );
         let decision = site.dispatcher.decisions().pop().unwrap().record();
         let hand_over = decision.hand_over.unwrap();
         assert_eq!(hand_over.prefill_backend, "prefiller");
@@ -377,13 +384,13 @@ fn a_prompt_that_is_not_handed_over_after_all_is_work_for_the_engine_that_says_t
     let before = pending(&mut site);
     let (facts, mut decode, prefill, plan) = site.assign(0);
     assert_eq!(pending(&mut site), before, "the other one computes it");
-    site.dispatcher.end(&facts, prefill, End::Failed(Failure::Refused));
+    site.dispatcher.end(0, &facts, prefill, End::Failed(Failure::Refused));
     site.dispatcher.hand_over_ended(1, &plan, HandOverEnd::PrefillLost, None);
     site.dispatcher.computes_itself(&mut decode);
     assert_eq!(pending(&mut site), before + 40_000);
     site.dispatcher.first_byte(2, &mut decode, 200);
     assert_eq!(pending(&mut site), before);
-    site.dispatcher.end(&facts, decode, End::Cancelled);
+    site.dispatcher.end(0, &facts, decode, End::Cancelled);
     site.assert_empty(3);
 }
 
@@ -427,12 +434,12 @@ fn a_prefiller_that_is_to_leave_stays_until_its_prompt_is_handed_over() {
     let mut site = Site::new(Protocol::Nixl);
     let (facts, decode, mut prefill, plan) = site.assign(0);
     for (facts, assignment) in site.loads.drain(..) {
-        site.dispatcher.end(&facts, assignment, End::Cancelled);
+        site.dispatcher.end(0, &facts, assignment, End::Cancelled);
     }
     assert!(!site.dispatcher.set_membership(PREFILLER, Membership::Leaving));
     site.dispatcher.first_byte(1, &mut prefill, 200);
-    assert!(!site.dispatcher.end(&facts, prefill, End::Answered { status: 200, usage: None }).is_gone);
+    assert!(!site.dispatcher.end(0, &facts, prefill, End::Answered { status: 200, usage: None }).is_gone);
     let ended = site.dispatcher.hand_over_ended(2, &plan, HandOverEnd::Handed, Some(1.0));
     assert_eq!(ended, HandOverEnded { barred: None, is_gone: true });
-    site.dispatcher.end(&facts, decode, End::Cancelled);
+    site.dispatcher.end(0, &facts, decode, End::Cancelled);
 }

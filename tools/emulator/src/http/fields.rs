@@ -3,6 +3,7 @@
 
 use super::error::ApiError;
 use crate::hand_over::{RequestParams, Role};
+use forebay_transfer::TraceContext;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -86,6 +87,8 @@ pub struct Options {
     pub return_token_ids: bool,
     /// Its part in a hand-over.
     pub role: Option<Role>,
+    /// The span that it is part of, which a header says.
+    pub trace: Option<TraceContext>,
 }
 
 #[derive(Deserialize)]
@@ -124,6 +127,7 @@ impl Options {
             include_usage: stream_options.is_some_and(|options| options.include_usage),
             return_token_ids: fields.get("return_token_ids")?.unwrap_or(false),
             role: fields.get("kv_transfer_params")?.and_then(RequestParams::role),
+            trace: None,
         })
     }
 }

@@ -6,13 +6,15 @@ use super::error::ApiError;
 use super::fields::{Fields, Options};
 use super::prompt::Prompt;
 use super::{chat, handed, prompt};
-use crate::job::{Delivery, End, Handed, Intake, Ticket, Update};
+use crate::job::{Delivery, End, Handed, Intake, NewJob, Ticket, Update};
 use crate::scheduler::CacheHit;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use forebay_transfer::TraceContext;
 use futures_util::stream;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,11 +26,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// `POST /v1/completions`.
 pub async fn completions(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = read(body)?;
     let fields = Fields::parse(&body)?;
-    let options = Options::parse(&fields, &["max_tokens"])?;
+    let options = Options { trace: trace(&headers), ..Options::parse(&fields, &["max_tokens"])? };
     check_model(&app, &options)?;
     let prompt = fields.raw("prompt").ok_or_else(|| ApiError::field("prompt", "this field is needed"))?;
     let prompts = prompt::parse(prompt, app.vocab)?;
@@ -38,11 +41,13 @@ pub async fn completions(
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(
     State(app): State<Arc<App>>,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = read(body)?;
     let fields = Fields::parse(&body)?;
     let options = Options::parse(&fields, &["max_completion_tokens", "max_tokens"])?;
+    let options = Options { trace: trace(&headers), ..options };
     check_model(&app, &options)?;
     let prompt = chat::parse(&fields, app.vocab)?;
     answer(app, Endpoint::Chat, options, vec![prompt]).await
@@ -50,6 +55,12 @@ pub async fn chat_completions(
 
 fn read(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| ApiError::body(rejection.status(), rejection.body_text()))
+}
+
+/// The span that a request is part of, if somebody records it.
+fn trace(headers: &HeaderMap) -> Option<TraceContext> {
+    let said = headers.get("traceparent")?.to_str().ok()?;
+    TraceContext::parse(said).filter(|trace| trace.sampled)
 }
 
 fn check_model(app: &App, options: &Options) -> Result<(), ApiError> {
@@ -195,8 +206,16 @@ impl Answers {
         let (sender, updates) = unbounded_channel();
         let delivery = if options.stream { Delivery::Every(stream_interval) } else { Delivery::AtEnd };
         let tickets = prompts.into_iter().zip(0..).map(|(prompt, index)| {
-            let (tokens, handed, sender) = (prompt.tokens, handed.clone(), sender.clone());
-            let ticket = intake.submit(index, tokens, options.max_tokens, delivery, handed, sender)?;
+            let (handed, trace) = (handed.clone(), options.trace);
+            let new = NewJob {
+                index,
+                prompt: prompt.tokens,
+                max_tokens: options.max_tokens,
+                delivery,
+                handed,
+                trace,
+            };
+            let ticket = intake.submit(new, sender.clone())?;
             Ok(Some(ticket))
         });
         Ok(Answers { tickets: tickets.collect::<Result<_, ApiError>>()?, updates })
