@@ -66,13 +66,18 @@ pub fn chunk_ids<'py>(
 /// The key of a namespace: of all that KV depends on besides the tokens.
 #[pyfunction]
 pub fn namespace_key<'py>(fields: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(fields.py(), namespace(fields)?.key().as_bytes()))
+}
+
+/// A namespace of its fields.
+pub fn namespace(fields: &Bound<'_, PyDict>) -> PyResult<Namespace> {
     for name in fields.keys() {
         let name: String = name.extract()?;
         if !FIELDS.contains(&name.as_str()) {
             return Err(invalid(format!("namespace has a field {name}; allowed: {}", FIELDS.join(", "))));
         }
     }
-    let namespace = Namespace {
+    Ok(Namespace {
         weights: digest("weights", field(fields, "weights")?)?,
         dtype: named("dtype", &field::<String>(fields, "dtype")?)?,
         order: named("order", &field::<String>(fields, "order")?)?,
@@ -82,8 +87,7 @@ pub fn namespace_key<'py>(fields: &Bound<'py, PyDict>) -> PyResult<Bound<'py, Py
         attention: field::<BTreeMap<String, String>>(fields, "attention")?,
         lora: field::<Option<Vec<u8>>>(fields, "lora")?.map(|lora| digest("lora", lora)).transpose()?,
         tenant_salt: field(fields, "salt")?,
-    };
-    Ok(PyBytes::new(fields.py(), namespace.key().as_bytes()))
+    })
 }
 
 fn field<'py, T: FromPyObjectOwned<'py>>(fields: &Bound<'py, PyDict>, name: &str) -> PyResult<T> {

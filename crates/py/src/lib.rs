@@ -19,6 +19,7 @@ mod places;
 mod process;
 mod rail;
 mod rows;
+mod trace;
 mod transfer;
 mod watching;
 

@@ -9,7 +9,9 @@ use crate::memory::borrow;
 use crate::places::{Piece, Place, Places};
 use crate::process::Own;
 use crate::rows;
+use crate::trace::within;
 use crate::watching::{Said, Watching};
+use forebay_client::protocol::explain::{Description, Outcome};
 use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
 use forebay_store::TenantId;
@@ -20,6 +22,7 @@ use forebay_transfer::{
 use forebay_transfer::{HostLink, mapped};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -308,9 +311,10 @@ impl Node {
 
     /// As `lookup`, without waiting, for a sequence whose chunks are kept in parts: the ids of each
     /// part.
-    fn find(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Finding> {
+    #[pyo3(signature = (parts, *, trace = None))]
+    fn find(&self, py: Python<'_>, parts: &Bound<'_, PyAny>, trace: Option<&str>) -> PyResult<Finding> {
         let parts = parts.try_iter()?.map(|part| ids::ids(&part?)).collect::<PyResult<Vec<_>>>()?;
-        self.with(py, |client, _| Finding::ask(client, parts))
+        self.with(py, |client, _| Finding::ask(&client.within(within(trace)), parts))
     }
 
     /// As `lease`, without waiting and without access: what is there stays until it is released.
@@ -398,6 +402,41 @@ impl Node {
     fn used(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, chunk_bytes: u64) -> PyResult<()> {
         let ids = ids::ids(ids)?;
         self.with(py, |client, _| client.used(&ids, chunk_bytes))
+    }
+
+    /// Tells the node what a namespace is made of, and what else is worth knowing of it, for
+    /// `forebay explain`. Nodes that come later are told too.
+    #[pyo3(signature = (fields, chunk_tokens, labels = BTreeMap::new()))]
+    fn describe(
+        &self,
+        fields: &Bound<'_, PyDict>,
+        chunk_tokens: u32,
+        labels: BTreeMap<String, String>,
+    ) -> PyResult<()> {
+        let namespace = ids::namespace(fields)?;
+        let facts = namespace.facts().into_iter().chain(labels).collect();
+        let described = Description { key: namespace.key(), chunk_tokens, facts };
+        self.with(fields.py(), |client, _| client.describe(described))?.map_err(invalid)
+    }
+
+    /// Tells the node what a request found and loads, and why no more, for `forebay explain`.
+    #[pyo3(signature = (request, reason, *, prompt_tokens, held_tokens = 0, loaded_tokens = 0, found = (0, 0, 0), missing = Vec::new()))]
+    #[expect(clippy::too_many_arguments, reason = "they are a record's fields, named in Python")]
+    fn note_outcome(
+        &self,
+        py: Python<'_>,
+        request: String,
+        reason: String,
+        prompt_tokens: u32,
+        held_tokens: u32,
+        loaded_tokens: u32,
+        found: (u32, u32, u32),
+        missing: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let missing = missing.iter().map(ids::id).collect::<PyResult<Vec<_>>>()?;
+        let found = found.into();
+        let outcome = Outcome { request, reason, prompt_tokens, held_tokens, loaded_tokens, found, missing };
+        self.with(py, |client, _| client.note_outcome(outcome))?.map_err(invalid)
     }
 
     /// What the node counts; None if it is not there.

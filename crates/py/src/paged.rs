@@ -4,6 +4,7 @@
 use crate::errors::{PeerLostError, failed, invalid, not_moved, of_absent, of_forked};
 use crate::ids::{id, ids};
 use crate::process::Own;
+use crate::trace::within;
 use forebay_client::ClientOptions;
 use forebay_paged::cache::{ALL_PAGES, CacheShape, Group, Layer};
 use forebay_paged::direct::{Digest, DirectOptions, Key, OfferEnd, ReadRequest, ReadSource};
@@ -98,9 +99,10 @@ impl PagedCache {
 
     /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends
     /// when nothing of it has come for so long, or nothing of those before it while it waits for
-    /// its turn.
+    /// its turn. `trace` is a `traceparent`: the node's spans hang below it.
     #[pyo3(signature = (
-        job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000
+        job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000,
+        trace = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn load(
@@ -114,6 +116,7 @@ impl PagedCache {
         layerwise: bool,
         stream: u64,
         limit_us: u64,
+        trace: Option<&str>,
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let source = |(chunks, first_there, first_here, heads): &(Bound<'_, PyAny>, u32, u32, u32)| {
@@ -122,7 +125,8 @@ impl PagedCache {
         };
         let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us };
+        let request =
+            LoadRequest { job, sources, tables, tokens, layerwise, limit_us, within: within(trace) };
         py.detach(|| cache.load(request, stream)).map_err(not_begun)
     }
 

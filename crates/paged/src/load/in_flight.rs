@@ -9,10 +9,12 @@ use super::{LoadEnd, LoadPlan, LoadRequest, Loaded, NextBatch, Part, TierBytes};
 use crate::copies::{Job, NotCopied};
 use crate::cost_model::Tier;
 use crate::limiter::Permit;
+use crate::pages::Source;
 use crate::shared::Shared;
 use crate::stats::{add, take};
 use crate::thread_pool::Urgency;
-use forebay_client::{Lease, LeasedChunk};
+use forebay_client::{Client, LayerCame, Lease, LeasedChunk};
+use forebay_store::ChunkShape;
 use forebay_transfer::Class;
 use forebay_transfer::lock::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -22,6 +24,11 @@ use std::time::{Duration, Instant};
 /// How long the node keeps a lease of which it hears nothing. It is renewed as long as the load
 /// takes.
 const LEASE_US: u64 = 10_000_000;
+/// Chunks of so many bytes come from the disk layer by layer, if the engine waits for them so: a
+/// shorter one comes by one read or two.
+const BY_LAYERS_BYTES: u64 = 1 << 20;
+/// Layers that fill pages of the disk are read by themselves.
+const PAGE_BYTES: u64 = 4096;
 const CLOSED: &str = "the cache is closed";
 
 /// A load under way. It ends once, and only when no copy of it touches a page any more.
@@ -83,6 +90,7 @@ impl InFlight {
         add(&self.shared.counters.loads_under_way, 1);
         self.look_again(self.ends());
         let Some(client) = self.shared.client() else { return self.stop(CLOSED) };
+        let client = client.within(self.request.within);
         for (source, (ids, _)) in self.request.sources.iter().enumerate() {
             let load = Arc::clone(self);
             client.lease_then(ids, LEASE_US, move |lease| {
@@ -175,9 +183,13 @@ impl InFlight {
             state.plan.fail(lease.len(), || format!("the node has {} of {chunks} chunks", lease.len()));
         }
         let mut missing = Vec::new();
+        let mut by_layers = Vec::new();
+        let comes_by_layers =
+            |chunk| tier_of(&lease, chunk) == Tier::Disk && self.comes_by_layers(source, chunk);
         for (chunk, lent) in here.into_iter().enumerate() {
             match lent {
                 Some(lent) => state.here(Part { chunk, source }, lent, tier_of(&lease, chunk)),
+                None if comes_by_layers(chunk) => by_layers.push(chunk),
                 None => missing.push(chunk),
             }
         }
@@ -187,12 +199,71 @@ impl InFlight {
             state.leases.push(Arc::clone(&lease));
         }
         drop(state);
+        if !by_layers.is_empty() && !self.fetch_layers(&client, &lease, &by_layers) {
+            missing.extend(by_layers);
+            missing.sort_unstable();
+        }
         let fetches = &self.shared.fetches;
         for together in missing.chunks(fetches.together()) {
             let parts: Vec<Part> = together.iter().map(|chunk| Part { chunk: *chunk, source }).collect();
             let (load, lease) = (Arc::clone(self), Arc::downgrade(&lease));
             fetches.acquire_many(parts.len(), move |permits| load.fetch(parts, &lease, permits));
         }
+        self.go_on();
+    }
+
+    /// Whether the engine can begin with a chunk's first layers while its last ones are read.
+    fn comes_by_layers(&self, source: usize, chunk: usize) -> bool {
+        let (cache, LoadRequest { sources, tokens, layerwise, .. }) = (&self.shared.cache, &self.request);
+        let is_same = sources.get(source).is_some_and(|(_, source)| *source == Source::same(cache));
+        let is_whole = (chunk as u64 + 1) * u64::from(cache.chunk_tokens()) <= *tokens;
+        let layers = || cache.layer_bytes(cache.chunk_tokens());
+        let is_long = layers().sum::<u64>() >= BY_LAYERS_BYTES;
+        let are_pages = layers().all(|bytes| bytes.is_multiple_of(PAGE_BYTES));
+        *layerwise && sources.len() == 1 && is_same && is_whole && is_long && are_pages
+    }
+
+    /// Asks for chunks of the only source layer by layer. `false`: the node gives no ring.
+    fn fetch_layers(self: &Arc<Self>, client: &Client, lease: &Arc<Lease>, chunks: &[usize]) -> bool {
+        let cache = &self.shared.cache;
+        let shape = ChunkShape::new(cache.layer_bytes(cache.chunk_tokens()));
+        let (Ok(shape), Ok(ring)) = (shape, client.ring()) else { return false };
+        let mut state = self.state.lock();
+        let parts = chunks.iter().map(|chunk| Part { chunk: *chunk, source: 0 });
+        let (wave, parts) = state.plan.come_by_layers(parts);
+        let groups = parts.len().div_ceil(ring.chunks_max().into());
+        (0..groups * cache.layers().len()).for_each(|_| state.begin_fetch(Instant::now()));
+        drop(state);
+        let chunks: Vec<usize> = parts.iter().map(|part| part.chunk).collect();
+        let (load, fetching) = (Arc::clone(self), DiskFetch::begin(&self.shared));
+        let urgency = (Class::Demand, Some(self.deadline_us()));
+        let on_layer = move |came: LayerCame| {
+            // Until the last layer has come.
+            let _ = &fetching;
+            let (tasks, load) = (Arc::clone(&load.shared.tasks), Arc::clone(&load));
+            tasks.post(Urgency::Load, move || load.layer_came(wave, came));
+        };
+        if !client.bring_layers(lease, &chunks, &Arc::new(shape), urgency, on_layer) {
+            let mut state = self.state.lock();
+            state.fetching -= groups * cache.layers().len();
+            state.plan.fail(chunks.first().copied().unwrap_or(0), || "the node is gone".to_owned());
+        }
+        true
+    }
+
+    /// A layer of chunks is in the arena, or will not be.
+    fn layer_came(self: &Arc<Self>, wave: usize, came: LayerCame) {
+        let layer = came.layer as u32;
+        let mut state = self.state.lock();
+        state.fetching -= 1;
+        state.timeout.progressed(Instant::now());
+        for (chunk, lent) in came.chunks {
+            match lent {
+                Ok(lent) => state.layer_here(wave, layer, Part { chunk, source: 0 }, lent),
+                Err(why) => state.plan.fail(chunk, || why),
+            }
+        }
+        drop(state);
         self.go_on();
     }
 
@@ -418,11 +489,34 @@ impl State {
         self.fetching += 1;
     }
 
+    fn layer_here(&mut self, wave: usize, layer: u32, part: Part, lent: LeasedChunk) {
+        if !self.ending {
+            self.lent.entry(part).or_insert_with(|| InArena { lent: Arc::new(lent), tier: Tier::Disk });
+            self.plan.layer_here(wave, layer, part);
+        }
+    }
+
     fn here(&mut self, part: Part, lent: LeasedChunk, tier: Tier) {
         if !self.ending {
             self.lent.insert(part, InArena { lent: Arc::new(lent), tier });
             self.plan.here(part);
         }
+    }
+}
+
+/// Layers are being read from the node's disk, until this is dropped.
+struct DiskFetch(Arc<Shared>);
+
+impl DiskFetch {
+    fn begin(shared: &Arc<Shared>) -> DiskFetch {
+        shared.jobs.begin_fetch(Tier::Disk);
+        DiskFetch(Arc::clone(shared))
+    }
+}
+
+impl Drop for DiskFetch {
+    fn drop(&mut self) {
+        self.0.jobs.end_fetch(Tier::Disk);
     }
 }
 

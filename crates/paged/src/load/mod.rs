@@ -26,6 +26,7 @@ pub use stall::LoadStall;
 use crate::page_tables::PageTables;
 use crate::pages::Source;
 use forebay_kv::ChunkId;
+use forebay_transfer::TraceContext;
 
 #[derive(Debug)]
 pub struct LoadRequest {
@@ -42,4 +43,6 @@ pub struct LoadRequest {
     /// layer. Any other load does when nothing of it has come for so long; or, while it has nothing
     /// on its way, nothing of those before it.
     pub limit_us: u64,
+    /// The span that it is part of, if that is traced.
+    pub within: Option<TraceContext>,
 }

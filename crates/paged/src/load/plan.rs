@@ -3,7 +3,8 @@
 //! when the load is over.
 //!
 //! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time
-//! go together, as a *wave*, one batch for each layer. Whatever is wrong with a part makes its
+//! go together, as a *wave*, one batch for each layer. Parts that come layer by layer are a wave from
+//! the start, of which a layer is copied when all parts have it. Whatever is wrong with a part makes its
 //! chunk and all behind it unusable, for later tokens mean nothing without earlier ones; the load
 //! goes on with what is before.
 
@@ -62,6 +63,8 @@ struct Wave {
     taken: BTreeSet<u32>,
     /// Layers that were taken and have not ended.
     moving: BTreeSet<u32>,
+    /// Of each layer the parts that do not have it yet; none where parts came whole.
+    missing: Vec<BTreeSet<Part>>,
 }
 
 impl LoadPlan {
@@ -83,6 +86,31 @@ impl LoadPlan {
         if self.awaited.remove(&part) && part.chunk < self.good_chunks {
             self.ready.insert(part);
         }
+    }
+
+    /// These come layer by layer from now on. Gives the number of their wave, and those that are
+    /// of use.
+    pub fn come_by_layers(&mut self, parts: impl IntoIterator<Item = Part>) -> (usize, Vec<Part>) {
+        let parts: BTreeSet<Part> = parts.into_iter().filter(|part| self.awaited.remove(part)).collect();
+        let missing = vec![parts.clone(); self.layers as usize];
+        let parts: Vec<Part> = parts.into_iter().collect();
+        let wave = self.begin_wave(parts.clone(), missing);
+        (wave, parts)
+    }
+
+    /// A layer of a part of such a wave is in the arena.
+    pub fn layer_here(&mut self, wave: usize, layer: u32, part: Part) {
+        let missing = self.waves.get_mut(&wave).and_then(|wave| wave.missing.get_mut(layer as usize));
+        if let Some(missing) = missing {
+            missing.remove(&part);
+        }
+    }
+
+    fn begin_wave(&mut self, parts: Vec<Part>, missing: Vec<BTreeSet<Part>>) -> usize {
+        let wave = Wave { parts, next_layer: 0, taken: BTreeSet::new(), moving: BTreeSet::new(), missing };
+        self.waves.insert(self.begun, wave);
+        self.begun += 1;
+        self.begun - 1
     }
 
     /// A chunk cannot be used, nor any behind it.
@@ -107,15 +135,15 @@ impl LoadPlan {
 
     /// Whether anything of it is in the arena and not yet copied.
     pub fn is_copying(&self) -> bool {
-        let goes_on = |wave: &Wave| !wave.moving.is_empty() || wave.wants_more(self.layers, self.good_chunks);
+        let goes_on = |wave: &Wave| !wave.moving.is_empty() || wave.can_copy(self.layers, self.good_chunks);
         !self.ready.is_empty() || self.waves.values().any(goes_on)
     }
 
     /// Whether there is something to copy now, or it has ended.
     pub fn goes_on(&self) -> bool {
         let moving: usize = self.waves.values().map(|wave| wave.moving.len()).sum();
-        let wants_more = |wave: &Wave| wave.wants_more(self.layers, self.good_chunks);
-        let has_more = !self.ready.is_empty() || self.waves.values().any(wants_more);
+        let can_copy = |wave: &Wave| wave.can_copy(self.layers, self.good_chunks);
+        let has_more = !self.ready.is_empty() || self.waves.values().any(can_copy);
         (has_more && moving < self.batches_max) || self.outcome().is_some()
     }
 
@@ -125,15 +153,14 @@ impl LoadPlan {
             return None;
         }
         let (layers, good) = (self.layers, self.good_chunks);
-        let busy = self.waves.values().filter(|wave| wave.wants_more(layers, good)).count();
+        let came_whole = self.waves.values().filter(|wave| wave.missing.is_empty());
+        let busy = came_whole.filter(|wave| wave.wants_more(layers, good)).count();
         if !self.ready.is_empty() && busy < WAVES {
             let parts = std::mem::take(&mut self.ready).into_iter().collect();
-            let wave = Wave { parts, next_layer: 0, taken: BTreeSet::new(), moving: BTreeSet::new() };
-            self.waves.insert(self.begun, wave);
-            self.begun += 1;
+            self.begin_wave(parts, Vec::new());
         }
-        let wanting = self.waves.iter_mut().filter(|(_, wave)| wave.wants_more(layers, good));
-        let (&number, wave) = wanting.min_by_key(|(number, wave)| (wave.next_layer, **number))?;
+        let able = self.waves.iter_mut().filter(|(_, wave)| wave.can_copy(layers, good));
+        let (&number, wave) = able.min_by_key(|(number, wave)| (wave.next_layer, **number))?;
         let layer = wave.next_layer;
         wave.next_layer += 1;
         wave.taken.insert(layer);
@@ -188,6 +215,12 @@ impl Wave {
     /// Whether any of it that may still be used was not copied yet.
     fn wants_more(&self, layers: u32, good_chunks: usize) -> bool {
         self.next_layer < layers && self.parts.iter().any(|part| part.chunk < good_chunks)
+    }
+
+    /// The same, if it is there.
+    fn can_copy(&self, layers: u32, good_chunks: usize) -> bool {
+        let missing = self.missing.get(self.next_layer as usize).and_then(BTreeSet::first);
+        self.wants_more(layers, good_chunks) && missing.is_none_or(|first| first.chunk >= good_chunks)
     }
 
     fn is_done(&self, layers: u32) -> bool {
@@ -296,8 +329,45 @@ mod tests {
         assert_eq!(plan.outcome(), Some(Outcome { good_chunks: chunks, why: None }));
     }
 
+    #[test]
+    fn a_layer_of_parts_that_come_layer_by_layer_is_copied_when_all_of_them_have_it() {
+        let mut plan = LoadPlan::new(3, 1, 2, 4);
+        plan.here(part(0));
+        let (wave, parts) = plan.come_by_layers([part(2), part(1), part(0)]);
+        assert_eq!(parts, [part(1), part(2)], "the first one came whole");
+        let first = plan.next_batch().unwrap();
+        assert_eq!((first.layer, &first.parts[..]), (0, &[part(0)][..]));
+        plan.layer_here(wave, 1, part(1));
+        plan.layer_here(wave, 0, part(1));
+        assert_eq!(plan.next_batch().map(|next| (next.layer, next.parts)), Some((1, vec![part(0)])));
+        assert!(plan.next_batch().is_none() && !plan.goes_on(), "chunk 2 has no layer 0 yet");
+        plan.layer_here(wave, 0, part(2));
+        assert!(plan.goes_on());
+        let second = plan.next_batch().unwrap();
+        assert_eq!((second.wave, second.layer, second.parts), (wave, 0, parts));
+        assert!(plan.next_batch().is_none() && !plan.has_all_started(1));
+        plan.fail(2, || "layer 1 of chunk 2 did not come".into());
+        assert_eq!(plan.next_batch().map(|next| next.parts), Some(vec![part(1)]), "the others go on");
+    }
+
+    #[test]
+    fn layers_that_do_not_come_in_time_cost_the_chunks_that_lack_them() {
+        let mut plan = LoadPlan::new(2, 1, 2, 4);
+        let (wave, _) = plan.come_by_layers([part(0), part(1)]);
+        for layer in 0..2 {
+            plan.layer_here(wave, layer, part(0));
+        }
+        assert!(!plan.is_copying() && plan.outcome().is_none());
+        plan.expire(|| "late".into());
+        assert_eq!(plan.outcome(), Some(Outcome { good_chunks: 0, why: Some("late".into()) }));
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
+        /// Parts of these chunks come layer by layer.
+        ComeByLayers(usize),
+        /// The next layer of one of those.
+        LayerHere(usize),
         Here(usize),
         Fail(usize),
         Next,
@@ -309,6 +379,8 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             4 => (0usize..12).prop_map(Step::Here),
+            1 => (0usize..12).prop_map(Step::ComeByLayers),
+            8 => any::<usize>().prop_map(Step::LayerHere),
             1 => (0usize..6).prop_map(Step::Fail),
             8 => Just(Step::Next),
             8 => any::<usize>().prop_map(Step::Settle),
@@ -330,8 +402,18 @@ mod tests {
         ) {
             let mut plan = LoadPlan::new(6, 2, layers, batches_max);
             let (mut moving, mut copied, mut bad) = (Vec::<NextBatch>::new(), HashSet::new(), 6);
+            let mut coming = Vec::new();
             for step in steps {
                 match step {
+                    Step::ComeByLayers(number) => {
+                        let from = (number..12).step_by(2).map(|number| Part { chunk: number % 6, source: number / 6 });
+                        let (wave, parts) = plan.come_by_layers(from);
+                        coming.extend((0..layers).flat_map(|layer| parts.iter().map(move |part| (wave, layer, *part))));
+                    }
+                    Step::LayerHere(which) => if !coming.is_empty() {
+                        let (wave, layer, part) = coming.swap_remove(which % coming.len());
+                        plan.layer_here(wave, layer, part);
+                    },
                     Step::Here(number) => plan.here(Part { chunk: number % 6, source: number / 6 }),
                     Step::Fail(chunk) => {
                         plan.fail(chunk, String::new);
@@ -345,6 +427,8 @@ mod tests {
                         };
                         prop_assert!(goes_on);
                         prop_assert!(!next.parts.is_empty() && next.layer < layers);
+                        let is_missing = |part: &Part| coming.iter().any(|(_, layer, one)| one == part && *layer == next.layer);
+                        prop_assert!(!next.parts.iter().any(is_missing));
                         moving.push(next);
                         prop_assert!(moving.len() <= batches_max);
                     },

@@ -178,7 +178,8 @@ impl Engine {
     /// The same of a storer that may have other pages.
     pub fn try_load_from(&self, source: Source, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
         let (sources, tables, tokens) = (vec![(ids(salt), source)], self.tables(blocks), TOKENS as u64);
-        let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us: 60_000_000 };
+        let request =
+            LoadRequest { job, sources, tables, tokens, layerwise, limit_us: 60_000_000, within: None };
         self.paged.load(request, self.handle()).is_ok()
     }
 
@@ -187,7 +188,15 @@ impl Engine {
         let (cache, tokens) = (self.paged.cache(), CHUNK_TOKENS as u64);
         let sources = vec![(ids(salt)[..1].to_vec(), Source::same(cache))];
         let tables = PageTables::new(cache, vec![pages.to_vec()], tokens, true).unwrap();
-        let request = LoadRequest { job, sources, tables, tokens, layerwise: false, limit_us: 60_000_000 };
+        let request = LoadRequest {
+            job,
+            sources,
+            tables,
+            tokens,
+            layerwise: false,
+            limit_us: 60_000_000,
+            within: None,
+        };
         self.paged.load(request, self.handle()).unwrap();
     }
 

@@ -88,8 +88,15 @@ impl Engine {
     fn load(&self, tokens: usize) {
         let sources = vec![(ids(tokens), Source::same(self.paged.cache()))];
         let (tables, limit_us) = (self.tables(tokens), 60_000_000);
-        let request =
-            LoadRequest { job: 2, sources, tables, tokens: tokens as u64, layerwise: true, limit_us };
+        let request = LoadRequest {
+            job: 2,
+            sources,
+            tables,
+            tokens: tokens as u64,
+            layerwise: true,
+            limit_us,
+            within: None,
+        };
         self.paged.load(request, self.handle()).unwrap();
     }
 

@@ -356,7 +356,15 @@ impl Engine {
     pub fn request(&self, job: u64, blocks: &[i64], tokens: usize, salt: u8, layerwise: bool) -> LoadRequest {
         let sources = vec![(ids(tokens, salt), Source::same(self.paged.cache()))];
         let tables = self.tables(blocks, tokens);
-        LoadRequest { job, sources, tables, tokens: tokens as u64, layerwise, limit_us: 60_000_000 }
+        LoadRequest {
+            job,
+            sources,
+            tables,
+            tokens: tokens as u64,
+            layerwise,
+            limit_us: 60_000_000,
+            within: None,
+        }
     }
 
     pub fn load(&self, request: LoadRequest) -> LoadEnd {

@@ -250,8 +250,15 @@ impl Engine {
 
     pub fn begin_load(&self, job: u64, salt: u8, layerwise: bool) {
         let (sources, tables) = (vec![(self.ids(salt), Source::same(self.paged.cache()))], self.tables(5));
-        let request =
-            LoadRequest { job, sources, tables, tokens: self.tokens(), layerwise, limit_us: 60_000_000 };
+        let request = LoadRequest {
+            job,
+            sources,
+            tables,
+            tokens: self.tokens(),
+            layerwise,
+            limit_us: 60_000_000,
+            within: None,
+        };
         self.paged.load(request, self.handle()).unwrap();
     }
 

@@ -3,8 +3,7 @@
 This file maps vLLM's interface to the two halves, `SchedulerHalf` and `WorkerHalf`; it decides
 nothing. `load_or_compute.py` decides what is loaded.
 
-    {"kv_connector": "ForebayConnector", "kv_connector_module_path": "forebay.vllm.connector",
-     "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+    {"kv_connector": "ForebayConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
      "kv_connector_extra_config": {"node": "/run/forebay/node.sock"}}
 """
 

@@ -292,6 +292,12 @@ def cut_prompt(request: Any) -> None:
         request.max_tokens = 1
 
 
+def trace_of(request: Any) -> str | None:
+    """The `traceparent` that came with a request. vLLM keeps it if it traces itself."""
+    headers = getattr(request, "trace_headers", None)
+    return headers.get("traceparent") if headers else None
+
+
 def may_end(request: Any) -> bool:
     """Whether a request that asks for blocks may end before it gets them, by a token in flight.
 

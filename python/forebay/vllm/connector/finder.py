@@ -30,9 +30,9 @@ class Finder:
         """All answers that a step waits for share one budget of time."""
         self.wait_budget_s = STEP_WAIT_S
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Lookup:
-        """Looks `ids` up. Pins nothing in the node."""
-        return Lookup(shape, ids, tokens, self.node.find(ids))
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: str | None = None) -> Lookup:
+        """Looks `ids` up, as part of a trace if there is one. Pins nothing in the node."""
+        return Lookup(shape, ids, tokens, self.node.find(ids, trace=trace))
 
     def answer(self, asked: Lookup) -> Found | None:
         """What is there; None if the node has not answered yet."""

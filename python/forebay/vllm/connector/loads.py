@@ -47,6 +47,7 @@ def plan(
         first_token=first * size,
         digest=digest_of(found.ids) if direct is not None else b"",
         ahead=tracked.ticket is not None and tracked.ticket.at_once,
+        trace=tracked.trace,
     )
     loading = Loading(
         owner=tracked,

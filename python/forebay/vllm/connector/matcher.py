@@ -178,7 +178,7 @@ class Matcher:
             if answers is None:
                 return None
             self.note_stored(tracked, answers[0])
-            best = max(answers, key=lambda found: found.chunks)
+            best = tracked.there = max(answers, key=lambda found: found.chunks)
             chunks = self.cost_model.chunks_to_load(best, tracked.request.num_tokens, tracked.held, others)
             best = self.finder.first(best, chunks)
             if not self.facts.has_states:
@@ -204,5 +204,5 @@ class Matcher:
                 # At least one token is computed, and a state cannot go back by one.
                 limit = min(limit, (len(tokens) - 1) // size)
             named = [of_rank[:limit] for of_rank in ids.ranks]
-            asked.append(self.finder.ask(shape, named, len(named[0]) * size))
+            asked.append(self.finder.ask(shape, named, len(named[0]) * size, tracked.trace))
         return asked

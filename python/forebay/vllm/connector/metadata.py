@@ -40,6 +40,7 @@ class Load:
     first_token: int = 0  # of the request, that `pages` begin with
     digest: bytes = b""  # of the prompt that is read directly
     ahead: bool = False  # the prefiller still computes what is read
+    trace: str | None = None  # the span that it is part of, as a traceparent
 
 
 @dataclass

@@ -7,7 +7,7 @@ wrong answer. What could make KV wrong is refused.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -94,6 +94,9 @@ class Facts:
     layout: str = "HND"
     context: ContextParallel = ContextParallel()
     resets: int = 0
+    labels: dict[str, str] = field(default_factory=dict, compare=False)  # what people call the model
+    # Is told of each new namespace: its fields, and what people call them.
+    describe: Callable[[dict[str, Any], dict[str, str]], None] | None = field(default=None, compare=False)
 
     @property
     def has_windows(self) -> bool:
@@ -160,23 +163,26 @@ class Facts:
         salt = self.salt
         if request_salt is not None:
             salt += hashlib.sha256(b"request " + request_salt.encode()).digest()
-        return forebay.namespace_key(
-            {
-                "weights": self.weights,
-                "dtype": self.dtype,
-                "order": compat.LAYOUT_NAMES[self.layout],
-                "block_tokens": shape.block_tokens,
-                "tp": (tp, shape.tp),
-                "pp": (pp, self.pp),
-                "attention": self.attention | self.context.facts(),
-                "lora": adapter,
-                "salt": salt,
-            }
-        )
+        fields = {
+            "weights": self.weights,
+            "dtype": self.dtype,
+            "order": compat.LAYOUT_NAMES[self.layout],
+            "block_tokens": shape.block_tokens,
+            "tp": (tp, shape.tp),
+            "pp": (pp, self.pp),
+            "attention": self.attention | self.context.facts(),
+            "lora": adapter,
+            "salt": salt,
+        }
+        if self.describe is not None:
+            salted = "" if request_salt is None else hashlib.sha256(request_salt.encode()).hexdigest()[:16]
+            labels = {"resets": str(self.resets), "cache_salt": salted or "none"}
+            self.describe(fields, self.labels | labels)
+        return forebay.namespace_key(fields)
 
     def identity(self) -> str:
         """Equal for engines that can read each other's chunks, given each other's shape."""
-        return hashlib.sha256(self.key(None, Shape(1, 1), 0, 0)).hexdigest()[:32]
+        return hashlib.sha256(replace(self, describe=None).key(None, Shape(1, 1), 0, 0)).hexdigest()[:32]
 
 
 def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Facts:
@@ -236,6 +242,7 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
         on_cpu=compat.cpu_kernel(vllm_config, first.block_size, first.head_size) is not None,
         groups=groups,
         media=processing_of(model),
+        labels={"model": str(model.model), "revision": str(model.revision)},
     )
     if context.shards:  # Each rank has heads and tokens of its own, so each is a part by itself.
         facts.heads, facts.shape = facts.ranks, replace(facts.shape, tp=facts.ranks)

@@ -18,6 +18,7 @@ from forebay.vllm.connector.config import Settings
 from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.offers import Offers
+from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.tracked import ChunkIds, TrackedRequest
 
@@ -36,10 +37,12 @@ class Requests:
         counts: Counts,
         lora_config: Any,
         stores_kv: bool,
+        outcomes: Outcomes,
     ) -> None:
         """`lora_config`: vLLM's, None without adapters."""
         self.facts, self.settings, self.node = facts, settings, node
         self.offers, self.counts, self.stores_kv = offers, counts, stores_kv
+        self.outcomes = outcomes
         self.tracked: dict[str, TrackedRequest] = {}
         self.adapters = Adapters(lora_config)
         compat.when_adapters_load(self.adapters.look)
@@ -57,6 +60,7 @@ class Requests:
             or request.resumable
         ):
             self.counts.add("requests_left_alone")
+            self.outcomes.left_alone(request)
             return
         if self.facts.has_states and self.stores_kv and handover.is_prefill(self.params(request)):
             # The decoder computes the last token from the state before it, so that must be stored.
@@ -111,6 +115,7 @@ class Requests:
         adapter = finding.result()
         if adapter is None:
             self.counts.add("requests_left_alone")
+            self.outcomes.left_alone(request)
             limited.warning(
                 "request %s is left alone: what adapter %r holds is not certain",
                 request.request_id,

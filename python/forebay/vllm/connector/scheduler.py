@@ -28,6 +28,7 @@ from forebay.vllm.connector.matcher import Matcher
 from forebay.vllm.connector.metadata import NOTHING, Load, Pages, Report, Step
 from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.offers import Offers
+from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.requests import Requests
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
@@ -89,9 +90,18 @@ class SchedulerHalf:
         )
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
+        self.outcomes = Outcomes(node, facts)
+        facts.namespaces(None, facts.shape)  # described before a request comes
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
         self.requests = Requests(
-            facts, settings, node, self.offers, self.counts, vllm_config.lora_config, self.stores_kv
+            facts,
+            settings,
+            node,
+            self.offers,
+            self.counts,
+            vllm_config.lora_config,
+            self.stores_kv,
+            self.outcomes,
         )
         self.tracked = self.requests.tracked
         self.running: set[str] = set()  # computed in the last step, or admitted to this one
@@ -215,6 +225,7 @@ class SchedulerHalf:
         tracked.blocks = table
         self.running.add(tracked.name)
         self.quiet_steps = 0
+        self.outcomes.admitted(tracked, external, self.may_load(request))
         if external > 0:
             self.plan_load(tracked, external)
         self.decline(tracked)
@@ -547,6 +558,7 @@ class SchedulerHalf:
         if self.settings.keep_on_reset:
             return not self.loading
         self.facts.forget()
+        self.facts.namespaces(None, self.facts.shape)
         if self.events is not None:
             self.events.forget()
         for tracked in self.tracked.values():

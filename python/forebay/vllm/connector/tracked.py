@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import forebay
+from forebay.vllm.connector import compat
 from forebay.vllm.connector.adapters import Adapter
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.handover import Ticket
@@ -189,6 +190,7 @@ class TrackedRequest:
     pending_handover: PendingHandover | None = None
     asked: list[Lookup] | None = None  # not all of them are answered yet
     states: StateLookup | None = None  # the same of states
+    there: Found | None = None  # what was there, of which `found` is worth loading
     found: Found | None = None
     found_s: float = 0.0
     found_held: int = 0  # `held` then
@@ -223,6 +225,11 @@ class TrackedRequest:
         """vLLM's id of the request."""
         return str(self.request.request_id)
 
+    @property
+    def trace(self) -> str | None:
+        """The span that it is part of, as a traceparent; None if vLLM traces nothing."""
+        return compat.trace_of(self.request)
+
     def reset_progress(self, begun: int) -> None:
         """It has new blocks, and nothing is computed yet behind the first `begun` tokens."""
         self.begun = begun
@@ -250,7 +257,7 @@ class TrackedRequest:
     def forget(self) -> None:
         """A reset gave new names to all KV. What its blocks hold now is not stored under these."""
         self.asked = self.states = self.found = self.handed = self.ticket = self.pending_handover = None
-        self.direct = None
+        self.direct = self.there = None
         self.chunk_limit = None
         self.known = 0
         self.forget_states()

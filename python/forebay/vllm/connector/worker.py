@@ -281,6 +281,8 @@ class WorkerHalf:
             more: dict[str, Any] = {}
             if load.states is not None:
                 more = {"state": load.states[self.rank], "state_pages": load.state_pages}
+            if load.trace is not None:
+                more["trace"] = load.trace
             try:
                 self.cache.load(
                     load.job,
