@@ -8,6 +8,7 @@ extern crate forebay_results;
 mod cmd;
 mod decisions;
 mod demo;
+mod metrics_page;
 
 use clap::{Parser, Subcommand};
 use forebay_client::log::{self, Format, LevelFilter};
@@ -37,12 +38,20 @@ enum Command {
     Calibrate(cmd::calibrate::Args),
     /// Replay a trace through a router and emulated engines, once per routing policy, and report
     Demo(demo::Args),
+    /// Say what is wrong with this installation, and what to do about it
+    Doctor(cmd::doctor::Args),
     /// Run an emulated inference engine with an OpenAI API
     Engine(cmd::engine::Args),
+    /// Pick an engine for each request that Envoy carries, as its ext_proc server
+    Epp(Box<cmd::epp::Args>),
+    /// Say why a prompt was no hit
+    Explain(cmd::explain::Args),
     /// Run the daemon of a host, which keeps KV for its engines
     Node(cmd::node::Args),
     /// Check whether this host is fit for fast copies, and say what to do where it is not
     Preflight(cmd::preflight::Args),
+    /// Say what was not computed, against the price of memory and SSDs
+    Report(Box<cmd::report::Args>),
     /// Route OpenAI requests to engines, aware of their caches and load
     Route(Box<cmd::route::Args>),
     /// Decide again what a decision log of the router holds, by other policies
@@ -53,10 +62,14 @@ enum Command {
     Simulate(cmd::simulate::Args),
     /// Make, look at, check and empty logs of the SSD tier
     Store(cmd::store::Args),
+    /// Show live what nodes, routers and engines do
+    Top(cmd::top::Args),
     /// Inspect, sample, generate and replay request traces
     Trace(cmd::trace::Args),
     /// Damage stores of KV, check that nothing wrong comes back, and compare the stores
     Torture(cmd::torture::Args),
+    /// Run vLLM with the connector, and a node beside it
+    Vllm(cmd::vllm::Args),
     /// Measure one part of the system against its ceiling
     #[cfg(feature = "bench")]
     Bench(forebay_bench::Args),
@@ -67,7 +80,7 @@ impl Command {
     /// other command what goes wrong.
     fn usual_level(&self) -> LevelFilter {
         match self {
-            Command::Engine(_) | Command::Node(_) | Command::Route(_) => LevelFilter::INFO,
+            Command::Engine(_) | Command::Epp(_) | Command::Node(_) | Command::Route(_) => LevelFilter::INFO,
             _ => LevelFilter::WARN,
         }
     }
@@ -86,16 +99,22 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Calibrate(args) => cmd::calibrate::run(args).map(done),
         Command::Demo(args) => demo::run(args).map(done),
+        Command::Doctor(args) => cmd::doctor::run(args),
         Command::Engine(args) => cmd::engine::run(args).map(done),
+        Command::Epp(args) => cmd::epp::run(*args).map(done),
+        Command::Explain(args) => cmd::explain::run(args).map(done),
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
+        Command::Report(args) => cmd::report::run(*args).map(done),
         Command::Route(args) => cmd::route::run(*args).map(done),
         Command::RouteReplay(args) => cmd::route_replay::run(args).map(done),
         Command::Run(args) => cmd::run::run(args).map(done),
         Command::Simulate(args) => cmd::simulate::run(args).map(done),
         Command::Store(args) => cmd::store::run(args).map(done),
+        Command::Top(args) => cmd::top::run(args).map(done),
         Command::Trace(args) => cmd::trace::run(args).map(done),
         Command::Torture(args) => cmd::torture::run(args).map(done),
+        Command::Vllm(args) => cmd::vllm::run(args).map(done),
         #[cfg(feature = "bench")]
         Command::Bench(args) => forebay_bench::run(args).map(done),
     };

@@ -70,7 +70,9 @@ fn a_command_whose_reader_has_gone_does_its_work_and_says_nothing_of_it() {
 fn what_could_not_be_printed_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("node.toml");
-    std::fs::write(&config, "socket = '/tmp/x'\n[memory]\nsize = '8MiB'\n").unwrap();
+    let socket = folder.path().join("socket");
+    let toml = format!("socket = '{}'\n[memory]\nsize = '8MiB'\n", socket.display());
+    std::fs::write(&config, toml).unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let check = ["node", "--check-config", "--config", text(&config)];
     let ran = forebay(&check).stdout(full).stderr(Stdio::piped()).output().unwrap();

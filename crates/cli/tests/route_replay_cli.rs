@@ -43,8 +43,8 @@ fn with_router(log: &Path, client: impl FnOnce(&str)) {
     let (engine, engine_address) = serve(&["engine", "--port", "0", "--clock-ratio", "100"]);
     let backend = format!("a=http://{engine_address}");
     let log = log.to_str().unwrap();
-    let route = ["route", "--listen", "127.0.0.1:0", "--shutdown-delay", "0", "--backend", &backend];
-    let (router, address) = serve(&[&route[..], &["--decision-log", log]].concat());
+    let route = ["route", "--policy", "lpwl", "--listen", "127.0.0.1:0", "--shutdown-delay", "0"];
+    let (router, address) = serve(&[&route[..], &["--backend", &backend, "--decision-log", log]].concat());
     client(&address);
     terminate(router);
     terminate(engine);

@@ -2,8 +2,10 @@
 //! a place for its KV: with `--memory` a memory tier beside it, with `--ssd` a log below that, with
 //! `--node` the node of this host. What an engine does is `forebay-emulator`'s.
 
+use super::node_socket;
 use super::signals::Signals;
 use super::values::size;
+use forebay_client::protocol::explain::Description;
 use forebay_client::{Client, ClientOptions};
 use forebay_emulator::events::EventsConfig;
 use forebay_emulator::{Engine, EngineConfig, EngineHandle, StoreConnection, namespace};
@@ -114,7 +116,7 @@ pub fn run(args: Args) -> CommandResult {
         // Dropped last: the engine's transfers end before the mover does.
         let store = match (memory, node) {
             (Some(bytes), _) => Some(EngineStore::here(bytes, log.as_ref(), &config)?),
-            (None, Some(node)) => Some(EngineStore::with_node(node)?),
+            (None, Some(node)) => Some(EngineStore::with_node(node, described(&config))?),
             (None, None) => None,
         };
         let connection = store.as_ref().map(EngineStore::connection);
@@ -130,6 +132,13 @@ pub fn run(args: Args) -> CommandResult {
     })
 }
 
+/// What the node is told of the engine's KV.
+fn described(config: &EngineConfig) -> Description {
+    let mut facts = namespace(&config.profile).facts();
+    facts.insert("model".into(), config.profile.model.name.clone());
+    Description { key: config.namespace, chunk_tokens: config.chunk_tokens as u32, facts }
+}
+
 fn print_events(engine: &EngineHandle) {
     if let Some((publish, replay)) = engine.kv_events() {
         let replay = replay.map(|replay| format!(", replayed by tcp://{replay}")).unwrap_or_default();
@@ -140,13 +149,7 @@ fn print_events(engine: &EngineHandle) {
 impl Args {
     fn node_options(&self) -> Result<Option<ClientOptions>, Error> {
         let Some(socket) = &self.node else { return Ok(None) };
-        let mut options = ClientOptions::new(socket);
-        if let Some(file) = &self.node_token {
-            let token = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-            options.token = token.strip_suffix(b"\n").unwrap_or(&token).to_vec();
-        }
-        options.name = format!("forebay engine {}", std::process::id());
-        Ok(Some(options))
+        Ok(Some(node_socket::options("engine", socket, self.node_token.as_deref())?))
     }
 
     fn into_config(self) -> Result<EngineConfig, Error> {
@@ -246,11 +249,12 @@ impl EngineStore {
     }
 
     /// The node of this host.
-    fn with_node(options: ClientOptions) -> Result<EngineStore, Error> {
+    fn with_node(options: ClientOptions, described: Description) -> Result<EngineStore, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle = mover.handle();
         join(&handle)?;
         let client = Client::connect(&handle, HOST, options).map_err(|error| format!("--node: {error}"))?;
+        client.describe(described)?;
         Ok(EngineStore { store: Arc::new(client), own: None, mover })
     }
 

@@ -46,6 +46,14 @@ pub enum Unfit {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(Vec<u32>);
 
+impl std::str::FromStr for Version {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Version, Self::Err> {
+        text.split('.').map(str::parse).collect::<Result<_, _>>().map(Version)
+    }
+}
+
 impl std::fmt::Display for Version {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts: Vec<_> = self.0.iter().map(u32::to_string).collect();
@@ -107,11 +115,20 @@ fn elf(program: &Path, file: &mut File, library: &Path) -> Result<(), Unfit> {
     }
 }
 
+/// The version of glibc that a program is started with, and the one that a library needs, as far as
+/// their files say so.
+pub fn glibc(program: &Path, library: &Path) -> Option<(Version, Version)> {
+    let Headers::Linker(linker) = headers(&mut File::open(program).ok()?).ok()?? else { return None };
+    Some((newest_version(&libc_beside(&linker)?)?, newest_version(library)?))
+}
+
+fn libc_beside(linker: &Path) -> Option<PathBuf> {
+    linker.canonicalize().ok().map(|linker| linker.with_file_name(LIBC))
+}
+
 /// Of a program that glibc's dynamic linker starts.
 fn new_enough(program: PathBuf, linker: &Path, library: &Path) -> Result<(), Unfit> {
-    let Some(libc) = linker.canonicalize().ok().map(|linker| linker.with_file_name(LIBC)) else {
-        return Ok(());
-    };
+    let Some(libc) = libc_beside(linker) else { return Ok(()) };
     match (newest_version(&libc), newest_version(library)) {
         (Some(has), Some(needs)) if has < needs => Err(Unfit::Old { program, libc, has, needs }),
         _ => Ok(()),
@@ -138,8 +155,7 @@ fn newest_version(library: &Path) -> Option<Version> {
 
 /// `GLIBC_2.17`, but not `GLIBC_PRIVATE`.
 fn version(name: &[u8]) -> Option<Version> {
-    let numbers = std::str::from_utf8(name).ok()?.strip_prefix(GLIBC)?;
-    numbers.split('.').map(|number| number.parse().ok()).collect::<Option<_>>().map(Version)
+    std::str::from_utf8(name).ok()?.strip_prefix(GLIBC)?.parse().ok()
 }
 
 /// What an ELF file says of its dynamic linker.
@@ -303,7 +319,8 @@ mod tests {
         let path = std::env::var_os("PATH");
         let this = std::env::current_exe().unwrap();
         assert_eq!(check(OsStr::new("sh"), path.as_deref(), &this), Ok(()));
-        assert!(newest_version(&this).is_some_and(|needs| needs >= Version(vec![2, 17])));
+        let (has, needs) = glibc(&this, &this).unwrap();
+        assert!(has >= needs && needs >= Version(vec![2, 17]), "{has} {needs}");
     }
 
     #[test]

@@ -193,11 +193,19 @@ async fn replay(args: ReplayArgs) -> CommandResult {
         () = sampled => return Err("load sampling ended by itself".into()),
         () = gpus => return Err("GPU sampling ended by itself".into()),
     };
+    let mut unread = None;
     if let Some(decisions) = decisions {
         tokio::time::sleep(DECISION_LOG_LAG).await;
-        decisions.read_since(&args.arm, args.clock_ratio)?.write(&args.arm, &log)?;
+        match decisions.read_since(&args.arm, args.clock_ratio) {
+            Ok(read) => read.write(&args.arm, &log)?,
+            Err(error) => unread = Some(error),
+        }
     }
+    // What the engines did is shown, whatever the router's log is like.
     args.output.show(&RecordLog::read(&args.log)?)?;
+    if let Some(error) = unread {
+        return Err(error);
+    }
     ending.lock().judge(&outcome, &args)
 }
 

@@ -31,7 +31,7 @@ pub struct Args {
 
 /// Why the program was not started.
 #[derive(Debug, thiserror::Error)]
-enum RunError {
+pub enum RunError {
     #[error("{FILE} is not in {} nor in ../lib beside it", .0.display())]
     NoLibrary(PathBuf),
     #[error("the dynamic linker takes no path with spaces or colons: {}", .0.display())]
@@ -44,8 +44,7 @@ enum RunError {
 
 /// Replaces this process by the program; returns only if that fails.
 pub fn run(args: Args) -> CommandResult {
-    let binary = std::env::current_exe()?;
-    let library = library_near(binary.parent().unwrap_or(Path::new("/")))?;
+    let library = library_near(&std::env::current_exe()?)?;
     let Some((program, arguments)) = args.command.split_first() else { return Ok(()) };
     program::check(program, std::env::var_os("PATH").as_deref(), &library).map_err(RunError::Unfit)?;
     let mut command = Command::new(program);
@@ -59,8 +58,9 @@ pub fn run(args: Args) -> CommandResult {
     Err(RunError::Program { program: program.clone(), why: command.exec() }.into())
 }
 
-/// The library in the folder of this binary, or in `lib` beside that folder.
-fn library_near(folder: &Path) -> Result<PathBuf, RunError> {
+/// The library in the folder of a binary of ours, or in `lib` beside that folder.
+pub fn library_near(binary: &Path) -> Result<PathBuf, RunError> {
+    let folder = binary.parent().unwrap_or(Path::new("/"));
     let places = [folder.join(FILE), folder.join("../lib").join(FILE)];
     let found = places.into_iter().find_map(|place| place.canonicalize().ok());
     let library = found.ok_or_else(|| RunError::NoLibrary(folder.to_path_buf()))?;

@@ -1,7 +1,6 @@
 //! Nodes and engines as processes of their own, as on several hosts, with the router in this
 //! process. It starts and stops them and can kill a node.
 
-use super::metrics_page::MetricsPage;
 use super::node_config;
 use super::processes::{Launch, Process};
 use super::rows::{self, Count};
@@ -10,6 +9,7 @@ use super::spec::{
     node_name, store_name,
 };
 use super::vllm;
+use crate::metrics_page::MetricsPage;
 use forebay_results::output::Error;
 use forebay_router::{Backend, Policy, Router, RouterHandle};
 use forebay_trace::record::{Line, RecordWriter};

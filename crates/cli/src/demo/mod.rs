@@ -10,7 +10,6 @@ mod arm;
 mod cluster;
 mod host;
 mod kill;
-mod metrics_page;
 mod node_config;
 mod processes;
 mod rows;

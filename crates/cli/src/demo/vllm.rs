@@ -1,9 +1,10 @@
 //! A real vLLM as an engine of the demo: what it is told, how it says that it serves, what it
 //! counts. It knows vLLM's command line and metrics and a model's `config.json`.
 
-use super::metrics_page::MetricsPage;
 use super::processes::Launch;
 use super::rows::{self, Count};
+use crate::cmd::vllm::{TRANSFER_OPTION, transfer_config};
+use crate::metrics_page::MetricsPage;
 use forebay_steps::ModelFacts;
 use forebay_trace::report::{OUTSIDE_PEER_TOKENS, OUTSIDE_SSD_TOKENS, OUTSIDE_TOKENS};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -96,12 +97,6 @@ impl Vllm {
         context_tokens: usize,
     ) -> std::io::Result<Launch> {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let connector = serde_json::json!({
-            "kv_connector": "ForebayConnector",
-            "kv_connector_module_path": "forebay.vllm.connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": { "node": node },
-        });
         // vLLM keeps a block for itself. 0.33 refuses to start if the others do not hold a request.
         let blocks = pool_tokens.div_ceil(BLOCK_TOKENS) + 1;
         let options = [
@@ -111,7 +106,7 @@ impl Vllm {
             ("--max-model-len", context_tokens.to_string()),
             ("--block-size", BLOCK_TOKENS.to_string()),
             ("--num-gpu-blocks-override", blocks.to_string()),
-            ("--kv-transfer-config", connector.to_string()),
+            (TRANSFER_OPTION, transfer_config(node)),
         ];
         let launcher = LAUNCHER.replace("PARENT", &std::process::id().to_string());
         let mut arguments: Vec<OsString> = vec!["-c".into(), launcher.into(), "serve".into()];

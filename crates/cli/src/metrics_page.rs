@@ -1,4 +1,4 @@
-//! What an engine in a process of its own says of itself at `/metrics`.
+//! What a process says of itself at `/metrics`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,32 +6,42 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long an engine may take to answer, and how much it may say.
+/// How long it may take to answer where nobody waits for it, and how much it may say.
 const LIMIT: Duration = Duration::from_secs(5);
-const BYTES_MAX: u64 = 1 << 20;
+const BYTES_MAX: u64 = 16 << 20;
 
 /// A page of metrics.
 #[derive(Debug, Clone, Default)]
 pub struct MetricsPage(String);
 
-/// An engine that did not say anything.
+/// Somebody who did not say anything.
 #[derive(Debug, thiserror::Error)]
 #[error("http://{address}/metrics: {why}")]
 pub struct MetricsError {
-    address: SocketAddr,
-    why: String,
+    address: String,
+    pub why: String,
 }
 
 impl MetricsPage {
     /// Asks the engine at `address`.
     pub async fn of(address: SocketAddr) -> Result<MetricsPage, MetricsError> {
-        let failed = |why: String| MetricsError { address, why };
-        match timeout(LIMIT, get(address)).await {
+        MetricsPage::within(LIMIT, &address.to_string()).await
+    }
+
+    /// Asks whoever is at `HOST:PORT`, who has to answer in time.
+    pub async fn within(limit: Duration, address: &str) -> Result<MetricsPage, MetricsError> {
+        let failed = |why: String| MetricsError { address: address.to_owned(), why };
+        match timeout(limit, get(address)).await {
             Ok(Ok(page)) if page.starts_with("HTTP/1.1 200") => Ok(MetricsPage(page)),
             Ok(Ok(page)) => Err(failed(page.lines().next().unwrap_or("it said nothing").to_owned())),
             Ok(Err(error)) => Err(failed(error.to_string())),
-            Err(_) => Err(failed(format!("no answer within {} s", LIMIT.as_secs()))),
+            Err(_) => Err(failed(format!("no answer within {} s", limit.as_secs_f64()))),
         }
+    }
+
+    /// The page itself, behind the head of the answer.
+    pub fn body(&self) -> &str {
+        self.0.split_once("\r\n\r\n").map_or("", |(_, body)| body)
     }
 
     /// The value of the counter `name` whose labels have `label`, or 0 if there is none.
@@ -44,7 +54,7 @@ impl MetricsPage {
     }
 }
 
-async fn get(address: SocketAddr) -> std::io::Result<String> {
+async fn get(address: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;

@@ -1,11 +1,10 @@
-//! `forebay preflight`: whether a host is fit for fast copies, before anything depends on it. This
-//! file knows how findings are shown and what the exit code says; what is found is `forebay-cuda`'s
-//! to say.
+//! `forebay preflight gpu`: whether a host is fit for fast copies, before anything depends on it. This
+//! file knows how a host is shown; what is found is `forebay-cuda`'s to say.
 
-use clap::Subcommand;
+use crate::cmd::findings;
 use forebay_cuda::By;
 use forebay_cuda::driver::Driver;
-use forebay_cuda::preflight::{Finding, Severity, findings, without_driver, worst};
+use forebay_cuda::preflight::{self, Finding, Severity, without_driver, worst};
 use forebay_cuda::profile::{Profile, Relayed};
 use forebay_cuda::topology::{GpuFacts, MemoryFacts, Topology, Transparent};
 use forebay_results::output::Error;
@@ -16,28 +15,18 @@ use std::process::ExitCode;
 /// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    /// Check GPUs, their links and the host's memory; the exit code is 1 after warnings and 2 after
-    /// faults, otherwise 0
-    Gpu {
-        /// Write all figures and findings to a file as JSON too
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        /// First measure the links, and copies over them, for about 3 seconds, and keep the figures
-        /// for all programs that copy
-        #[arg(long)]
-        measure: bool,
-    },
+    /// Write all figures and findings to a file as JSON too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// First measure the links, and copies over them, for about 3 seconds, and keep the figures
+    /// for all programs that copy
+    #[arg(long)]
+    measure: bool,
 }
 
 /// Runs the command. The exit code is the worst finding's.
 pub fn run(args: Args) -> Result<ExitCode, Error> {
-    let What::Gpu { json, measure } = args.what;
+    let Args { json, measure } = args;
     let seen = Driver::load().and_then(|driver| Ok((driver, Topology::read(driver)?)));
     let (driver, host) = match seen {
         Ok(seen) => seen,
@@ -45,22 +34,22 @@ pub fn run(args: Args) -> Result<ExitCode, Error> {
             let finding = without_driver(&error);
             println!("fault: {}: {}", finding.what, finding.action);
             write(json.as_deref(), None, None, &[finding])?;
-            return Ok(exit_code(Severity::Fault));
+            return Ok(findings::exit_code(Severity::Fault));
         }
     };
     let profile = match measure && !host.gpus.is_empty() {
         true => Some(measured(driver, &host)?),
         false => Profile::kept(driver),
     };
-    let found = findings(&host, profile.as_ref());
+    let found = preflight::findings(&host, profile.as_ref());
     print_host(&host);
     if let Some(profile) = &profile {
         print_profile(profile);
     }
     println!();
-    found.iter().for_each(print_finding);
+    found.iter().for_each(|finding| findings::print(None, finding));
     write(json.as_deref(), Some(&host), profile.as_ref(), &found)?;
-    Ok(exit_code(worst(&found)))
+    Ok(findings::exit_code(worst(&found)))
 }
 
 /// Measures, and keeps what was measured.
@@ -71,14 +60,6 @@ fn measured(driver: &'static Driver, host: &Topology) -> Result<Profile, Error> 
     let failed = |error| format!("the figures are not kept: {}: {error}", folder.display());
     profile.save(&folder).map_err(failed)?;
     Ok(profile)
-}
-
-fn exit_code(severity: Severity) -> ExitCode {
-    ExitCode::from(match severity {
-        Severity::Ok | Severity::Note => 0,
-        Severity::Warning => 1,
-        Severity::Fault => 2,
-    })
 }
 
 fn print_host(host: &Topology) {
@@ -199,19 +180,6 @@ fn print_relayed(way: &str, relayed: &Relayed) {
     }
 }
 
-fn print_finding(finding: &Finding) {
-    let severity = match finding.severity {
-        Severity::Ok => "ok",
-        Severity::Note => "note",
-        Severity::Warning => "warning",
-        Severity::Fault => "fault",
-    };
-    println!("{severity:<8} {}", finding.what);
-    for line in [&finding.why, &finding.action].into_iter().filter(|line| !line.is_empty()) {
-        println!("         {line}");
-    }
-}
-
 fn gigabytes(bytes: Option<u64>) -> String {
     bytes.map_or("unknown".into(), |bytes| format!("{:.1} GB", bytes as f64 / 1e9))
 }
@@ -224,6 +192,5 @@ fn write(
 ) -> Result<(), Error> {
     let Some(file) = file else { return Ok(()) };
     let all = json!({"severity": worst(found), "findings": found, "host": host, "measured": profile});
-    std::fs::write(file, format!("{all:#}\n")).map_err(|error| format!("{}: {error}", file.display()))?;
-    Ok(())
+    findings::write(file, &all)
 }
