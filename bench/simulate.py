@@ -12,6 +12,7 @@ on GPUs.
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from typing import Any
 
 BENCH = Path(__file__).parent
 RESULTS = BENCH / "results"
+PROFILES = BENCH.parent / "crates" / "steps" / "profiles"
 COMBINED = "lpwl,lmetric,linear,session-sticky,added-latency"
 TRANSFERS = "elastic,elastic-pulls,elastic-hand-overs,threshold,migrate-5,migrate-10"
 # Host memory of the engines with long contexts: 1.5 million tokens of 98,304 bytes.
@@ -112,6 +114,29 @@ def warm(simulator: Simulator) -> None:
         ratios(simulator, name, found, "added-latency", "lpwl")
 
 
+def scaled(prefill: float, decode: float) -> str:
+    """A file with the profile of the H20, wrong by these factors."""
+    profile = (PROFILES / "h20-qwen3-coder-30b-a3b.toml").read_text()
+    factors = {
+        "linear_us_per_token": prefill,
+        "attention_ns_per_pair": prefill,
+        "kv_read_ns_per_context_token": decode,
+        "us_per_request": decode,
+        "floor_graph_us": decode,
+    }
+
+    def multiplied(line: re.Match[str]) -> str:
+        return f"{line[1]} = {float(line[2]) * factors.pop(line[1], 1.0)}"
+
+    # The first `us_per_request` is that of a step.
+    text = re.sub(
+        r"^(\w+) = ([0-9._]+)$", lambda it: multiplied(it) if it[1] in factors else it[0], profile, flags=re.M
+    )
+    file = Path(tempfile.gettempdir()) / f"h20-prefill{prefill}-decode{decode}.toml"
+    file.write_text(text)
+    return str(file)
+
+
 def stale(simulator: Simulator) -> None:
     """E8: what a late or wrong view does."""
     cell = f"{LONG} --at-once 64 --policies lpwl,added-latency,elastic --against lpwl"
@@ -120,7 +145,17 @@ def stale(simulator: Simulator) -> None:
     for error in (0.25, 0.5):
         simulator.run(f"stale.hits{int(100 * error)}", f"{cell} --hit-error {error}")
     simulator.run("stale.profile", f"{cell} --router-profile h200-llama-3.1-8b")
+    simulator.run("stale.prefill30", f"{cell} --router-profile {scaled(1.3, 0.7)}")
+    simulator.run("stale.decode30", f"{cell} --router-profile {scaled(0.7, 1.3)}")
     simulator.run("stale.true_hits", f"{cell} --true-hits")
+
+
+def sessions64(simulator: Simulator) -> None:
+    """The demo's traces with 64 sessions, on the virtual clock: a busy machine changes nothing."""
+    # A million tokens of host memory in all, as the demo has.
+    demo = "--preset demo --sessions 64 --engines 4 --at-once 64 --pool-tokens 120000 --tier 23437MiB"
+    policies = f"--policies round-robin,least-loaded,{COMBINED} --against lpwl"
+    simulator.run("sessions64", f"{demo} --shared-tier --ramp 20 --warm-up 0 {policies}", "--seeds 20")
 
 
 def limits(simulator: Simulator) -> None:
@@ -138,6 +173,8 @@ def limits(simulator: Simulator) -> None:
     simulator.run("limits.12pergpu_shared_tier", f"{LONG} --shared-tier --at-once 96 {cell}")
     report = f"{heavy} --at-once 8 --answers 200 --warm-up 0 --policies lpwl,added-latency,threshold,elastic"
     simulator.run("limits.report", f"{report} --against lpwl")
+    crowd = WARM.replace("60GiB", "600GiB")
+    simulator.run("limits.warm32_large_tier", f"{crowd} --at-once 256 {cell}")
 
 
 def traces(simulator: Simulator) -> None:
@@ -181,6 +218,7 @@ EXPERIMENTS: dict[str, Callable[[Simulator], None]] = {
     "elastic": elastic,
     "warm": warm,
     "stale": stale,
+    "sessions64": sessions64,
     "limits": limits,
     "traces": traces,
     "speed": speed,

@@ -12,15 +12,14 @@ one concept, while the others tie two concepts together.
 """
 
 import argparse
-import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
+
+from results import row, write
 
 Module = tuple[str, ...]
 
@@ -166,11 +165,6 @@ def lines(root: Path, names: list[str]) -> int:
     return sum((root / name).read_bytes().count(b"\n") for name in names)
 
 
-def row(name: str, unit: str, value: int) -> dict[str, object]:
-    """A figure that was counted, not measured several times."""
-    return {"name": name, "unit": unit, "value": value, "min": value, "max": value, "runs": 1}
-
-
 def main() -> int:
     """Prints the counts and the circles, and writes the results object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -200,14 +194,7 @@ def main() -> int:
     for each in rows:
         print(f"{each['name']}: {each['value']} {each['unit']}")
     if args.json:
-        describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-        commit = subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        machine = {"cpus": os.cpu_count(), "memory_gib": round(memory, 1), "kernel": os.uname().release}
-        date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        result: dict[str, object] = {"bench": "house", "commit": commit, "date": date}
-        result |= {"machine": machine | {"gpus": [], "disk": None}, "rows": rows}
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        write(args.json, "house", rows, root)
     return 0
 
 

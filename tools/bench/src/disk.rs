@@ -5,9 +5,9 @@
 //! theirs.
 //!
 //! In every run the store and the ceiling move as many objects of the same size, at the same depth,
-//! in the same file. They take turns in slices of a run, so that a disk whose speed changes from
+//! in the same files. They take turns in slices of a run, so that a disk whose speed changes from
 //! second to second changes for both; which of them goes first alternates. Both read in random
-//! order. Both write from the same memory and in the file's order, as a log does, and what a slice
+//! order. Both write from the same memory and in the files' order, as a log does, and what a slice
 //! wrote is durable when the slice ends. CPU time is that of the whole process; on our side it
 //! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have
 //! whole runs of their own between ours.
@@ -23,9 +23,9 @@ mod recovery;
 mod sides;
 
 use crate::output::{CommandResult, Error, Output, finish};
-use file::TestFile;
+use file::TestFiles;
 use forebay_results::{Results, Row};
-use memory::{Direction, MIB, Objects};
+use memory::{At, Direction, MIB, Objects};
 use ours::Ours;
 use peer::PeerProcess;
 use rand::SeedableRng;
@@ -35,10 +35,11 @@ use raw::Raw;
 use sides::{Figures, Side, cpu_rows};
 use std::path::PathBuf;
 
-/// Sizes: name, bytes, and how many are under way at a time: enough to keep the disks of the study
-/// busy.
-const SIZES: [(&str, u64, usize); 4] =
+/// Sizes: name, bytes, and how many are under way at a time on each disk: enough to keep those of
+/// the study busy.
+const SIZES: [Size; 4] =
     [("80kib", 80 << 10, 16), ("128kib", 128 << 10, 16), ("1mib", 1 << 20, 8), ("2mib", 2 << 20, 4)];
+type Size = (&'static str, u64, usize);
 /// The size that is also measured after everything was overwritten several times.
 const CHURNED: &str = "128kib";
 /// How often everything is overwritten before.
@@ -52,9 +53,13 @@ const SLICES: usize = 4;
 /// Arguments of `forebay bench disk`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Directory on the disk under test; its file system must allow direct I/O
-    #[arg(long, value_name = "DIR")]
-    dir: PathBuf,
+    /// Directory on the disk under test, whose file system must allow direct I/O; repeat for each
+    /// disk that objects are spread over
+    #[arg(long, value_name = "DIR", required = true)]
+    dir: Vec<PathBuf>,
+    /// Sizes of objects, all of them by default: 80kib, 128kib, 1mib, 2mib
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = size)]
+    sizes: Vec<Size>,
     /// Number of runs of each kind
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
@@ -79,11 +84,20 @@ pub fn run(mut args: Args) -> CommandResult {
         (args.runs, args.run_mib, args.recovery_chunks) = (2, 16, 100_000);
     }
     let mut results = Results::new("disk");
-    results.rows.extend(recovery::rows(&args.dir, args.recovery_chunks, args.runs)?);
-    for (name, bytes, depth) in SIZES {
+    results.rows.extend(recovery::rows(&args.dir[0], args.recovery_chunks, args.runs)?);
+    let sizes = if args.sizes.is_empty() { SIZES.to_vec() } else { args.sizes.clone() };
+    for (name, bytes, depth) in sizes {
+        let depth = depth * args.dir.len();
         results.rows.extend(Bench::new(&args, Objects { bytes, depth, slots: BATCHES * depth })?.rows(name)?);
     }
     finish(&results, &args.output)
+}
+
+/// The size that is called so.
+fn size(name: &str) -> Result<Size, String> {
+    let names = SIZES.map(|(name, ..)| name).join(", ");
+    let found = SIZES.into_iter().find(|(size, ..)| *size == name);
+    found.ok_or_else(|| format!("'{name}' is not allowed: {names}"))
 }
 
 /// Objects of one size, and all who move them.
@@ -96,19 +110,19 @@ struct Bench<'a> {
     raw: Raw,
     peer: Option<PeerProcess>,
     random: StdRng,
-    /// Last, so that it is removed after everybody has closed it.
-    file: TestFile,
+    /// Last, so that they are removed after everybody has closed them.
+    files: TestFiles,
 }
 
 impl Bench<'_> {
     fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Error> {
         let count = (args.run_mib * MIB / objects.bytes) as usize;
-        let file = TestFile::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
-        let ours = Ours::open(&file, objects)?;
-        let raw = Raw::open(file.path(), ours.memory())?;
-        let peer = PeerProcess::start(&args.peer, &args.dir, objects, count)?;
+        let files = TestFiles::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
+        let ours = Ours::open(&files, objects)?;
+        let raw = Raw::open(&files.paths(), ours.memory())?;
+        let peer = PeerProcess::start(&args.peer, &args.dir[0], objects, count)?;
         let random = StdRng::seed_from_u64(objects.bytes);
-        Ok(Bench { args, objects, count, ours, raw, peer, random, file })
+        Ok(Bench { args, objects, count, ours, raw, peer, random, files })
     }
 
     fn rows(mut self, name: &str) -> Result<Vec<Row>, Error> {
@@ -130,7 +144,7 @@ impl Bench<'_> {
 
     /// The same after the log was filled again and again.
     fn churned_rows(&mut self, name: &str) -> Result<Vec<Row>, Error> {
-        self.ours.store((CAPACITIES * self.file.log_bytes() / self.objects.bytes) as usize)?;
+        self.ours.store((CAPACITIES * self.files.log_bytes() / self.objects.bytes) as usize)?;
         let (mut store, mut retrieve) = (Figures::default(), Figures::default());
         for run in 0..self.args.runs {
             self.store_run(&mut store, run)?;
@@ -144,13 +158,13 @@ impl Bench<'_> {
 
     /// New objects on our side; the next stretch of its room for the ceiling.
     fn store_run(&mut self, figures: &mut Figures, run: u32) -> Result<(), Error> {
-        let places = self.file.places(self.objects.bytes);
+        let places = self.files.places(self.objects.bytes);
         let from = (run as usize * self.count).min(places.len() - self.count);
         self.slices(figures, Direction::Write, &places[from..from + self.count])
     }
 
     fn retrieve_runs(&mut self, figures: &mut Figures) -> Result<(), Error> {
-        let mut places = self.file.places(self.objects.bytes);
+        let mut places = self.files.places(self.objects.bytes);
         let count = self.count.min(self.ours.resident());
         for _ in 0..self.args.runs {
             places.shuffle(&mut self.random);
@@ -161,7 +175,7 @@ impl Bench<'_> {
     }
 
     /// A run: an object for each place, by both sides in turn.
-    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[u64]) -> Result<(), Error> {
+    fn slices(&mut self, figures: &mut Figures, direction: Direction, places: &[At]) -> Result<(), Error> {
         for (slice, places) in places.chunks(places.len().div_ceil(SLICES)).enumerate() {
             let count = places.len();
             for turn in 0..2 {
@@ -174,8 +188,9 @@ impl Bench<'_> {
         }
         figures.raw.end_run(self.objects);
         figures.ours.end_run(self.objects);
-        if let Some(version) = fio::version() {
-            let mib_per_s = fio::mib_per_s(direction, &self.file, self.objects, self.args.run_mib)?;
+        // fio would not take the disks in turn as we do.
+        if let ([file], Some(version)) = (&self.files.0[..], fio::version()) {
+            let mib_per_s = fio::mib_per_s(direction, file, self.objects, self.args.run_mib)?;
             // Its CPU time is that of another process and not known here.
             figures.fio.get_or_insert_with(|| (version, Side::default())).1.note(mib_per_s, 0.0);
         }

@@ -9,8 +9,10 @@ mod burst;
 mod checksum;
 mod copy;
 mod disk;
+mod layers;
 mod net;
 mod node;
+mod nvme;
 mod output;
 mod route;
 mod store;
@@ -42,6 +44,8 @@ enum Bench {
     CopyNode(copy::NodeArgs),
     /// Objects through the disk link, against bare io_uring on the same file
     Disk(disk::Args),
+    /// How soon an engine can begin with a prompt on SSD: by its layers, and by its chunks
+    Layers(layers::Args),
     /// Memory of another process through an agent, against plain sockets between the same processes
     Net(net::Args),
     /// The other process of `net`
@@ -49,6 +53,8 @@ enum Bench {
     NetOwner(net::OwnerArgs),
     /// What it costs to store and load a long prompt by way of a node: time, CPU and messages
     Node(node::Args),
+    /// What it costs to encode commands for an NVMe drive, without one
+    Nvme(nvme::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
     /// Lookups and leases in a full memory tier
@@ -66,9 +72,11 @@ pub fn run(args: Args) -> CommandResult {
         Bench::CopyLoad(args) => copy::run_load(args),
         Bench::CopyNode(args) => copy::run_node(args),
         Bench::Disk(args) => disk::run(args),
+        Bench::Layers(args) => layers::run(args),
         Bench::Net(args) => net::run(args),
         Bench::NetOwner(args) => net::run_owner(args),
         Bench::Node(args) => node::run(args),
+        Bench::Nvme(args) => nvme::run(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),

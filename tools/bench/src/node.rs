@@ -1,10 +1,10 @@
-//! `forebay bench node`: what it costs to store and to load the KV of a prompt of 128k tokens by
-//! way of a node: time, CPU of node and client together, and messages. A real node and its client
-//! run in this process, and share memory as two processes do. Chunks are small, so that messages
-//! weigh more than bytes. The ceilings are one copy of the bytes by one thread, and bare reads of as
+//! `forebay bench node`: what it costs to store and to load the KV of a prompt by way of a node:
+//! time, CPU of node and client together, and messages. A real node and its client run in this
+//! process, and share memory as two processes do. Chunks are small unless others are asked for, so
+//! that messages weigh more than bytes. The ceilings are one copy of the bytes by one thread, and bare reads of as
 //! many bytes from the SSD into memory that is in no processor's cache.
 
-use crate::disk::memory::{Buffers, Direction, Objects};
+use crate::disk::memory::{At, Buffers, Direction, Objects};
 use crate::disk::raw::Raw;
 use crate::output::{CommandResult, Error, Output, finish};
 use crate::timing::cost;
@@ -17,21 +17,22 @@ use forebay_transfer::{
     Backing, Class, End, HostBuffer, HostLink, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place,
     RegionId, Span, SpanPair, Transfer,
 };
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-/// Chunks of the prompt: 128k tokens in chunks of 64.
-const CHUNKS: usize = 2048;
+const CHUNK_TOKENS: u32 = 64;
 const LAYERS: u64 = 32;
-const LAYER_BYTES: u64 = 4096;
-const CHUNK_BYTES: u64 = LAYERS * LAYER_BYTES;
+/// Direct I/O moves whole pages.
+const PAGE_BYTES: u32 = 4096;
 /// Chunks that are stored or brought at a time, as an engine does it.
 const AT_A_TIME: usize = 512;
 /// And those that are asked for together.
 const TOGETHER: usize = 128;
-const MEMORY_BYTES: u64 = 3 * CHUNKS as u64 * CHUNK_BYTES;
+/// Chunks that a node has memory for at least: with fewer, one would not fit a slab of it.
+const MEMORY_CHUNKS_MIN: u64 = 128;
 const TTL_US: u64 = 60_000_000;
 const LIMIT: Duration = Duration::from_secs(60);
 const HOST: Place = Place::Host(0);
@@ -42,11 +43,56 @@ pub struct Args {
     /// Directory in which the node's SSD log is made [default: a temporary one]
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Length of the prompt, which is stored in chunks of 64 tokens
+    #[arg(long, value_name = "COUNT", default_value_t = 128 << 10, value_parser = whole::<CHUNK_TOKENS>)]
+    tokens: u32,
+    /// KV of a chunk in each of its 32 layers: 262144 is that of an 8B model
+    #[arg(long, value_name = "BYTES", default_value_t = PAGE_BYTES, value_parser = whole::<PAGE_BYTES>)]
+    layer_bytes: u32,
     /// Number of runs; each stores and loads a prompt of its own
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     #[command(flatten)]
     output: Output,
+}
+
+/// A number of which `OF` is a part.
+fn whole<const OF: u32>(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number: &u32| (OF..=1 << 30).contains(number));
+    let number = number.filter(|number| number.is_multiple_of(OF));
+    number.ok_or_else(|| format!("'{text}' is not allowed: multiples of {OF} up to {}", 1 << 30))
+}
+
+/// How large a prompt's KV is.
+#[derive(Clone, Copy)]
+struct Prompt {
+    chunks: usize,
+    layer_bytes: u64,
+}
+
+impl Prompt {
+    fn chunk_bytes(&self) -> u64 {
+        LAYERS * self.layer_bytes
+    }
+
+    fn bytes(&self) -> u64 {
+        self.chunks as u64 * self.chunk_bytes()
+    }
+
+    /// The chunks to ask for next, where so many have been asked for and so many are done: `None`
+    /// when enough are under way.
+    fn next(&self, asked: usize, done: usize) -> Option<Range<usize>> {
+        let end = self.chunks.min(asked + TOGETHER);
+        (asked < end && end <= done + AT_A_TIME).then_some(asked..end)
+    }
+
+    /// The ids of the chunks of one such prompt.
+    fn ids(&self, number: u32) -> Vec<ChunkId> {
+        let namespace = NamespaceKey::from_bytes([1; 32]);
+        let first = ChunkId::derive(&namespace, None, &[number]);
+        let next = |parent: &ChunkId| Some(ChunkId::derive(&namespace, Some(parent), &[number]));
+        std::iter::successors(Some(first), next).take(self.chunks).collect()
+    }
 }
 
 /// What one act cost.
@@ -62,19 +108,21 @@ pub fn run(args: Args) -> CommandResult {
         None => tempfile::tempdir()?,
     };
     let mut costs: [(&str, Vec<Cost>); 3] = ["store", "load", "load_ssd"].map(|name| (name, Vec::new()));
-    let mut ceilings = Ceilings::new()?;
+    let prompt =
+        Prompt { chunks: (args.tokens / CHUNK_TOKENS) as usize, layer_bytes: u64::from(args.layer_bytes) };
+    let mut ceilings = Ceilings::new(prompt)?;
     for run in 0..args.runs {
-        let ids = prompt(run);
-        let node = start(folder.path())?;
-        let engine = Engine::connect(&socket(folder.path()))?;
+        let ids = prompt.ids(run);
+        let node = start(folder.path(), prompt)?;
+        let engine = Engine::connect(&socket(folder.path()), prompt)?;
         costs[0].1.push(engine.cost(|| engine.store(&ids))?);
         costs[1].1.push(engine.cost(|| engine.load(&ids, 0))?);
         drop(engine);
         // The next one has all of it on its SSD, and nothing in memory.
         node.drain(LIMIT)?;
-        let node = start(folder.path())?;
-        let engine = Engine::connect(&socket(folder.path()))?;
-        costs[2].1.push(engine.cost(|| engine.load(&ids, CHUNKS))?);
+        let node = start(folder.path(), prompt)?;
+        let engine = Engine::connect(&socket(folder.path()), prompt)?;
+        costs[2].1.push(engine.cost(|| engine.load(&ids, prompt.chunks))?);
         drop((engine, node));
         ceilings.add(&folder.path().join("log"))?;
     }
@@ -82,7 +130,7 @@ pub fn run(args: Args) -> CommandResult {
     for (name, costs) in &costs {
         let row = |what: &str, unit, of: fn(&Cost) -> f64| {
             let runs: Vec<f64> = costs.iter().map(of).collect();
-            Row::of_runs(format!("node.{name}.128k.{what}"), unit, &runs)
+            Row::of_runs(format!("node.{name}.{}.{what}", short(args.tokens)), unit, &runs)
         };
         let time = row("ms", "ms", |cost| cost.ms).with_ceiling(ceilings.ms_of(name));
         results.rows.push(time);
@@ -92,23 +140,30 @@ pub fn run(args: Args) -> CommandResult {
     finish(&results, &args.output)
 }
 
+/// 128k for 131,072.
+fn short(tokens: u32) -> String {
+    if tokens.is_multiple_of(1 << 10) { format!("{}k", tokens >> 10) } else { tokens.to_string() }
+}
+
 /// What the machine does at best, run by run.
 struct Ceilings {
+    prompt: Prompt,
     buffers: Buffers,
     copy_ms: Vec<f64>,
     disk_ms: Vec<f64>,
 }
 
 impl Ceilings {
-    fn new() -> Result<Ceilings, Error> {
+    fn new(prompt: Prompt) -> Result<Ceilings, Error> {
         // A page behind each chunk says what is in it.
-        let objects = Objects { bytes: CHUNK_BYTES + 4096, depth: 32, slots: CHUNKS };
-        Ok(Ceilings { buffers: Buffers::new(objects)?, copy_ms: Vec::new(), disk_ms: Vec::new() })
+        let bytes = prompt.chunk_bytes() + u64::from(PAGE_BYTES);
+        let objects = Objects { bytes, depth: 32, slots: prompt.chunks };
+        Ok(Ceilings { prompt, buffers: Buffers::new(objects)?, copy_ms: Vec::new(), disk_ms: Vec::new() })
     }
 
     /// Measures both. Nobody uses the log meanwhile.
     fn add(&mut self, log: &Path) -> CommandResult {
-        let from = vec![1_u8; CHUNKS * CHUNK_BYTES as usize];
+        let from = vec![1_u8; self.prompt.bytes() as usize];
         let mut to = vec![0_u8; from.len()];
         let copied = cost(|| {
             to.copy_from_slice(std::hint::black_box(&from));
@@ -116,8 +171,9 @@ impl Ceilings {
         })?;
         self.copy_ms.push(copied.wall_s * 1e3);
         std::hint::black_box(to);
-        let places: Vec<u64> = (0..CHUNKS as u64).map(|chunk| chunk * self.buffers.objects.bytes).collect();
-        let mut raw = Raw::open(log, &self.buffers)?;
+        let place = |chunk| At { file: 0, offset: chunk * self.buffers.objects.bytes };
+        let places: Vec<At> = (0..self.prompt.chunks as u64).map(place).collect();
+        let mut raw = Raw::open(&[log], &self.buffers)?;
         self.disk_ms.push(cost(|| raw.run(Direction::Read, &places))?.wall_s * 1e3);
         Ok(())
     }
@@ -135,25 +191,20 @@ fn socket(folder: &Path) -> PathBuf {
 }
 
 /// A node with room for three prompts in memory, and for all of them on SSD.
-fn start(folder: &Path) -> Result<Node, Error> {
-    let mut config = NodeConfig::new(socket(folder), MEMORY_BYTES);
-    config.memory.chunk_size = CHUNK_BYTES;
+fn start(folder: &Path, prompt: Prompt) -> Result<Node, Error> {
+    let memory_bytes = (3 * prompt.bytes()).max(MEMORY_CHUNKS_MIN * prompt.chunk_bytes());
+    let mut config = NodeConfig::new(socket(folder), memory_bytes);
+    config.memory.chunk_size = prompt.chunk_bytes();
     config.write_back = WriteBackPolicy::All;
-    let (path, size) = (folder.join("log"), 8 * MEMORY_BYTES);
+    let (path, size) = (folder.join("log"), 8 * memory_bytes);
     config.ssd = vec![SsdConfig { path, size, segment_size: 0, create: true }];
     Ok(Node::start(&config)?)
-}
-
-fn prompt(number: u32) -> Vec<ChunkId> {
-    let namespace = NamespaceKey::from_bytes([1; 32]);
-    let first = ChunkId::derive(&namespace, None, &[number]);
-    let next = |parent: &ChunkId| Some(ChunkId::derive(&namespace, Some(parent), &[number]));
-    std::iter::successors(Some(first), next).take(CHUNKS).collect()
 }
 
 /// A client, and memory for the KV of a prompt.
 struct Engine {
     client: Client,
+    prompt: Prompt,
     region: RegionId,
     mover: MoverThread,
 }
@@ -165,18 +216,18 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    fn connect(socket: &Path) -> Result<Engine, Error> {
+    fn connect(socket: &Path, prompt: Prompt) -> Result<Engine, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let handle: MoverHandle = mover.handle();
         let link = handle.add_link(LinkSpec::new("host", 4, 64 << 20), Box::new(HostLink::new(1)?))?;
         handle.add_path(PathSpec::direct(HOST, HOST, link))??;
-        let memory = Arc::new(HostBuffer::new(CHUNKS * CHUNK_BYTES as usize));
+        let memory = Arc::new(HostBuffer::new(prompt.bytes() as usize));
         let truth: Vec<u8> =
             (0..memory.len()).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
         memory.write(0, &truth);
         let region = handle.register(HOST, memory)?;
         let client = Client::connect(&handle, HOST, ClientOptions::new(socket))?;
-        Ok(Engine { client, region, mover })
+        Ok(Engine { client, prompt, region, mover })
     }
 
     /// Does it, and says what it cost.
@@ -189,30 +240,31 @@ impl Engine {
 
     /// Where the layers of a chunk lie.
     fn layers(&self, chunk: usize) -> Vec<Vec<Span>> {
-        let start = chunk as u64 * CHUNK_BYTES;
-        let layer = |layer| vec![Span::new(self.region, start + layer * LAYER_BYTES, LAYER_BYTES)];
+        let Prompt { layer_bytes, .. } = self.prompt;
+        let start = chunk as u64 * self.prompt.chunk_bytes();
+        let layer = |layer| vec![Span::new(self.region, start + layer * layer_bytes, layer_bytes)];
         (0..LAYERS).map(layer).collect()
     }
 
     fn store(&self, ids: &[ChunkId]) -> CommandResult {
-        let shape = ChunkShape::new((0..LAYERS).map(|_| LAYER_BYTES))?;
+        let shape = ChunkShape::new((0..LAYERS).map(|_| self.prompt.layer_bytes))?;
         let (sender, events) = channel();
         let (mut begun, mut stored) = (0, 0);
-        while stored < CHUNKS {
-            while begun + TOGETHER <= CHUNKS.min(stored + AT_A_TIME) {
-                let (first, told) = (begun, sender.clone());
+        while stored < self.prompt.chunks {
+            while let Some(asked) = self.prompt.next(begun, stored) {
+                let (first, told) = (asked.start, sender.clone());
                 let on_end =
                     move |chunk, reserved| drop(told.send((first + chunk, Event::Reserved(reserved))));
                 let parent = |chunk: usize| chunk.checked_sub(1).map(|before| ids[before]);
                 let new = |chunk| NewChunk { id: ids[chunk], parent: parent(chunk) };
-                begun += TOGETHER;
-                let chunks: Vec<NewChunk> = (first..begun).map(new).collect();
-                self.client.reserve(&shape, &chunks, on_end);
+                begun = asked.end;
+                let asked: Vec<NewChunk> = asked.map(new).collect();
+                self.client.reserve(&shape, &asked, on_end);
             }
             let (chunk, event) = events.recv_timeout(LIMIT)?;
             match event {
                 Event::Reserved(Reserved::Slot(slot)) => self.fill(chunk, slot, &sender)?,
-                Event::Copied(slot, End::Done { bytes: CHUNK_BYTES }) => {
+                Event::Copied(slot, End::Done { bytes }) if bytes == self.prompt.chunk_bytes() => {
                     let (sums, told) = (slot.sums(&self.layers(chunk)), sender.clone());
                     slot.commit(sums, move |end| drop(told.send((chunk, Event::Stored(end)))));
                 }
@@ -225,7 +277,8 @@ impl Engine {
 
     /// Copies a chunk into its slot.
     fn fill(&self, chunk: usize, slot: Slot, sender: &Sender<(usize, Event)>) -> CommandResult {
-        let from = Span::new(self.region, chunk as u64 * CHUNK_BYTES, CHUNK_BYTES);
+        let bytes = self.prompt.chunk_bytes();
+        let from = Span::new(self.region, chunk as u64 * bytes, bytes);
         let transfer = Transfer::new(vec![SpanPair::new(from, slot.span())], Class::WriteBack);
         let told = sender.clone();
         let on_end = move |end| drop(told.send((chunk, Event::Copied(slot, end))));
@@ -235,20 +288,20 @@ impl Engine {
     /// Loads a prompt, of which so many chunks are on SSD.
     fn load(&self, ids: &[ChunkId], on_disk: usize) -> CommandResult {
         let lease = self.client.lease(ids, TTL_US);
-        if (lease.len(), lease.on_disk()) != (CHUNKS, on_disk) {
+        if (lease.len(), lease.on_disk()) != (self.prompt.chunks, on_disk) {
             return Err(format!("a lease of {} chunks, {} on disk", lease.len(), lease.on_disk()).into());
         }
         let (sender, events) = channel();
         let (mut begun, mut loaded) = (0, 0);
-        while loaded < CHUNKS {
-            while begun + TOGETHER <= CHUNKS.min(loaded + AT_A_TIME) {
+        while loaded < self.prompt.chunks {
+            while let Some(asked) = self.prompt.next(begun, loaded) {
                 let told = sender.clone();
                 let on_end = move |chunk, brought: Result<LeasedChunk, String>| {
                     drop(told.send((chunk, Came::Brought(brought.map(drop)))));
                 };
-                let chunks: Vec<usize> = (begun..begun + TOGETHER).collect();
-                self.client.bring(&lease, &chunks, Class::Demand, None, on_end);
-                begun += TOGETHER;
+                begun = asked.end;
+                let asked: Vec<usize> = asked.collect();
+                self.client.bring(&lease, &asked, Class::Demand, None, on_end);
             }
             let (chunk, came) = events.recv_timeout(LIMIT)?;
             match came {
@@ -258,7 +311,7 @@ impl Engine {
                     let layers = self.layers(chunk);
                     self.client.load_chunk(&lease, chunk, &layers, Class::Demand, None, on_end)?;
                 }
-                Came::Loaded(End::Done { bytes: CHUNK_BYTES }) => loaded += 1,
+                Came::Loaded(End::Done { bytes }) if bytes == self.prompt.chunk_bytes() => loaded += 1,
                 other => return Err(format!("chunk {chunk} was not loaded: {other:?}").into()),
             }
         }

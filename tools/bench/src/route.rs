@@ -20,6 +20,7 @@ use forebay_results::{Peer, Results, Row};
 use forebay_trace::quantile::Quantiles;
 use load::Prompts;
 use process::{Pinned, Priority, free_port};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -121,7 +122,7 @@ async fn measure(args: Args, mut results: Results, router_cpu: usize) -> Command
             for (arm, figures) in arms.iter().zip(&mut figures) {
                 arm.process.resume();
                 load::closed_loop(arm.address, &mut prompts, CLOSED_LOOP, WARM_UP).await?;
-                figures.cpu_ms.push(cpu_ms(arm, &mut prompts, &args).await?);
+                figures.add_cpu(arm, &mut prompts, &args).await?;
                 figures.add_times(engines[0], arm, &mut prompts, &args, run).await?;
                 arm.process.pause();
             }
@@ -135,20 +136,30 @@ async fn measure(args: Args, mut results: Results, router_cpu: usize) -> Command
 #[derive(Default)]
 struct Figures {
     cpu_ms: Vec<f64>,
+    /// The same for each program that is part of the arm.
+    program_cpu_ms: BTreeMap<String, Vec<f64>>,
     added_p50_ms: Vec<f64>,
     added_p99_ms: Vec<f64>,
     stalled_share: Vec<f64>,
 }
 
-/// CPU time per request in a closed loop.
-async fn cpu_ms(arm: &Arm, prompts: &mut Prompts, args: &Args) -> Result<f64, load::Failure> {
-    let before = arm.process.cpu_seconds()?;
-    let length = Duration::from_secs(args.run_seconds);
-    let requests = load::closed_loop(arm.address, prompts, CLOSED_LOOP, length).await?;
-    Ok((arm.process.cpu_seconds()? - before) * 1e3 / requests as f64)
-}
-
 impl Figures {
+    /// CPU time per request in a closed loop.
+    async fn add_cpu(&mut self, arm: &Arm, prompts: &mut Prompts, args: &Args) -> Result<(), load::Failure> {
+        let before = arm.process.cpu_seconds()?;
+        let length = Duration::from_secs(args.run_seconds);
+        let requests = load::closed_loop(arm.address, prompts, CLOSED_LOOP, length).await?;
+        let mut sum = 0.0;
+        for (program, after) in arm.process.cpu_seconds()? {
+            let used = after - before.get(&program).unwrap_or(&0.0);
+            let cpu_ms = used * 1e3 / requests as f64;
+            self.program_cpu_ms.entry(program).or_default().push(cpu_ms);
+            sum += cpu_ms;
+        }
+        self.cpu_ms.push(sum);
+        Ok(())
+    }
+
     async fn add_times(
         &mut self,
         engine: SocketAddr,
@@ -159,7 +170,7 @@ impl Figures {
     ) -> Result<(), load::Failure> {
         let length = Duration::from_secs(args.run_seconds);
         let rate = 2.0 * f64::from(args.rate);
-        let priority = Priority::raise(arm.process.id());
+        let priority = Priority::raise(arm.process.ids()?);
         let times = load::open_loop([engine, arm.address], prompts, rate, length, u64::from(run)).await?;
         drop(priority);
         let [direct, routed] = times;
@@ -190,7 +201,14 @@ fn rows(size: &str, figures: &[Figures], peer: Option<&PeerCommand>) -> Vec<Row>
         });
         row
     };
-    kinds.into_iter().map(row).collect()
+    let parts = peer.zip(figures.get(1)).into_iter().flat_map(|(peer, figures)| {
+        // What a peer of several programs takes in each of them.
+        let parts = figures.program_cpu_ms.iter().filter(|_| figures.program_cpu_ms.len() > 1);
+        parts.map(move |(program, cpu_ms)| {
+            Row::of_runs(format!("route.cpu_ms.{size}.{}.{program}", peer.name), "ms", cpu_ms)
+        })
+    });
+    kinds.into_iter().map(row).chain(parts).collect()
 }
 
 fn start_router(

@@ -109,6 +109,11 @@ impl Results {
         self.machine.gpus = names;
     }
 
+    /// Names the disk that was measured.
+    pub fn disk(&mut self, name: impl Into<String>) {
+        self.machine.disk = Some(name.into());
+    }
+
     /// Writes the object as indented JSON.
     pub fn write(&self, file: &Path) -> std::io::Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;

@@ -1,15 +1,18 @@
-//! The file under test: a log, and behind it as much room again for the ceiling, which thereby
-//! works on the same file without touching the log. All of it is written once before anything is
-//! measured: what was only set aside is slower to write the first time.
+//! The files under test: in each a log, and behind it as much room again for the ceiling, which
+//! thereby works on the same file without touching the log. All of it is written once before
+//! anything is measured: what was only set aside is slower to write the first time.
 
-use super::memory::{Buffers, Direction, MIB, Objects};
+use super::memory::{At, Buffers, Direction, MIB, Objects};
 use super::raw::Raw;
 use crate::output::Error;
 use forebay_store::log::Layout;
 use forebay_store::ssd::{Existing, init};
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempPath;
+
+/// Each file has room for one more of these, as its end may hold only a part of an object.
+const LARGEST_OBJECT: u64 = 2 * MIB;
 
 /// A file with a log in it. Removed when dropped.
 pub struct TestFile {
@@ -47,15 +50,51 @@ impl TestFile {
         (self.log_bytes, self.room_bytes)
     }
 
-    /// Places for objects behind the log.
-    pub fn places(&self, object_bytes: u64) -> Vec<u64> {
-        (0..self.room_bytes / object_bytes).map(|number| self.log_bytes + number * object_bytes).collect()
+    /// Where the object of this number would lie behind the log.
+    fn offset(&self, number: u64, object_bytes: u64) -> u64 {
+        self.log_bytes + number * object_bytes
     }
 
     fn write_once(&self, from: u64) -> Result<(), Error> {
         let objects = Objects { bytes: MIB, depth: 8, slots: 16 };
         let end = self.log_bytes + self.room_bytes;
-        let places: Vec<u64> = (0..(end - from) / MIB).map(|number| from + number * MIB).collect();
-        Raw::open(&self.path, &Buffers::new(objects)?)?.run(Direction::Write, &places)
+        let place = |number| At { file: 0, offset: from + number * MIB };
+        let places: Vec<At> = (0..(end - from) / MIB).map(place).collect();
+        Raw::open(&[self.path()], &Buffers::new(objects)?)?.run(Direction::Write, &places)
+    }
+}
+
+/// One such file in each directory, as alike as disks that a node spreads its chunks over.
+pub struct TestFiles(pub Vec<TestFile>);
+
+impl TestFiles {
+    /// Makes files that together have room for `objects_bytes` of objects in their logs.
+    pub fn make(dirs: &[PathBuf], objects_bytes: u64) -> Result<TestFiles, Error> {
+        let each = objects_bytes.div_ceil(dirs.len() as u64).next_multiple_of(MIB) + LARGEST_OBJECT;
+        let files: Result<Vec<TestFile>, Error> = dirs.iter().map(|dir| TestFile::make(dir, each)).collect();
+        Ok(TestFiles(files?))
+    }
+
+    /// Where they are.
+    pub fn paths(&self) -> Vec<&Path> {
+        self.0.iter().map(TestFile::path).collect()
+    }
+
+    /// Length of all logs together.
+    pub fn log_bytes(&self) -> u64 {
+        self.0.iter().map(TestFile::log_bytes).sum()
+    }
+
+    /// Places for objects behind the logs, in each file in turn.
+    pub fn places(&self, object_bytes: u64) -> Vec<At> {
+        let room_bytes = self.0.iter().map(|file| file.room_bytes).min().unwrap_or(0);
+        let row = |number| {
+            let place = move |(file, test): (usize, &TestFile)| At {
+                file,
+                offset: test.offset(number, object_bytes),
+            };
+            self.0.iter().enumerate().map(place)
+        };
+        (0..room_bytes / object_bytes).flat_map(row).collect()
     }
 }

@@ -1,5 +1,6 @@
 //! The memory that both sides use: for each object under way one buffer to read into and one to
-//! write from, the latter filled with bytes whose checksum is known.
+//! write from, the latter filled with bytes whose checksum is known. It has the words for what is
+//! moved, too.
 
 use crc_fast::{CrcAlgorithm, checksum};
 use forebay_transfer::Backing;
@@ -28,6 +29,13 @@ pub struct Objects {
     pub depth: usize,
     /// How many buffers there are in each direction: a multiple of `depth`.
     pub slots: usize,
+}
+
+/// Where an object of the ceiling lies: in which of the files, and where in it.
+#[derive(Clone, Copy)]
+pub struct At {
+    pub file: usize,
+    pub offset: u64,
 }
 
 /// Buffers in one piece of memory: first those to write from, then those to read into.

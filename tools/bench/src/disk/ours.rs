@@ -1,7 +1,7 @@
 //! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and
 //! eviction. What is read is compared with what was written.
 
-use super::file::TestFile;
+use super::file::TestFiles;
 use super::memory::{Buffers, Direction, Objects};
 use crate::output::Error;
 use forebay_kv::ChunkId;
@@ -25,7 +25,7 @@ const TTL_US: u64 = 60_000_000;
 const FULL_RETRY: Duration = Duration::from_micros(200);
 const FULL_AT_MOST: Duration = Duration::from_secs(10);
 
-/// A store on the file under test.
+/// A store on the files under test, whose chunks it spreads over them.
 pub struct Ours {
     ssd: Ssd,
     buffers: Buffers,
@@ -43,17 +43,22 @@ type WriteEnd = (Vec<(ChunkId, usize)>, Vec<SsdWriteEnd>);
 type ReadEnd = (usize, Result<Vec<Staged>, NotRead>);
 
 impl Ours {
-    /// Opens the log in the file, with up to `depth` I/Os under way.
-    pub fn open(file: &TestFile, objects: Objects) -> Result<Ours, Error> {
+    /// Opens the logs, with up to `depth` I/Os under way in all of them together.
+    pub fn open(files: &TestFiles, objects: Objects) -> Result<Ours, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let buffers = Buffers::new(objects)?;
         let memory = mover.handle().register(HOST, buffers.arena.clone())?;
-        let depth = objects.depth as u32;
-        let volume = Volume::open(file.path(), DiskOptions { depth, ..DiskOptions::default() })?;
-        if let Err(error) = volume.link.handle().pin(buffers.arena.clone()) {
-            eprintln!("forebay: measured without pinned memory: {error}");
+        let paths = files.paths();
+        let depth = (objects.depth / paths.len()) as u32;
+        let mut volumes = Vec::new();
+        for path in paths {
+            let volume = Volume::open(path, DiskOptions { depth, ..DiskOptions::default() })?;
+            if let Err(error) = volume.link.handle().pin(buffers.arena.clone()) {
+                eprintln!("forebay: measured without pinned memory: {error}");
+            }
+            volumes.push(volume);
         }
-        let ssd = Ssd::open(&mover.handle(), HOST, vec![volume], SsdOptions::default())?;
+        let ssd = Ssd::open(&mover.handle(), HOST, volumes, SsdOptions::default())?;
         // SAFETY: nothing writes to buffers that are written from.
         let sums = (0..objects.slots).map(|slot| unsafe { buffers.sum(Direction::Write, slot) }).collect();
         Ok(Ours { ssd, buffers, memory, sums, stored: VecDeque::new(), next: 0, _mover: mover })

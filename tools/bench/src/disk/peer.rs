@@ -11,6 +11,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// Where the script is.
 #[derive(clap::Args)]
+// Clap names a group after each struct, and a build for tests refuses two of one name.
+#[group(id = "lmcache")]
 pub struct Args {
     /// Python interpreter that has LMCache, which then runs beside us
     #[arg(long, value_name = "PYTHON")]

@@ -1,7 +1,7 @@
-//! The ceiling: a loop around io_uring and nothing else, with registered file and buffers. It knows
+//! The ceiling: a loop around io_uring and nothing else, with registered files and buffers. It knows
 //! system calls; it must never check or copy a byte.
 
-use super::memory::{Buffers, Direction, Objects};
+use super::memory::{At, Buffers, Direction, Objects};
 use crate::output::Error;
 use forebay_transfer::Backing;
 use io_uring::types::Fixed;
@@ -12,29 +12,32 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A ring on the file under test.
+/// A ring on the files under test.
 pub struct Raw {
     ring: IoUring,
     buffers: Buffers,
-    file: File,
+    files: Vec<File>,
 }
 
 impl Raw {
-    /// Opens the file once more.
-    pub fn open(path: &Path, buffers: &Buffers) -> Result<Raw, Error> {
-        let file = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path)?;
+    /// Opens the files once more.
+    pub fn open(paths: &[&Path], buffers: &Buffers) -> Result<Raw, Error> {
+        let open =
+            |path: &&Path| File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+        let files: Vec<File> = paths.iter().map(open).collect::<Result<_, _>>()?;
         let ring = IoUring::new(buffers.objects.depth as u32)?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
+        let descriptors: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
+        ring.submitter().register_files(&descriptors)?;
         let arena = &buffers.arena;
         let whole = libc::iovec { iov_base: arena.as_ptr().cast(), iov_len: arena.len() };
         // SAFETY: the arena lives as long as the ring, which holds the buffers.
         unsafe { ring.submitter().register_buffers(&[whole]) }?;
-        Ok(Raw { ring, buffers: buffers.clone(), file })
+        Ok(Raw { ring, buffers: buffers.clone(), files })
     }
 
     /// Moves one object for each place; what was written is then durable. Buffers take turns, as on
     /// our side: a few that stay in the processor's cache would be a ceiling for nobody.
-    pub fn run(&mut self, direction: Direction, places: &[u64]) -> Result<(), Error> {
+    pub fn run(&mut self, direction: Direction, places: &[At]) -> Result<(), Error> {
         let Objects { bytes, depth, slots } = self.buffers.objects;
         let mut free: VecDeque<usize> = (0..slots).collect();
         let (mut begun, mut ended) = (0, 0);
@@ -56,15 +59,16 @@ impl Raw {
         }
         match direction {
             Direction::Read => Ok(()),
-            Direction::Write => Ok(self.file.sync_data()?),
+            Direction::Write => Ok(self.files.iter().try_for_each(File::sync_data)?),
         }
     }
 
-    fn push(&mut self, direction: Direction, slot: usize, place: u64) -> Result<(), Error> {
+    fn push(&mut self, direction: Direction, slot: usize, at: At) -> Result<(), Error> {
         let (start, len) = (self.buffers.start(direction, slot), self.buffers.objects.bytes as u32);
+        let file = Fixed(at.file as u32);
         let entry = match direction {
-            Direction::Read => opcode::ReadFixed::new(Fixed(0), start, len, 0).offset(place).build(),
-            Direction::Write => opcode::WriteFixed::new(Fixed(0), start, len, 0).offset(place).build(),
+            Direction::Read => opcode::ReadFixed::new(file, start, len, 0).offset(at.offset).build(),
+            Direction::Write => opcode::WriteFixed::new(file, start, len, 0).offset(at.offset).build(),
         };
         // SAFETY: the buffer is part of the arena, and nothing else uses it while the benchmark is
         // here.

@@ -3,7 +3,7 @@
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
@@ -36,16 +36,16 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// While it lives, this process and another one go before all others on their CPUs (real-time
+/// While it lives, this process and some others go before all others on their CPUs (real-time
 /// scheduling), so that other work on the machine is not taken for the router's. For phases that
 /// use little CPU only. It takes `chrt` and the right to use it; without them it does nothing.
 pub struct Priority {
-    pids: [u32; 2],
+    pids: Vec<u32>,
 }
 
 impl Priority {
-    pub fn raise(other: u32) -> Priority {
-        let pids = [std::process::id(), other];
+    pub fn raise(mut pids: Vec<u32>) -> Priority {
+        pids.push(std::process::id());
         pids.iter().for_each(|pid| chrt(&["--rr", "--pid", "1"], *pid));
         Priority { pids }
     }
@@ -94,11 +94,6 @@ impl Pinned {
         Ok(Pinned { child, name: program.clone() })
     }
 
-    /// Its process id.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Waits until it answers `/health` with 200.
     pub async fn wait_until_well(&mut self, address: SocketAddr) -> io::Result<()> {
         let start = Instant::now();
@@ -132,8 +127,21 @@ impl Pinned {
         }
     }
 
-    /// User and system time of it and its children so far.
-    pub fn cpu_seconds(&self) -> io::Result<f64> {
+    /// User and system time of it and its children so far, by their programs' names.
+    pub fn cpu_seconds(&self) -> io::Result<BTreeMap<String, f64>> {
+        let mut seconds = BTreeMap::new();
+        for stat in self.stats()? {
+            *seconds.entry(stat.name).or_insert(0.0) += stat.ticks as f64 / TICKS_PER_SECOND;
+        }
+        Ok(seconds)
+    }
+
+    /// The ids of it and its children.
+    pub fn ids(&self) -> io::Result<Vec<u32>> {
+        Ok(self.stats()?.into_iter().map(|stat| stat.id).collect())
+    }
+
+    fn stats(&self) -> io::Result<Vec<Stat>> {
         let mut stats = HashMap::new();
         for entry in std::fs::read_dir("/proc")? {
             let name = entry?.file_name();
@@ -154,13 +162,15 @@ impl Pinned {
                 _ => return false,
             }
         };
-        let ticks: u64 = stats.iter().filter(|&(&pid, _)| is_ours(pid)).map(|(_, stat)| stat.ticks).sum();
-        Ok(ticks as f64 / TICKS_PER_SECOND)
+        let ours: Vec<u32> = stats.keys().copied().filter(|&pid| is_ours(pid)).collect();
+        Ok(ours.into_iter().filter_map(|pid| stats.remove(&pid)).collect())
     }
 }
 
 /// What `/proc/PID/stat` says.
 struct Stat {
+    id: u32,
+    name: String,
     parent: u32,
     ticks: u64,
 }
@@ -169,9 +179,16 @@ impl Stat {
     /// Fields are counted after the name, which is in brackets and may contain anything
     /// (proc_pid_stat(5)).
     fn read(text: &str) -> Option<Stat> {
-        let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_whitespace().collect();
+        let (id, rest) = text.split_once(" (")?;
+        let (name, rest) = rest.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks: number(11)? + number(12)? })
+        Some(Stat {
+            id: id.parse().ok()?,
+            name: name.to_owned(),
+            parent: u32::try_from(number(1)?).ok()?,
+            ticks: number(11)? + number(12)?,
+        })
     }
 }
 
@@ -205,7 +222,7 @@ mod tests {
     fn stat_is_read_past_any_name() {
         let text = "7 (a) b (c) S 3 7 7 0 -1 4194560 1 2 3 4 15 6 7 8 20 0 1 0 9";
         let stat = Stat::read(text).unwrap();
-        assert_eq!((stat.parent, stat.ticks), (3, 21));
+        assert_eq!((stat.id, &stat.name[..], stat.parent, stat.ticks), (7, "a) b (c", 3, 21));
         assert!(Stat::read("").is_none() && Stat::read("7 (x) S").is_none());
     }
 }
