@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 # A crate uses only crates before it.
-ORDER = "kv steps transfer cuda net store client paged node router preload py cli".split()
+ORDER = "kv steps transfer otlp cuda net ring store client paged node router preload py cli".split()
 
 
 @pytest.fixture(scope="module")

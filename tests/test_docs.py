@@ -1,7 +1,7 @@
 """The documents: what their links and tables name is there, and what they say to paste works.
 
 A block that begins with ```sh run is pasted here, block after block of a page into one shell, in an
-empty folder. A command that serves (`forebay node`, `engine`, `route`) is one that a reader gives a
+empty folder. A command that serves (`forebay node`, `engine`, `route`, `epp`) is one that a reader gives a
 terminal of its own: it is started in the background, and ends with the page.
 """
 
@@ -16,13 +16,13 @@ import pytest
 from processes import binary
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(ROOT.glob("docs/**/*.md")) + [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md"))
 FENCE = re.compile(r"^```(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 SECTION = re.compile(r"\]\(([^)#:\s]*)#([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 COLUMNS = 100
-SERVER = re.compile(r"^forebay (node|engine|route)\b(?!.*--check-config)(?!.*&\s*$)", re.DOTALL)
+SERVER = re.compile(r"^forebay (node|engine|route|epp)\b(?!.*--check-config)(?!.*&\s*$)", re.DOTALL)
 PASTE_S = 240
 # SIOCSIFFLAGS with IFF_UP: a new network namespace has its loopback down.
 LOOPBACK = (

@@ -11,16 +11,17 @@ import time
 import format_reader
 import pytest
 from format_reader import Damaged, Log, Refused, crc32c, seal
-from processes import binary
 
 SEGMENT_BYTES = 2 << 20
-DOCUMENT = pathlib.Path(__file__).parent.parent / "docs/reference/format.md"
+ROOT = pathlib.Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs/reference/format.md"
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 
 
 def write_log() -> str:
     """The program that fills logs; `make test-python` builds it."""
-    path = pathlib.Path(binary()).parent / "examples" / "write_log"
-    assert path.exists(), f"{path} is missing: cargo build --release -p forebay-store --example write_log"
+    path = TARGET / "debug/examples/write_log"
+    assert path.exists(), f"{path} is missing: cargo build --workspace --example write_log"
     return str(path)
 
 

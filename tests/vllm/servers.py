@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import BLOCK, ENGINE_S, ENVIRONMENT, PYTHON
-from processes import TIMEOUT_S, free_port, until
+from processes import TIMEOUT_S, binary, free_port, until
 
 MODEL_NAME = "tiny"
 
@@ -64,11 +64,11 @@ class Process:
                 if said and said != "[DONE]":
                     yield str(json.loads(said)["choices"][0]["text"])
 
-    def post(self, tokens: list[int], count: int, **more: Any) -> Any:
+    def post(self, tokens: list[int], count: int, headers: Any = None, **more: Any) -> Any:
         """Asks for `count` tokens behind a prompt."""
         asked = {"model": MODEL_NAME, "prompt": tokens, "max_tokens": count, "temperature": 0}
         asked |= {"ignore_eos": True, "skip_special_tokens": False} | more  # All tokens are seen.
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"} | (headers or {})
         request = urllib.request.Request(self.base + "/v1/completions", json.dumps(asked).encode(), headers)
         return urllib.request.urlopen(request, timeout=TIMEOUT_S)
 
@@ -92,18 +92,26 @@ class Process:
         self.process.wait()
 
 
+def options(port: int) -> list[str]:
+    """Options of a small `vllm serve` on CPUs, behind its model."""
+    given = ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
+    given += ["--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"]
+    given += ["--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", "512"]
+    return [*given, "--max-num-seqs", "8", "--num-gpu-blocks-override", "400"]
+
+
+def on_processor(processor: int) -> dict[str, str]:
+    """The environment of an engine that computes on one processor."""
+    mine = sorted(os.sched_getaffinity(0))
+    return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(mine[processor % len(mine)])}
+
+
 def serve(model: Path, transfer: dict[str, Any], processor: int, log: Path) -> Process:
     """A `vllm serve` that computes on one processor."""
     port = free_port()
-    command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
-    command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"]
-    command += ["--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", "512"]
-    command += ["--max-num-seqs", "8", "--num-gpu-blocks-override", "400", "--enable-prompt-tokens-details"]
-    command += ["--kv-transfer-config", json.dumps(transfer)]
-    mine = sorted(os.sched_getaffinity(0))
-    environment = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": str(mine[processor % len(mine)])}
-    return Process(command, port, "/health", log, environment)
+    command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *options(port)]
+    command += ["--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)]
+    return Process(command, port, "/health", log, on_processor(processor))
 
 
 def toy_proxy(script: Path, prefiller: Process, decoder: Process, log: Path) -> Process:
@@ -113,3 +121,13 @@ def toy_proxy(script: Path, prefiller: Process, decoder: Process, log: Path) -> 
     for name, server in (("prefiller", prefiller), ("decoder", decoder)):
         command += [f"--{name}-hosts", "127.0.0.1", f"--{name}-ports", server.base.rsplit(":", 1)[1]]
     return Process(command, port, "/healthcheck", log)
+
+
+def router(policy: str, profile: Path, engines: dict[str, Process], log: Path, *more: str) -> Process:
+    """`forebay route` before these engines."""
+    port = free_port()
+    command = [binary(), "route", "--listen", f"127.0.0.1:{port}", "--policy", policy, *more]
+    command += ["--profile", str(profile)]
+    for name, engine in engines.items():
+        command += ["--backend", f"{name}={engine.base}"]
+    return Process(command, port, "/health", log)

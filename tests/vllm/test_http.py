@@ -4,6 +4,8 @@ The proxy was written for NIXL's connector and knows nothing of ours. What it an
 alone says, and the decoder's metrics must say that it did not compute the prompt.
 """
 
+import json
+import os
 import re
 import urllib.error
 from collections.abc import Iterator
@@ -12,12 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import llm_d
 import pytest
 import upstream
-from conftest import ASKED, CHUNK, transfer
+from conftest import ASKED, CHUNK, prompt, transfer
 from nodes import two_peers
 from processes import until
 from servers import Process, serve, toy_proxy
+from servers import router as start_router
 
 pytest.importorskip("vllm.config", reason="SKIPPED: this Python has no vLLM: `make test-vllm`")
 
@@ -95,6 +99,131 @@ def test_the_decoders_metrics_count_what_came_over(site: Site, alone: dict[str, 
     assert counted["vllm:forebay_handovers_total"] == counted["vllm:forebay_loads_total"] == 1
     assert counted["vllm:forebay_tokens_peer_total"] == -(-len(ASKED["handed"][0]) // CHUNK) * CHUNK
     assert "vllm:forebay_loads_failed_total" not in counted
+
+
+# What llm-d's sidecar (v0.9, `nixlv2`) tells a prefiller: what NIXL's connector would fill in is null.
+SIDECAR_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(
+    ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+)
+
+
+def test_what_llm_ds_sidecar_sends_hands_a_prompt_over(site: Site, alone: dict[str, str]) -> None:
+    before = site.decoder.counters()
+    tokens, count = ASKED["middle"]
+    prefilled = site.prefiller.complete(tokens, 1, stream=False, kv_transfer_params=SIDECAR_PREFILL)
+    said = site.decoder.complete(tokens, count, kv_transfer_params=prefilled["kv_transfer_params"])
+    assert said["choices"][0]["text"].strip() == alone["middle"]
+    until(lambda: moved(site, before).get("vllm:forebay_handovers_total") == 1)
+
+
+@pytest.fixture
+def sidecar(site: Site, tmp_path: Path) -> Iterator[Process]:
+    """llm-d's own sidecar before the decoder."""
+    program = os.environ.get("LLM_D_SIDECAR")
+    if program is None:
+        pytest.skip("SKIPPED: no sidecar of llm-d: LLM_D_SIDECAR names one")
+    made = llm_d.sidecar(program, site.decoder, tmp_path / "sidecar")
+    try:
+        made.wait()
+        yield made
+    finally:
+        made.kill()
+
+
+def test_behind_llm_ds_own_sidecar_the_answer_is_that_of_one_server_alone(
+    site: Site, alone: dict[str, str], sidecar: Process
+) -> None:
+    before = site.decoder.counters()
+    prefiller = {"x-prefiller-host-port": site.prefiller.base.removeprefix("http://")}
+    for name, stream in (("right", False), ("crowd 20", True)):
+        with sidecar.post(*ASKED[name], headers=prefiller, stream=stream) as answer:
+            assert text_of(answer.read()).strip() == alone[name]
+    until(lambda: moved(site, before).get("vllm:forebay_handovers_total", 0) > 0)
+
+
+def test_behind_llm_ds_picker_and_sidecar_prompts_are_handed_over(
+    site: Site, alone: dict[str, str], sidecar: Process, tmp_path: Path
+) -> None:
+    program = os.environ.get("LLM_D_EPP")
+    if program is None:
+        pytest.skip("SKIPPED: no picker of llm-d: LLM_D_EPP names one")
+    with ExitStack() as ends:
+        envoy = llm_d.gateway(program, site.prefiller, sidecar, tmp_path, ends)
+        envoy.wait()
+        before = site.decoder.counters()
+        with envoy.post(*ASKED["handed"]) as answer:
+            assert text_of(answer.read()).strip() == alone["handed"]
+        until(lambda: moved(site, before).get("vllm:forebay_handovers_total", 0) > 0)
+
+
+def text_of(answer: bytes) -> str:
+    """What an answer says, streamed or not."""
+    lines = (line.removeprefix("data: ") for line in answer.decode().splitlines())
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    return "".join(piece["choices"][0]["text"] for piece in said if piece["choices"])
+
+
+# A router that takes a token for a millisecond has reasons to hand over. Its engines are quicker.
+PROFILE = """
+name = "slow"
+[model]
+name = "tiny"
+layers = 2
+vocab = 1000
+kv_bytes_per_token = 1024
+max_model_tokens = 2048
+[step]
+linear_us_per_token = 1000.0
+attention_ns_per_pair = 0.0
+kv_read_ns_per_context_token = 10000.0
+us_per_request = 10.0
+floor_eager_us = 1000.0
+floor_graph_us = 1000.0
+[api]
+us_per_request = 100.0
+us_per_token = 0.1
+[memory]
+pool_tokens = 12800
+block_tokens = 16
+[scheduler]
+max_batched_tokens = 512
+max_seqs = 8
+[host_link]
+gb_per_s = 25.0
+"""
+
+
+@pytest.fixture
+def router(site: Site, tmp_path: Path) -> Iterator[Process]:
+    """Hands over where it saves waiting, either engine to the other."""
+    profile = tmp_path / "slow.toml"
+    profile.write_text(PROFILE)
+    engines = {"e0": site.prefiller, "e1": site.decoder}
+    made = start_router("elastic", profile, engines, tmp_path / "router", "--hand-over", "forebay")
+    try:
+        made.wait()
+        yield made
+    finally:
+        made.kill()
+
+
+def test_the_router_hands_over_and_the_answer_is_that_of_one_server_alone(
+    router: Process, alone: dict[str, str]
+) -> None:
+    # One engine says a long answer behind a long context. The other one's answer comes as a whole: as far as
+    # the router sees, its prompt is not computed.
+    with ExitStack() as ends:
+        long = ends.enter_context(router.post(prompt(30, 1400), 600, stream=True))
+        assert long.readline()
+        threads = ends.enter_context(ThreadPoolExecutor(1))
+        whole = threads.submit(router.complete, prompt(31, 700), 1000)
+        until(lambda: router.counters()["forebay_route_pending_prefill_tokens"] > 0)
+        tokens, count = ASKED["left"]
+        with router.post(tokens, count) as answer:
+            by = {answer.headers["x-forebay-prefill"], answer.headers["x-forebay-backend"]}
+            said = json.loads(answer.read())["choices"][0]["text"]
+        assert not whole.done(), "it was still busy"
+        assert by == {"e0", "e1"} and said.strip() == alone["left"]
 
 
 def test_every_counter_of_the_documentation_is_on_the_page(site: Site) -> None:

@@ -31,8 +31,10 @@ class Finder:
         self.memory: dict[Shape, int] = {}
         self.peers: dict[Shape, int] = {}
         self.is_slow = False
+        self.traces: list[str | None] = []
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> Any:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: str | None = None) -> Any:
+        self.traces.append(trace)
         return shape, ids, tokens
 
     def answer(self, asked: Any) -> Found | None:
@@ -78,6 +80,17 @@ class Place:
 
 def chunks(found: Found | None) -> int | None:
     return None if found is None else found.chunks
+
+
+def test_a_traced_request_is_looked_up_as_part_of_its_trace() -> None:
+    place = Place()
+    traced, plain = place.request(), place.request()
+    traced.request.trace_headers = {"traceparent": "00-1-2-01", "tracestate": "a=b"}
+    for one in (traced, plain):
+        place.finder.traces.clear()
+        place.found(one)
+        wanted = "00-1-2-01" if one is traced else None
+        assert place.finder.traces and set(place.finder.traces) == {wanted}
 
 
 def test_what_was_handed_over_is_asked_for_again_as_everything_else_is() -> None:

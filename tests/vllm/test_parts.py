@@ -19,6 +19,7 @@ from forebay.vllm.connector.media import TEXT  # noqa: E402
 from forebay.vllm.connector.metadata import LoadResult, Report, StoreResult  # noqa: E402
 from forebay.vllm.connector.namespace import Facts  # noqa: E402
 from forebay.vllm.connector.offers import Offers  # noqa: E402
+from forebay.vllm.connector.outcomes import Outcomes  # noqa: E402
 from forebay.vllm.connector.policies import Local, Window  # noqa: E402
 from forebay.vllm.connector.requests import Requests  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
@@ -220,7 +221,7 @@ class Prefiller:
         self.asked = 0
         self.brought: list[bytes] = []
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> tuple[Any, ...]:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: Any = None) -> tuple[Any, ...]:
         self.asked += 1
         return shape, ids, tokens
 
@@ -257,7 +258,7 @@ def test_a_decoder_waits_as_long_as_chunks_come_and_has_them_brought_meanwhile(
 class FarPrefiller(Prefiller):
     """Answers late, with what was there when it was asked."""
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int) -> tuple[Any, ...]:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: Any = None) -> tuple[Any, ...]:
         return *super().ask(shape, ids, tokens), self.now
 
     def answer(self, asked: tuple[Any, ...]) -> Found | None:  # type: ignore[override]
@@ -453,9 +454,12 @@ def test_what_a_decoder_read_from_a_prefiller_is_no_chunk_that_its_node_has(dire
 def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed: bool) -> None:
     used: list[tuple[list[bytes], int]] = []
     two = facts(shape=Shape(2, BLOCK))
-    node = SimpleNamespace(used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)))
+    node: Any = SimpleNamespace(
+        used=lambda ids, chunk_bytes: used.append((ids, chunk_bytes)), describe=lambda *_: None
+    )
     offers = Offers(two, 0, reads=False)
-    requests = Requests(two, settings_of({}), node, offers, Counts(), lora_config=None, stores_kv=True)
+    outcomes = Outcomes(node, two)
+    requests = Requests(two, settings_of({}), node, offers, Counts(), None, True, outcomes)
     request = SimpleNamespace(
         request_id="one",
         prompt_token_ids=list(range(200)),

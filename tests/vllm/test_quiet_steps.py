@@ -32,7 +32,12 @@ class Half(SchedulerHalf):
             speculative_config=None,
             lora_config=None,
         )
-        node: Any = SimpleNamespace(used=lambda ids, chunk_bytes: None, close=lambda: None)
+        node: Any = SimpleNamespace(
+            used=lambda ids, chunk_bytes: None,
+            describe=lambda fields, chunk_tokens, labels: None,
+            note_outcome=lambda request, reason, **numbers: None,
+            close=lambda: None,
+        )
         super().__init__(config, facts(), settings_of({}), node, 1000)
 
 

@@ -67,7 +67,8 @@ def main() -> None:
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     args = parser.parse_args()
     connector = json.loads(args.kv_transfer_config)
-    assert connector["kv_connector_module_path"] == "forebay.vllm.connector"
+    # No module path: in the real vLLM the plug-in registers this name.
+    assert connector["kv_connector"] == "ForebayConnector"
     assert pathlib.Path(connector["kv_connector_extra_config"]["node"]).is_socket()
     # A block is vLLM's own.
     assert (args.num_gpu_blocks_override - 1) * args.block_size >= args.max_model_len
