@@ -60,7 +60,8 @@ pub struct Checksums {
 #[derive(Debug)]
 pub struct SumList {
     checksums: Arc<Checksums>,
-    /// All ranges, and behind them their remainders. Taken when this is dropped.
+    /// All ranges, behind them their remainders, and then of each extent the place of its first
+    /// range, and behind the last one where that ends. Taken when this is dropped.
     memory: Option<HostMemory>,
     /// How many ranges there are, and where those of each extent end.
     count: usize,
@@ -87,29 +88,33 @@ impl Checksums {
             return Err(CudaError::full("list of checksums"));
         }
         let count = count as usize;
-        let memory = Some(self.memory_for(count)?);
+        let memory = Some(self.memory_for(count, extents.len() + 1)?);
         let ends = Vec::with_capacity(extents.len());
         let mut list = SumList { checksums: Arc::clone(self), memory, count, ends };
-        let (start, remainders) = list.places();
+        let Places { start, remainders, starts } = list.places();
         let mut at = 0;
-        for extent in extents {
+        // SAFETY: the memory has room for it, as for all that follows; no kernel has it.
+        unsafe { starts.write(0) };
+        for (extent, number) in extents.iter().zip(1..) {
             for piece in extent.iter().flat_map(|range| cut(*range)) {
-                // SAFETY: the memory has room for `count` ranges, of which these are some; no kernel
-                // has it.
+                // SAFETY: as above.
                 unsafe { start.add(at).write(piece) };
                 at += 1;
             }
             list.ends.push(at);
+            // SAFETY: as above.
+            unsafe { starts.add(number).write(at as u32) };
         }
-        // SAFETY: the memory has room for as many remainders too. Those of ranges before might be
-        // right by chance.
+        // SAFETY: as above. Those of ranges before might be right by chance.
         unsafe { std::ptr::write_bytes(remainders, 0, count) };
         Ok(list)
     }
 
-    /// The smallest spare memory with room for so many ranges, or new one.
-    fn memory_for(&self, ranges: usize) -> Result<HostMemory, CudaError> {
+    /// The smallest spare memory with room for so many ranges and starts, or new one.
+    fn memory_for(&self, ranges: usize, starts: usize) -> Result<HostMemory, CudaError> {
         let mut spare = self.spare.lock();
+        // No extent that is summed up is without a range.
+        let ranges = ranges.max(starts);
         let fits = spare.iter().enumerate().filter(|(_, memory)| memory.bytes() >= list_bytes(ranges));
         let best = fits.min_by_key(|(_, memory)| memory.bytes()).map(|(at, _)| at);
         if let Some(at) = best {
@@ -147,7 +152,7 @@ impl SumList {
         let _current = self.checksums.kernel.device().enter()?;
         let end_of = |extents: usize| extents.checked_sub(1).map_or(0, |last| self.ends[last]);
         let (first, end) = (end_of(extents.start), end_of(extents.end));
-        let (start, remainders) = self.places();
+        let Places { start, remainders, .. } = self.places();
         let mut count = (end - first) as u32;
         let mut start = start.wrapping_add(first) as Address;
         let mut remainders = remainders.wrapping_add(first) as Address;
@@ -160,7 +165,7 @@ impl SumList {
 
     /// The CRC-32C of each extent, when the stream has come past it. Before that they are wrong.
     pub fn sums(&self) -> Vec<u32> {
-        let (start, remainders) = self.places();
+        let Places { start, remainders, .. } = self.places();
         // SAFETY: there are as many as ranges; a kernel that is under way may write them meanwhile.
         let remainder = |at: usize| unsafe { remainders.add(at).read_volatile() };
         // SAFETY: these were written, and nobody writes them again.
@@ -178,7 +183,7 @@ impl SumList {
     /// same lengths have the same one if they have the same bytes. Many ranges are joined sooner so
     /// than to a CRC of all bytes.
     pub fn digests(&self) -> Vec<u64> {
-        let (_, remainders) = self.places();
+        let remainders = self.places().remainders;
         let mut bytes = Vec::with_capacity(self.count * size_of::<u32>());
         let mut from = 0;
         let digest = |end: &usize| {
@@ -194,11 +199,24 @@ impl SumList {
         self.ends.iter().map(digest).collect()
     }
 
-    /// Where the ranges are, and their remainders.
-    fn places(&self) -> (*mut Range, *mut u32) {
-        let start = self.memory.as_ref().map_or(std::ptr::null_mut(), HostMemory::start).cast::<Range>();
-        (start, start.wrapping_add(self.count).cast())
+    /// How many extents there are.
+    pub(crate) fn extents(&self) -> usize {
+        self.ends.len()
     }
+
+    /// Where everything is.
+    pub(crate) fn places(&self) -> Places {
+        let start = self.memory.as_ref().map_or(std::ptr::null_mut(), HostMemory::start).cast::<Range>();
+        let remainders = start.wrapping_add(self.count).cast::<u32>();
+        Places { start, remainders, starts: remainders.wrapping_add(self.count) }
+    }
+}
+
+/// Where a list has its ranges, their remainders, and the place of each extent's first range.
+pub(crate) struct Places {
+    pub start: *mut Range,
+    pub remainders: *mut u32,
+    pub starts: *mut u32,
 }
 
 impl Drop for SumList {
@@ -208,7 +226,7 @@ impl Drop for SumList {
 }
 
 fn list_bytes(ranges: usize) -> usize {
-    ranges * (size_of::<Range>() + size_of::<u32>())
+    ranges * (size_of::<Range>() + 2 * size_of::<u32>()) + size_of::<u32>()
 }
 
 fn memory(device: &Arc<Device>, ranges: usize) -> Result<HostMemory, CudaError> {

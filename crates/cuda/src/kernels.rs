@@ -31,7 +31,7 @@ impl Piece {
 
 /// A kernel, loaded for one device.
 #[derive(Debug)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     device: Arc<Device>,
     module: abi::ModuleHandle,
     function: abi::FunctionHandle,
@@ -69,7 +69,8 @@ impl Kernel {
     ///
     /// # Safety
     ///
-    /// The parameters have the types of the kernel's, and what it does with them is allowed.
+    /// The device's context is current. The parameters have the types of the kernel's, and what it
+    /// does with them is allowed.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

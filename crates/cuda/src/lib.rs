@@ -37,6 +37,7 @@ mod access;
 mod addresses;
 mod capi;
 pub mod checksum;
+pub mod commits;
 mod copier;
 pub mod device;
 pub mod driver;

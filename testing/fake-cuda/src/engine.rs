@@ -7,12 +7,13 @@
 use crate::abi::Code;
 use crate::driver::{ENGINES, Locked, State, lock, signals};
 use crate::faults::{Flaw, Peers};
-use crate::kernels::{Sum, remainder};
+use crate::kernels::{Store, Sum, Word, remainder};
 use crate::memory::Move;
 use crate::op::What;
 use crate::stats::Way;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Release};
 use std::time::{Duration, Instant};
 
 /// Places in [`ENGINES`].
@@ -46,6 +47,7 @@ struct Job {
     done: u64,
     fill: Option<Fill>,
     sums: Vec<Sum>,
+    stores: Vec<Store>,
     computes: Duration,
 }
 
@@ -56,6 +58,7 @@ struct Slice {
     copies: Vec<(u64, u64, usize, Peers)>,
     fill: Option<Fill>,
     sums: Vec<Sum>,
+    stores: Vec<Store>,
     flaw: Option<Flaw>,
     until: Option<Instant>,
 }
@@ -132,6 +135,7 @@ impl State {
             done: 0,
             fill: None,
             sums: Vec::new(),
+            stores: Vec::new(),
             computes: Duration::ZERO,
         };
         match what {
@@ -151,6 +155,8 @@ impl State {
                     let raw = |at| self.memory.raw(at);
                     let sum = |sum: Sum| Sum { from: raw(sum.from), to: raw(sum.to), ..sum };
                     job.sums = effect.work.sums.into_iter().map(sum).collect();
+                    let store = |store: Store| Store { to: raw(store.to), ..store };
+                    job.stores = effect.work.stores.into_iter().map(store).collect();
                     (job.by_kernel, job.computes) = (true, effect.work.computes);
                     job.moves = effect.work.moves.into();
                     self.ops.get_mut(&id)?.touches = effect.touches;
@@ -202,8 +208,8 @@ impl State {
     /// The next slice of a job.
     fn slice(&mut self, job: &mut Job, busy: bool) -> Slice {
         let now = Instant::now();
-        let sums = std::mem::take(&mut job.sums);
-        let mut slice = Slice { fill: job.fill.take(), sums, ..Slice::default() };
+        let (sums, stores) = (std::mem::take(&mut job.sums), std::mem::take(&mut job.stores));
+        let mut slice = Slice { fill: job.fill.take(), sums, stores, ..Slice::default() };
         let mut left = SLICE_BYTES;
         while left > 0 && slice.copies.len() < SLICE_MOVES && job.at < job.moves.len() {
             let piece = job.moves[job.at];
@@ -262,6 +268,16 @@ impl Slice {
             unsafe {
                 let bytes = std::slice::from_raw_parts(from as *const u8, bytes as usize);
                 (to as *mut u32).write_unaligned(remainder(bytes));
+            }
+        }
+        for Store { to, word } in self.stores {
+            // SAFETY: as above; kernels store aligned words, and other processes and devices that
+            // read them do so as atomics.
+            unsafe {
+                match word {
+                    Word::Of32(word) => AtomicU32::from_ptr(to as *mut u32).store(word, Release),
+                    Word::Of64(word) => AtomicU64::from_ptr(to as *mut u64).store(word, Release),
+                }
             }
         }
         if let Some(left) = self.until.and_then(|until| until.checked_duration_since(Instant::now())) {

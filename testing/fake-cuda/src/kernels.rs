@@ -1,7 +1,10 @@
 //! Kernels by name: what each does, in Rust.
 //!
-//! A kernel is carried out as the moves it makes and the sums it writes. Tables that a kernel reads are read when it
-//! begins.
+//! A kernel is carried out as the moves it makes, the sums it writes and the words it stores, in this order. Tables that
+//! a kernel reads are read when it begins.
+
+mod commits;
+mod nvme;
 
 use crate::memory::{Memory, Move};
 use crate::order::Touch;
@@ -26,11 +29,12 @@ pub struct Effect {
     pub touches: Vec<Touch>,
 }
 
-/// What a kernel moves and sums up, and how long it computes beside.
+/// What a kernel moves, sums up and stores, and how long it computes beside.
 #[derive(Default)]
 pub struct Work {
     pub moves: Vec<Move>,
     pub sums: Vec<Sum>,
+    pub stores: Vec<Store>,
     pub computes: Duration,
 }
 
@@ -42,9 +46,25 @@ pub struct Sum {
     pub to: u64,
 }
 
+/// A word that others see behind all that was stored before it.
+#[derive(Debug, Clone, Copy)]
+pub struct Store {
+    pub to: u64,
+    pub word: Word,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Word {
+    Of32(u32),
+    Of64(u64),
+}
+
 static KERNELS: &[Kernel] = &[
     Kernel { name: "forebay_pieces", params: &[8, 4], body: pieces },
     Kernel { name: "forebay_checksums", params: &[8, 4, 8], body: checksums },
+    Kernel { name: "forebay_commits", params: &[8, 4], body: commits::commits },
+    Kernel { name: "forebay_nvme_submit", params: &[8, 8, 4], body: nvme::submit },
+    Kernel { name: "forebay_nvme_take", params: &[8, 4, 8, 8], body: nvme::take },
     Kernel { name: "forebay_spin", params: &[8], body: spin },
 ];
 
@@ -67,22 +87,53 @@ struct View<'a> {
     tables: Vec<Touch>,
 }
 
+impl Word {
+    fn bytes(self) -> u64 {
+        match self {
+            Word::Of32(_) => 4,
+            Word::Of64(_) => 8,
+        }
+    }
+}
+
+impl Work {
+    fn store(&mut self, to: u64, word: u64) {
+        self.stores.push(Store { to, word: Word::Of64(word) });
+    }
+
+    fn store_half(&mut self, to: u64, word: u32) {
+        self.stores.push(Store { to, word: Word::Of32(word) });
+    }
+}
+
 impl View<'_> {
+    /// Numbers of 4 bytes.
+    fn half_words(&mut self, at: u64, count: u64) -> Result<Vec<u32>, String> {
+        let raw = self.read(at, count, 4)? as *const u32;
+        // SAFETY: as for `table`.
+        Ok((0..count as usize).map(|index| unsafe { raw.add(index).read_unaligned() }).collect())
+    }
+
     /// Numbers of 8 bytes.
     fn table(&mut self, at: u64, count: u64) -> Result<Vec<u64>, String> {
+        let raw = self.read(at, count, 8)? as *const u64;
+        // SAFETY: an area that this GPU reaches has these bytes, and stays while the state is
+        // locked.
+        Ok((0..count as usize).map(|index| unsafe { raw.add(index).read_unaligned() }).collect())
+    }
+
+    /// Where as many entries lie in this process.
+    fn read(&mut self, at: u64, count: u64, entry_bytes: u64) -> Result<u64, String> {
         if count > ENTRIES_MAX {
             return Err(format!("a table of {count} entries"));
         }
         if count == 0 {
             // A GPU reads nothing then, wherever the table is said to be.
-            return Ok(Vec::new());
+            return Ok(at);
         }
-        self.reach(at, count * 8)?;
-        self.tables.push(Touch::read(at, count * 8));
-        let raw = self.memory.raw(at) as *const u64;
-        // SAFETY: an area that this GPU reaches has these bytes, and stays while the state is
-        // locked.
-        Ok((0..count as usize).map(|index| unsafe { raw.add(index).read_unaligned() }).collect())
+        self.reach(at, count * entry_bytes)?;
+        self.tables.push(Touch::read(at, count * entry_bytes));
+        Ok(self.memory.raw(at))
     }
 
     fn reach(&self, at: u64, bytes: u64) -> Result<(), String> {
@@ -106,6 +157,10 @@ impl Kernel {
             view.reach(from, read)?;
             view.reach(to, written)?;
             touches.extend([Touch::read(from, read), Touch::write(to, written)]);
+        }
+        for store in &work.stores {
+            view.reach(store.to, store.word.bytes())?;
+            touches.push(Touch::write(store.to, store.word.bytes()));
         }
         touches.append(&mut view.tables);
         Ok(Effect { work, touches })

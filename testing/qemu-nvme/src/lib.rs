@@ -10,6 +10,9 @@
 //! A QEMU that is installed is used. Otherwise apt-get fetches Debian's packages into the target
 //! folder, once; nothing is installed.
 //!
+//! [`GpuDriver`] has a GPU drive a pair of queues by itself: QEMU's, or those of our own controller
+//! ([`SoftDrive`]).
+//!
 //! # What it cannot show
 //! * Doorbells go through shared memory and the firmware. That a store of a CPU or GPU to a BAR
 //!   reaches a device over PCIe, and in which order, is not tested.
@@ -24,6 +27,7 @@
 mod drive;
 mod error;
 mod firmware;
+mod gpu;
 mod mailbox;
 mod memory;
 mod packages;
@@ -31,11 +35,14 @@ mod qemu;
 mod queue;
 mod round_trip;
 mod shape;
+mod soft;
 
 pub use drive::Drive;
 pub use error::Error;
+pub use gpu::{Counts, GpuDriver, NotDriven, QueuePlaces};
 pub use memory::GuestMemory;
 pub use qemu::{AdminQueues, Qemu, Settings};
 pub use queue::Queue;
 pub use round_trip::{Place, round_trip};
 pub use shape::{Area, Shape};
+pub use soft::SoftDrive;

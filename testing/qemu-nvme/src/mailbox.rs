@@ -89,10 +89,15 @@ impl Mailbox {
         memory.word(DOORBELL_COUNT).store(count, Ordering::Release);
     }
 
+    /// The word that is relayed to a doorbell.
+    pub(crate) fn doorbell(number: u32) -> u64 {
+        WANTED + 4 * u64::from(number)
+    }
+
     /// Sets a doorbell. What was stored to memory before is there when the controller learns of it.
     pub(crate) fn ring(memory: &GuestMemory, doorbell: u32, value: u32) {
         let count = memory.word(DOORBELL_COUNT).load(Ordering::Relaxed);
         assert!(doorbell < count, "doorbell {doorbell} of {count}");
-        memory.word(WANTED + 4 * u64::from(doorbell)).store(value, Ordering::Release);
+        memory.word(Mailbox::doorbell(doorbell)).store(value, Ordering::Release);
     }
 }

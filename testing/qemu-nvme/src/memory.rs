@@ -41,6 +41,11 @@ impl GuestMemory {
         Ok(GuestMemory { start, bytes, file })
     }
 
+    /// Where it begins in this process.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     /// The file that QEMU maps too.
     pub(crate) fn file(&self) -> &File {
         &self.file

@@ -1,7 +1,8 @@
 //! A pair of queues in guest memory: `forebay-ring` has the logic, and entries and doorbells go to
 //! QEMU's controller. It knows nothing of what commands do.
 
-use crate::{GuestMemory, Qemu};
+use crate::mailbox::Mailbox;
+use crate::{GuestMemory, Qemu, QueuePlaces};
 use forebay_ring::nvme::{Command, Ended, Polled, QueuePair, Refused, Submitted, command, completion};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +32,14 @@ impl<T> Queue<T> {
     /// Bytes of each queue's memory, for so many entries.
     pub(crate) fn bytes(entries: u16) -> usize {
         usize::from(entries) * command::ENTRY_BYTES.max(completion::ENTRY_BYTES)
+    }
+
+    /// Where the queues and their doorbells lie, for somebody else who drives them. This one is of
+    /// no use then.
+    pub fn places(self) -> QueuePlaces {
+        let [tail_doorbell, head_doorbell] = [0, 1].map(|of| Mailbox::doorbell(2 * u32::from(self.id) + of));
+        let Queue { entries, submission, completion, .. } = self;
+        QueuePlaces { entries, submission, completion, tail_doorbell, head_doorbell }
     }
 
     /// The memory that the controller reaches.

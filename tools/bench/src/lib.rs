@@ -14,6 +14,7 @@ mod net;
 mod node;
 mod nvme;
 mod output;
+mod ring;
 mod route;
 mod store;
 mod tiers;
@@ -55,6 +56,8 @@ enum Bench {
     Node(node::Args),
     /// What it costs to encode commands for an NVMe drive, without one
     Nvme(nvme::Args),
+    /// Requests in shared memory, by a thread and by a GPU: round trips, and contexts a second
+    Ring(ring::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
     /// Lookups and leases in a full memory tier
@@ -77,6 +80,7 @@ pub fn run(args: Args) -> CommandResult {
         Bench::NetOwner(args) => net::run_owner(args),
         Bench::Node(args) => node::run(args),
         Bench::Nvme(args) => nvme::run(args),
+        Bench::Ring(args) => ring::run(args),
         Bench::Route(args) => route::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),

@@ -6,6 +6,7 @@ mod hand_over;
 mod hostile;
 mod rig;
 mod ring;
+mod ring_gpu;
 mod tenants;
 mod together;
 mod watch;

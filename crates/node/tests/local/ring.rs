@@ -10,7 +10,7 @@ use forebay_client::{LayersRead, Lease, NotRead, Ring};
 use forebay_node::Node;
 use forebay_ring::memory::{self, RingMemory};
 use forebay_ring::sleep::is_to_be_woken;
-use forebay_ring::{Context, ContextStatus, Header, NotPosted, Op, Producer, Reaped, Request, Status};
+use forebay_ring::{Armed, Context, ContextStatus, Header, Layout, NotPosted, Op, Producer, Reaped, Request, Status};
 use forebay_store::{ChunkShape, StoreEnd, TenantId, checksum};
 use forebay_transfer::{Arena, Backing, Class, Span};
 use rustix::process::Signal;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use testkit::{ended, eventually};
 
 /// Bytes of an arena, which nobody writes now.
-fn bytes_of(arena: &Arena, offset_bytes: u64, bytes: u64) -> &[u8] {
+pub fn bytes_of(arena: &Arena, offset_bytes: u64, bytes: u64) -> &[u8] {
     assert!(offset_bytes + bytes <= arena.len() as u64);
     // SAFETY: inside of the mapping, and still as long as the lease lives.
     unsafe { std::slice::from_raw_parts(arena.as_ptr().add(offset_bytes as usize), bytes as usize) }
@@ -167,16 +167,16 @@ fn who_waits_for_a_node_that_dies_or_is_stuck_is_told() {
 }
 
 /// A client by hand, with its end of the ring.
-struct Raw {
+pub struct Raw {
     socket: OwnedFd,
     inbox: Inbox,
-    arena: Arena,
-    memory: RingMemory,
+    pub arena: Arena,
+    pub memory: RingMemory,
     producer: Producer,
 }
 
 impl Raw {
-    fn connect(site: &Site) -> Raw {
+    pub fn connect(site: &Site) -> Raw {
         let socket = socket::connect_to(&site.socket()).unwrap();
         let mut inbox = Inbox::default();
         let hello = Hello { token: Vec::new(), name: "by hand".into(), tenant: TenantId::default() };
@@ -194,7 +194,7 @@ impl Raw {
         ask(&self.socket, &mut self.inbox, request).0
     }
 
-    fn wake(&self) {
+    pub fn wake(&self) {
         let asleep = self.memory.header().consumer_asleep();
         if is_to_be_woken(asleep) {
             memory::wake(asleep);
@@ -207,7 +207,26 @@ impl Raw {
         posted
     }
 
-    fn reap(&mut self) -> Reaped {
+    pub fn layout(&self) -> Layout {
+        Header::find(self.memory.words()).unwrap().1
+    }
+
+    /// As a GPU has it: it publishes what its host has written, and wakes nobody.
+    pub fn arm(&mut self, request: Request) -> Armed {
+        self.producer.arm(self.memory.words(), &request, &[]).unwrap()
+    }
+
+    /// A slot for a chunk, and where it lies in the arena.
+    pub fn reserve(&mut self, number: usize, shape: ChunkShape) -> (u64, u64) {
+        let chunks = vec![NewChunk { id: id(number), parent: number.checked_sub(1).map(id) }];
+        let Answer::Reserved(reserved) = self.ask(&Said::Reserve { shape, chunks }) else {
+            panic!("not reserved")
+        };
+        let [Reservation::Slot { slot, offset_bytes }] = reserved[..] else { panic!("{reserved:?}") };
+        (slot, offset_bytes)
+    }
+
+    pub fn reap(&mut self) -> Reaped {
         let mut reaped = None;
         eventually("the request ends", || {
             reaped = self.producer.reap(self.memory.words()).unwrap();
@@ -236,7 +255,7 @@ fn ask(socket: &OwnedFd, inbox: &mut Inbox, request: &Said) -> (Answer, Option<O
     (Answer::decode(&frame).unwrap(), file)
 }
 
-fn request(op: Op, lease: u64, contexts: u16) -> Request {
+pub fn request(op: Op, lease: u64, contexts: u16) -> Request {
     Request { user: 5, lease, op, class: 0, contexts, within_us: 0 }
 }
 
@@ -247,12 +266,7 @@ fn a_slot_that_is_committed_through_a_ring_is_visible_with_the_checksums_that_we
     let site = Site::new();
     let node = site.node();
     let mut raw = Raw::connect(&site);
-    let reserve = |number: usize| Said::Reserve {
-        shape: ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap(),
-        chunks: vec![NewChunk { id: id(number), parent: number.checked_sub(1).map(id) }],
-    };
-    let Answer::Reserved(reserved) = raw.ask(&reserve(0)) else { panic!("not reserved") };
-    let [Reservation::Slot { slot, offset_bytes }] = reserved[..] else { panic!("{reserved:?}") };
+    let (slot, offset_bytes) = raw.reserve(0, ChunkShape::new([LAYER_BYTES; LAYERS]).unwrap());
     let bytes = truth(0);
     // SAFETY: the slot is this client's, and inside of the arena.
     unsafe {
