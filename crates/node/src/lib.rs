@@ -11,7 +11,7 @@ mod peering;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig,
-    PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig, TenantsConfig,
+    PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdCheck, SsdConfig, TenantsConfig,
     WriteBackPolicy,
 };
 pub use hand_over::{NotGiven, Successor, TakeOverError};
