@@ -158,12 +158,7 @@ impl<S: SlotAllocator> Tier<S> {
 
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault
     /// counted. Says whose chunk it was.
-    pub fn drop_corrupt(
-        &mut self,
-        now_us: u64,
-        lease: LeaseId,
-        chunk: usize,
-    ) -> Option<(TenantId, ChunkId)> {
+    pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) -> Option<(TenantId, ChunkId)> {
         self.advance(now_us);
         match self.readable(lease, chunk) {
             Ok((chunk, _)) => self.drop_found_corrupt(&chunk),
