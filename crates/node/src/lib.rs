@@ -11,8 +11,8 @@ mod peering;
 
 pub use config::{
     CollectorConfig, ConfigError, DirectoryConfig, LimitsConfig, MemoryConfig, MetricsConfig, NodeConfig,
-    PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdConfig, TenantsConfig,
-    WriteBackPolicy,
+    PagesConfig, PeersConfig, QuotaConfig, RailConfig, RelayGpus, RelaysConfig, SsdCheck, SsdConfig,
+    TenantsConfig, WriteBackPolicy,
 };
 pub use hand_over::{NotGiven, Successor, TakeOverError};
 pub use node::{

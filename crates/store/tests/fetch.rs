@@ -5,7 +5,7 @@
 use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, LayerRead, NotRead, NotStaged, Ssd, SsdOptions, Volume, init};
+use forebay_store::ssd::{Check, Existing, LayerRead, NotRead, NotStaged, Ssd, SsdOptions, Volume, init};
 use forebay_store::{
     Begun, Changed, ChunkShape, Left, MemoryTier, NotCommitted, NotFetched, ReadGuard, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
@@ -254,15 +254,35 @@ fn an_encrypted_chunk_lies_decrypted_in_memory() {
     assert_eq!(rig.store.disk_stat().unwrap().ssd.direct_reads, 0);
 }
 
+/// Changes bytes of a chunk in the log.
+fn damage(log: &Path, number: usize) {
+    let file = std::fs::read(log).unwrap();
+    let starts = |at: &usize| file[*at..].starts_with(&truth(number)[..64]);
+    let at = (0..file.len()).step_by(4096).find(starts).unwrap() as u64;
+    let damaged = std::fs::File::options().write(true).open(log).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&damaged, b"damage", at + 9_000).unwrap();
+    damaged.sync_all().unwrap();
+}
+
+#[test]
+fn what_is_left_to_its_users_to_check_is_dropped_from_disk_too_once_one_finds_it_wrong() {
+    let left = || SsdOptions { check: Check::AtUse, ..SsdOptions::default() };
+    let (rig, log, _folder) = on_disk_alone(left);
+    damage(&log, 1);
+    for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
+        let loan = loan.unwrap();
+        assert_eq!((loan.check(), rig.bytes_of(&loan) == truth(number)), (number != 1, number != 1));
+    }
+    assert!(rig.store.read_guard_by_id(TENANT, &id(1)).is_none());
+    let lease = rig.store.lease(TENANT, &[id(1)], 60_000_000);
+    assert_eq!(lease.len(), 0, "nor is it on disk");
+    assert_eq!((rig.store.disk_stat().unwrap().ssd.corrupt, rig.store.stat().faults.corrupt), (1, 1));
+}
+
 #[test]
 fn a_chunk_that_is_damaged_on_disk_is_never_seen_in_memory_and_costs_no_other() {
     let (rig, log, _folder) = on_disk_alone(SsdOptions::default);
-    let file = std::fs::read(&log).unwrap();
-    let starts = |at: &usize| file[*at..].starts_with(&truth(1)[..64]);
-    let at = (0..file.len()).step_by(4096).find(starts).unwrap() as u64;
-    let damaged = std::fs::File::options().write(true).open(&log).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&damaged, b"damage", at + 9_000).unwrap();
-    damaged.sync_all().unwrap();
+    damage(&log, 1);
     for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
         match loan {
             Ok(loan) => assert!(number != 1 && rig.bytes_of(&loan) == truth(number)),
@@ -297,7 +317,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
     let (sender, staged) = channel();
     let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
-    let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None }];
+    let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None, check: Check::AtRead }];
     ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
     let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
 

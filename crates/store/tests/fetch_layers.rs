@@ -5,7 +5,7 @@
 use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Existing, NotRead, Ssd, SsdOptions, Volume, init};
+use forebay_store::ssd::{Check, Existing, NotRead, Ssd, SsdOptions, Volume, init};
 use forebay_store::{
     ChunkShape, LayerGuard, Lease, NotFetched, Store, TenantId, TierConfig, WriteBackConfig, checksum,
 };
@@ -178,15 +178,39 @@ fn a_chunk_of_which_nobody_wants_the_rest_gives_its_slot_back() {
     rig.check(0, LAYERS - 1, &next(&told).1.unwrap(), LAYER_BYTES);
 }
 
+/// Changes bytes of a layer of a chunk in the log.
+fn damage(log: &Path, number: usize, layer: usize) {
+    let (file, truth) = (std::fs::read(log).unwrap(), truth(number, LAYER_BYTES));
+    let begins = &truth[layer * LAYER_BYTES..][..64];
+    let at = (0..file.len()).step_by(4096).find(|at| file[*at..].starts_with(begins)).unwrap() as u64;
+    let damaged = std::fs::File::options().write(true).open(log).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&damaged, b"damage", at + 9_000).unwrap();
+    damaged.sync_all().unwrap();
+}
+
+#[test]
+fn a_layer_that_its_user_finds_wrong_ends_its_chunk_in_memory_and_on_disk() {
+    let left = || SsdOptions { check: Check::AtUse, ..SsdOptions::default() };
+    for layers in [vec![0, RUN], (0..LAYERS).step_by(RUN).collect()] {
+        let (rig, log, _folder) = on_disk_alone(LAYER_BYTES, &left);
+        damage(&log, 1, RUN + 3);
+        let lease = rig.lease();
+        let told: Vec<_> = layers.iter().map(|layer| rig.ask(&lease, *layer, &[0, 1])).collect();
+        let guards: Vec<Told> = told.iter().flat_map(|told| [next(told), next(told)]).collect();
+        for (chunk, guard) in &guards {
+            assert_eq!(guard.as_ref().unwrap().check(), *chunk != 1);
+        }
+        assert!(next(&rig.ask(&lease, LAYERS - 1, &[1])).1.is_err(), "none of it is told any more");
+        assert!(!rig.is_in_memory(1));
+        assert_eq!(rig.store.lease(TENANT, &[id(1)], 60_000_000).len(), 0, "nor is it on disk");
+        assert_eq!(rig.store.disk_stat().unwrap().ssd.corrupt, 1);
+    }
+}
+
 #[test]
 fn a_layer_that_is_damaged_is_never_told_and_its_chunk_never_seen() {
     let (rig, log, _folder) = on_disk_alone(LAYER_BYTES, &SsdOptions::default);
-    let (file, damaged_layer) = (std::fs::read(&log).unwrap(), RUN + 3);
-    let begins = &truth(1, LAYER_BYTES)[damaged_layer * LAYER_BYTES..][..64];
-    let at = (0..file.len()).step_by(4096).find(|at| file[*at..].starts_with(begins)).unwrap() as u64;
-    let damaged = std::fs::File::options().write(true).open(&log).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&damaged, b"damage", at + 9_000).unwrap();
-    damaged.sync_all().unwrap();
+    damage(&log, 1, RUN + 3);
     let lease = rig.lease();
     let first = rig.ask(&lease, 0, &[1]);
     let first = next(&first).1.unwrap();

@@ -1,7 +1,8 @@
 //! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with
 //! everything that it does for them, beside what the same file gives to nothing but io_uring; how
 //! long a log with millions of chunks takes to open; and, where a Python with it is given,
-//! LMCache's local disk backend. It knows what is compared with what; how each side does its I/O is
+//! LMCache's local disk backend. With a GPU, objects come from its memory and go to it, and it makes
+//! the checksums; the ceiling stays the disk's alone. It knows what is compared with what; how each side does its I/O is
 //! theirs.
 //!
 //! In every run the store and the ceiling move as many objects of the same size, at the same depth,
@@ -14,6 +15,7 @@
 
 mod file;
 mod fio;
+mod gpu;
 mod image;
 pub mod memory;
 mod ours;
@@ -32,7 +34,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use raw::Raw;
-use sides::{Figures, Side, cpu_rows};
+use sides::{Figures, Side, cpu_row, cpu_rows};
 use std::path::PathBuf;
 
 /// Sizes: name, bytes, and how many are under way at a time on each disk: enough to keep those of
@@ -69,6 +71,9 @@ pub struct Args {
     /// Number of chunks in the log whose recovery is measured
     #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u32).range(1_000..=100_000_000))]
     recovery_chunks: u32,
+    /// Objects come from the memory of this GPU and go to it, where checksums are made
+    #[arg(long, conflicts_with_all = ["recovery_chunks", "lmcache_python"])]
+    gpu: Option<u16>,
     /// Run everything for a few seconds: shows that it works, and measures nothing
     #[arg(long, conflicts_with_all = ["runs", "run_mib", "recovery_chunks"])]
     quick: bool,
@@ -84,7 +89,9 @@ pub fn run(mut args: Args) -> CommandResult {
         (args.runs, args.run_mib, args.recovery_chunks) = (2, 16, 100_000);
     }
     let mut results = Results::new("disk");
-    results.rows.extend(recovery::rows(&args.dir[0], args.recovery_chunks, args.runs)?);
+    if args.gpu.is_none() {
+        results.rows.extend(recovery::rows(&args.dir[0], args.recovery_chunks, args.runs)?);
+    }
     let sizes = if args.sizes.is_empty() { SIZES.to_vec() } else { args.sizes.clone() };
     for (name, bytes, depth) in sizes {
         let depth = depth * args.dir.len();
@@ -118,7 +125,7 @@ impl Bench<'_> {
     fn new(args: &Args, objects: Objects) -> Result<Bench<'_>, Error> {
         let count = (args.run_mib * MIB / objects.bytes) as usize;
         let files = TestFiles::make(&args.dir, u64::from(args.runs) * args.run_mib * MIB)?;
-        let ours = Ours::open(&files, objects)?;
+        let ours = Ours::open(&files, objects, args.gpu)?;
         let raw = Raw::open(&files.paths(), ours.memory())?;
         let peer = PeerProcess::start(&args.peer, &args.dir[0], objects, count)?;
         let random = StdRng::seed_from_u64(objects.bytes);
@@ -132,9 +139,16 @@ impl Bench<'_> {
             self.peer_run(&mut store, &mut retrieve)?;
         }
         self.retrieve_runs(&mut retrieve)?;
+        let of = if self.args.gpu.is_some() { "ssd.gpu" } else { "disk" };
         let mut rows = Vec::new();
-        rows.extend(retrieve.rate_rows(&format!("retrieve.{name}"), self.objects));
-        rows.extend(store.rate_rows(&format!("store.{name}"), self.objects));
+        for (direction, figures) in [("retrieve", &retrieve), ("store", &store)] {
+            let name = format!("{direction}.{name}");
+            rows.extend(figures.rate_rows(of, &name, self.objects));
+            rows.extend(self.args.gpu.map(|_| cpu_row(of, &name, figures)));
+        }
+        if self.args.gpu.is_some() {
+            return Ok(rows);
+        }
         rows.extend(cpu_rows(name, [&store, &retrieve]));
         if name == CHURNED {
             rows.extend(self.churned_rows(name)?);
@@ -151,8 +165,8 @@ impl Bench<'_> {
         }
         self.retrieve_runs(&mut retrieve)?;
         let mut rows = Vec::new();
-        rows.extend(retrieve.rate_rows(&format!("retrieve.churn.{name}"), self.objects));
-        rows.extend(store.rate_rows(&format!("store.churn.{name}"), self.objects));
+        rows.extend(retrieve.rate_rows("disk", &format!("retrieve.churn.{name}"), self.objects));
+        rows.extend(store.rate_rows("disk", &format!("store.churn.{name}"), self.objects));
         Ok(rows)
     }
 

@@ -30,7 +30,7 @@ use crate::directory::StaticError;
 use crate::size;
 use forebay_client::protocol::request::TOKEN_BYTES_MAX;
 use forebay_store::log::{PAGE_BYTES, SEGMENT_BYTES, SEGMENTS};
-use forebay_store::ssd::KeysNotRead;
+use forebay_store::ssd::{Check, KeysNotRead};
 use forebay_store::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, admission::Policy};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -79,6 +79,9 @@ pub struct NodeConfig {
     /// What goes from memory to the logs.
     #[serde(default)]
     pub write_back: WriteBackPolicy,
+    /// Who compares what is read from the logs with its checksums.
+    #[serde(default)]
+    pub ssd_check: SsdCheck,
     #[serde(default)]
     pub limits: LimitsConfig,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -157,6 +160,26 @@ pub enum WriteBackPolicy {
     /// Whichever of both does better on a sample of the traffic.
     #[default]
     Adaptive,
+}
+
+/// Who compares chunks that clients have read from the logs with their checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SsdCheck {
+    /// The node, before it tells anybody. Whoever uses them does so again.
+    #[default]
+    AtRead,
+    /// Only whoever uses them, as engines do in GPU memory.
+    AtUse,
+}
+
+impl From<SsdCheck> for Check {
+    fn from(check: SsdCheck) -> Check {
+        match check {
+            SsdCheck::AtRead => Check::AtRead,
+            SsdCheck::AtUse => Check::AtUse,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -279,6 +302,7 @@ impl NodeConfig {
             },
             ssd: Vec::new(),
             write_back: WriteBackPolicy::default(),
+            ssd_check: SsdCheck::default(),
             limits: LimitsConfig::default(),
             tenants: TenantsConfig::default(),
             peers: None,

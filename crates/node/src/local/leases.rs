@@ -195,4 +195,10 @@ impl HeldLease {
     pub fn guard(&self, chunk: usize) -> Option<&ReadGuard> {
         self.guards.get(&chunk)
     }
+
+    /// Whether what lies in the arena of a chunk is what was stored. `true` if nothing does.
+    pub fn check(&self, chunk: usize) -> bool {
+        let is_right = self.guards.get(&chunk).map(ReadGuard::check);
+        is_right.or_else(|| self.layers.get(&chunk).map(LayerGuard::check)).unwrap_or(true)
+    }
 }

@@ -6,7 +6,7 @@ use crate::config::{LimitsConfig, NodeConfig, SsdConfig, largest_chunk, segment_
 use crate::hand_over::Left;
 use forebay_store::disk::DiskOptions;
 use forebay_store::log::DiskTierConfig;
-use forebay_store::ssd::{Existing, Ssd, Volume, WRITES_MAX, init};
+use forebay_store::ssd::{Existing, Ssd, SsdOptions, Volume, WRITES_MAX, init};
 use forebay_store::{Memory, OpenError, SLOT_ALIGN_BYTES, Store, TierConfig, WriteBackConfig};
 use forebay_transfer::MoverHandle;
 use forebay_transfer::Pages;
@@ -53,8 +53,8 @@ pub(super) fn open_store(
     let staging_bytes = staging_bytes(config.memory.size, longest, tier.slab_bytes);
     memory::check(config, arena_bytes, staging_bytes)?;
     let waiting_max = waiting_max(&config.limits);
-    let on_disk =
-        forebay_store::ssd::SsdOptions { tier: disk, keys, staging_bytes, waiting_max, ..Default::default() };
+    let check = config.ssd_check.into();
+    let on_disk = SsdOptions { tier: disk, keys, staging_bytes, waiting_max, check, ..Default::default() };
     let ssd = Ssd::open(mover, HOST, volumes, on_disk)?;
     let policy = config.write_back.policy();
     let write_back = WriteBackConfig::new(policy, config.memory.size, ssd_bytes, config.memory.chunk_size);

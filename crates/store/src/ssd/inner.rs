@@ -7,6 +7,7 @@ use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
 use super::log_lines::LogLines;
 use super::pool::Pool;
+use super::read::Check;
 use super::stat::{SsdStat, VolumeStat};
 use super::thread_pool::ThreadPool;
 use crate::disk::DiskHandle;
@@ -43,6 +44,7 @@ pub(super) struct SsdInner {
     pub reads: Arc<InFlight>,
     pub writes: Arc<InFlight>,
     pub reserve_bytes: u64,
+    pub check: Check,
     pub start_relocation: StartRelocation,
 }
 

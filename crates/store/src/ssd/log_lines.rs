@@ -3,6 +3,7 @@
 //! means.
 
 use crate::log::{ChunkCopy, Fault, Recovered};
+use forebay_kv::ChunkId;
 use forebay_transfer::LogGate;
 use std::path::Path;
 
@@ -54,6 +55,13 @@ impl LogLines {
             let ChunkCopy { id, segment, slot, .. } = copy;
             let volume = volume.display();
             tracing::error!(%volume, chunk = ?id, segment, slot, %fault, repeated, "chunk on SSD is corrupt");
+        }
+    }
+
+    /// Whoever used a chunk found it wrong.
+    pub fn wrong_at_use(&self, id: &ChunkId) {
+        if let Some(repeated) = self.corrupt.pass() {
+            tracing::error!(chunk = ?id, repeated, "chunk on SSD was wrong where it was used");
         }
     }
 

@@ -33,7 +33,7 @@ pub use inner::{VOLUMES_MAX, WRITES_MAX};
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
-pub use read::{LayerRead, ReadResults};
+pub use read::{Check, LayerRead, ReadResults};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};
@@ -77,11 +77,13 @@ pub struct SsdOptions {
     pub reserve_bytes: u64,
     /// Tenants whose chunks are encrypted.
     pub keys: TenantKeys,
+    /// Who compares what is fetched into memory with its checksums.
+    pub check: Check,
 }
 
 impl Default for SsdOptions {
     /// 64 MiB of staging for which 4096 requests may wait, commits after 20 ms, no reserve, no
-    /// keys.
+    /// keys; reads check what they bring.
     fn default() -> SsdOptions {
         SsdOptions {
             tier: DiskTierConfig::default(),
@@ -90,6 +92,7 @@ impl Default for SsdOptions {
             commit_interval_us: 20_000,
             reserve_bytes: 0,
             keys: TenantKeys::default(),
+            check: Check::default(),
         }
     }
 }
@@ -147,6 +150,7 @@ impl Ssd {
             reads: InFlight::new(usize::MAX),
             writes: InFlight::new(WRITES_MAX),
             reserve_bytes: config.reserve_bytes,
+            check: config.check,
             start_relocation: Relocating::start,
         };
         let shared = Arc::new(shared);
@@ -208,6 +212,21 @@ impl Ssd {
 
     /// From now on changes are kept for `key`, and `bell` is rung with the first one after each
     /// [look](Ssd::take_changes).
+    /// Who compares what is fetched with its checksums.
+    pub(crate) fn check(&self) -> Check {
+        self.shared().check
+    }
+
+    /// Bytes of a chunk were wrong where they were used, and no read has compared them: it is
+    /// dropped, and the fault counted.
+    pub(crate) fn drop_found_corrupt(&self, tenant: TenantId, id: &ChunkId) {
+        let shared = self.shared();
+        if shared.change(|tier, _| tier.drop_corrupt_named(tenant, id)) {
+            shared.counts.lock().corrupt += 1;
+            shared.lines.wrong_at_use(id);
+        }
+    }
+
     pub(crate) fn watch(&self, key: u64, bell: Sender<()>) {
         self.shared().change_quietly(|tier, _| tier.changes.watch(key, bell));
     }

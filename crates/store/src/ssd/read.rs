@@ -31,6 +31,18 @@ pub struct LayerRead {
     /// They stay registered and the reader's alone until the read has ended. Layers that lie
     /// otherwise on disk, share a page with others, or are encrypted, go to staging all the same.
     pub into: Option<Span>,
+    pub check: Check,
+}
+
+/// Who compares layers with their checksums. That the footer is the chunk's own is always looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Check {
+    /// The read, before it ends.
+    #[default]
+    AtRead,
+    /// Everybody who uses them, which is so for layers that are [fetched](crate::Store::fetch). Only
+    /// layers that are read right into their place are left to these.
+    AtUse,
 }
 
 type ReadResult = Result<Staged, NotRead>;
@@ -68,6 +80,7 @@ struct Part {
     window: Range<u64>,
     /// Where these go, if not to staging.
     into: Option<Span>,
+    check: Check,
     /// The pages of the layers, unless they go elsewhere, then that of the footer.
     held: Option<StagingBlock>,
 }
@@ -78,7 +91,7 @@ impl Ssd {
     /// part. `deadline_us` is in the mover's clock.
     ///
     /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in
-    /// their order. A chunk that does not verify is dropped. It runs on a thread of the store, or
+    /// their order. A chunk that is found not to verify is dropped. It runs on a thread of the store, or
     /// on this one if it is known at once that there is no staging; it should be short and must not
     /// wait for the store or the mover. An error calls nobody.
     ///
@@ -286,7 +299,7 @@ impl Part {
         let shape = &read.shape;
         let is_alone = shape.is_dense() && shape.are_alone(want.layers.clone());
         let into = want.into.filter(|into| is_alone && into.len == window.end - window.start);
-        Part { number, read, layers: want.layers.clone(), window, into, held: None }
+        Part { number, read, layers: want.layers.clone(), window, into, check: want.check, held: None }
     }
 
     /// Bytes of the window that go to staging.
@@ -314,7 +327,8 @@ impl Part {
         ]
     }
 
-    /// Whether the footer is this copy's and the layers are what it says. Layers that are encrypted
+    /// Whether the footer is this copy's and the layers are what it says, if that is for the read to
+    /// say. Layers that are encrypted
     /// are decrypted in place.
     fn verify_and_decrypt(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
         let want = self.number;
@@ -322,7 +336,9 @@ impl Part {
         let mut held = self.held.take().ok_or(NotRead::MoverEnded)?;
         let bytes = self.staged_bytes();
         let footer = Footer::of(&self.read.copy, held.slice(bytes..bytes + PAGE)).map_err(corrupt)?;
-        for layer in self.layers.clone() {
+        let is_left_to_users = self.check == Check::AtUse && self.into.is_some() && !footer.encrypted;
+        let checked = if is_left_to_users { 0..0 } else { self.layers.clone() };
+        for layer in checked {
             let place = self.place(layer);
             let span = self.into.map_or_else(|| held.span(place.clone()), |into| part_of(&into, &place));
             // Memory that is not registered any more is its reader's fault, not the disk's.

@@ -12,7 +12,7 @@ use super::reserve::ChunkName;
 use super::{Lease, Store, StoreInner};
 use crate::checksum;
 use crate::shape::ChunkShape;
-use crate::ssd::{DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
+use crate::ssd::{Check, DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
 use crate::stat::Unreadable;
 use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
@@ -45,6 +45,9 @@ pub enum NotFetched {
     /// It did not get into memory.
     #[error(transparent)]
     NotPromoted(#[from] NotPromoted),
+    /// Somebody has found what came of it to be other bytes than were stored.
+    #[error("its bytes were found to be wrong")]
+    Corrupt,
 }
 
 type OnFetched = Box<dyn FnOnce(Result<ReadGuard, NotFetched>) + Send>;
@@ -114,7 +117,7 @@ impl Store {
     }
 
     /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, many by
-    /// one read, and are verified there. `deadline_us` is in the mover's clock.
+    /// one read, and are verified there, or by who uses them, as [`Check`](crate::ssd::Check) says. `deadline_us` is in the mover's clock.
     ///
     /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on
     /// this one: keep it short, and do not wait for either in it. Keep the lease until then. A
@@ -205,7 +208,8 @@ impl ReadGuard {
         };
         let intact = (0..shape.layers()).map(sum).eq(self.checksums.iter().copied().map(Some));
         if !intact {
-            self.shared.tier.lock().drop_found_corrupt(&read.chunk);
+            let name = self.shared.tier.lock().drop_found_corrupt(&read.chunk);
+            self.shared.drop_unchecked_copy(name);
         }
         intact
     }
@@ -227,6 +231,19 @@ impl Drop for ReadGuard {
 }
 
 impl StoreInner {
+    /// Who compares what is fetched from the disk with its checksums.
+    pub(super) fn check_of_fetches(&self) -> Check {
+        self.open_disk().map(|disk| disk.ssd.check()).unwrap_or_default()
+    }
+
+    /// A chunk in memory was wrong. If no read has compared it, it may have been so on disk.
+    pub(super) fn drop_unchecked_copy(&self, name: Option<(TenantId, ChunkId)>) {
+        let disk = self.open_disk().filter(|disk| disk.ssd.check() == Check::AtUse);
+        if let Some((disk, (tenant, id))) = disk.zip(name) {
+            disk.ssd.drop_found_corrupt(tenant, &id);
+        }
+    }
+
     pub(super) fn read_guard_by_id(self: &Arc<Self>, tenant: TenantId, id: &ChunkId) -> Option<ReadGuard> {
         let (read, checksums) = self.tier.lock().begin_copy(self.now_us(), tenant, id)?;
         Some(ReadGuard { shared: Arc::clone(self), read: Some(read), checksums })
@@ -326,7 +343,9 @@ impl Fetch {
             self.promotion = Some(promotion);
         }
         let into = self.promotion.as_ref().map(Promotion::pages);
-        Ok(Some((LayerRead { chunk: place, layers: 0..shape.layers(), into }, shape.chunk().bytes())))
+        let check = self.shared.check_of_fetches();
+        let want = LayerRead { chunk: place, layers: 0..shape.layers(), into, check };
+        Ok(Some((want, shape.chunk().bytes())))
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.

@@ -10,6 +10,7 @@ use super::load::Urgency;
 use super::promote::{NotPromoted, Promotion};
 use super::reserve::ChunkName;
 use super::{Lease, Store, StoreInner};
+use crate::checksum;
 use crate::log::SlotShape;
 use crate::ssd::{DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
 use forebay_kv::ChunkId;
@@ -79,7 +80,8 @@ struct RunRead {
 }
 
 impl Store {
-    /// Has a layer of chunks of the lease lie in the arena, wherever they are, verified. What comes
+    /// Has a layer of chunks of the lease lie in the arena, wherever they are, verified as
+    /// [`Check`](crate::ssd::Check) says. What comes
     /// from the disk comes with the layers right behind it, if they are short. `deadline_us` is in
     /// the mover's clock; who wants what another one has read shares the fate of that read.
     ///
@@ -237,7 +239,7 @@ impl PartialChunk {
             if *why != NotFetched::Disk(NotStaged::Late.into()) {
                 state.failed.get_or_insert_with(|| why.clone());
             }
-        } else if state.runs.iter().all(|run| matches!(run, Run::There)) {
+        } else if state.failed.is_none() && state.runs.iter().all(|run| matches!(run, Run::There)) {
             self.commit(&mut state);
         }
         drop(state);
@@ -245,6 +247,31 @@ impl PartialChunk {
         for on_layer in waiting {
             on_layer(outcome.clone().map(|()| LayerGuard(Held::Part(Arc::clone(self)))));
         }
+    }
+
+    /// As [`ReadGuard::check`], of what is there.
+    fn check(&self) -> bool {
+        let mut state = self.state.lock();
+        if let Some(whole) = &state.whole {
+            return whole.check();
+        }
+        let is_there = |run: &&Run| matches!(run, Run::There);
+        let there = self.runs.iter().zip(&state.runs).filter(|(_, run)| is_there(run));
+        let is_right = |layer| {
+            let extent = self.shape.layer(layer)?;
+            let at = self.slot.offset + extent.start;
+            let span = Span::new(self.slot.region, at, extent.end - extent.start);
+            let found = checksum::of_spans(self.shared.mover.memory(), &[span])?;
+            Some(found == state.checksums[layer])
+        };
+        let intact = there.flat_map(|(run, _)| run.clone()).all(|layer| is_right(layer) == Some(true));
+        if !intact {
+            state.failed = Some(NotFetched::Corrupt);
+            drop(state);
+            self.shared.tier.lock().count_corrupt();
+            self.shared.drop_unchecked_copy(Some((self.name.tenant, self.name.id)));
+        }
+        intact
     }
 
     /// All of it is there: others find it in memory from now on, and these guards hold it there.
@@ -281,7 +308,8 @@ impl RunRead {
         let window = self.chunk.shape.window(layers.clone()).unwrap_or(0..0);
         let slot = &self.chunk.slot;
         let into = Span::new(slot.region, slot.offset + window.start, window.end - window.start);
-        LayerRead { chunk: place, layers, into: Some(into) }
+        let check = self.chunk.shared.check_of_fetches();
+        LayerRead { chunk: place, layers, into: Some(into), check }
     }
 
     fn end(mut self, end: Result<Staged, NotRead>) {
@@ -321,6 +349,15 @@ impl LayerGuard {
             Held::Part(chunk) => (chunk.slot.offset, chunk.shape.layer(layer)?),
         };
         Some(start + extent.start..start + extent.end)
+    }
+
+    /// Whether what is there of the chunk is still what was stored. If not, the chunk is a miss for
+    /// all from now on, and counted. It takes as long as reading that.
+    pub fn check(&self) -> bool {
+        match &self.0 {
+            Held::Whole(guard) => guard.check(),
+            Held::Part(chunk) => chunk.check(),
+        }
     }
 
     /// The CRC-32C that the layer had when it was stored.

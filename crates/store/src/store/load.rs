@@ -185,7 +185,10 @@ impl Store {
         let shared = &self.shared;
         match (&shared.disk, lease.memory_id()) {
             (Some(disk), _) if lease.on_disk(chunk).is_some() => disk.count_bad_copy(),
-            (_, Ok(id)) => shared.tier.lock().drop_corrupt(shared.now_us(), id, chunk),
+            (_, Ok(id)) => {
+                let name = shared.tier.lock().drop_corrupt(shared.now_us(), id, chunk);
+                shared.drop_unchecked_copy(name);
+            }
             (_, Err(_)) => {}
         }
         Err(NotVerified::Corrupt { chunk, layer, stored, found })

@@ -5,7 +5,7 @@ use super::load::{Load, NotLoaded, Outgoing, Urgency, span_bytes, spread};
 use super::promote::{self, Promotion};
 use super::reserve::ChunkName;
 use super::{Lease, Store, StoreInner};
-use crate::ssd::{LayerRead, NotRead, ReadResults, Staged};
+use crate::ssd::{Check, LayerRead, NotRead, ReadResults, Staged};
 use crate::store::lease::{DiskChecksums, DiskPart};
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, End, Failure, Reason, Refused, SpanPair, SubmitError, Transfer};
@@ -50,7 +50,7 @@ impl Store {
             loads.iter().zip(&names).map(|(load, name)| promotion(&shared, part, load, *name)).collect();
         let want = |(load, promotion): (&Load, &Option<Promotion>)| {
             let into = promotion.as_ref().map(Promotion::pages);
-            LayerRead { chunk: load.chunk, layers: load.layers.clone(), into }
+            LayerRead { chunk: load.chunk, layers: load.layers.clone(), into, check: Check::AtRead }
         };
         let wants: Vec<LayerRead> = loads.iter().zip(&promotions).map(want).collect();
         let load = DiskLoad {

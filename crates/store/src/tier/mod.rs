@@ -131,6 +131,12 @@ impl<S: SlotAllocator> Tier<S> {
         rows.into_iter().filter(|row| self.drop_bytes(*row, Absence::Deleted)).count()
     }
 
+    /// Drops a chunk whose bytes were wrong where they were used, and says whether it was there.
+    pub(crate) fn drop_corrupt_named(&mut self, tenant: TenantId, id: &ChunkId) -> bool {
+        let rows = self.rows_of(tenant, std::slice::from_ref(id));
+        rows.into_iter().any(|row| self.drop_bytes(row, Absence::Corrupt))
+    }
+
     fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Row> {
         ids.iter()
             .filter_map(|id| self.index.find(id))

@@ -157,22 +157,32 @@ impl<S: SlotAllocator> Tier<S> {
     }
 
     /// Bytes of a leased chunk did not match their checksum: the chunk is dropped, and the fault
-    /// counted.
-    pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) {
+    /// counted. Says whose chunk it was.
+    pub fn drop_corrupt(&mut self, now_us: u64, lease: LeaseId, chunk: usize) -> Option<(TenantId, ChunkId)> {
         self.advance(now_us);
         match self.readable(lease, chunk) {
             Ok((chunk, _)) => self.drop_found_corrupt(&chunk),
-            Err(_) => self.faults.corrupt += 1,
+            Err(_) => {
+                self.faults.corrupt += 1;
+                None
+            }
         }
     }
 
     /// Bytes of a chunk are not the ones that were written: it is dropped, if it is still here, and
-    /// the fault counted.
-    pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) {
+    /// the fault counted. Says whose chunk it was.
+    pub(crate) fn drop_found_corrupt(&mut self, chunk: &ChunkRef) -> Option<(TenantId, ChunkId)> {
         self.faults.corrupt += 1;
-        if self.is_live(chunk) {
+        let name = self.is_live(chunk).then(|| (self.entry(chunk.row).tenant, *self.id_of(chunk.row)));
+        if name.is_some() {
             self.drop_bytes(chunk.row, Absence::Corrupt);
         }
+        name
+    }
+
+    /// Bytes of a chunk that is not here yet were found to be wrong.
+    pub(crate) fn count_corrupt(&mut self) {
+        self.faults.corrupt += 1;
     }
 
     pub(super) fn readable(&self, lease: LeaseId, chunk: usize) -> Result<(ChunkRef, S::Slot), Unreadable> {

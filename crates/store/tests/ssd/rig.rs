@@ -5,8 +5,8 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskError, DiskFile, DiskLink, DiskOptions, Kernel};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    DiskLease, Existing, FileMedium, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd, SsdError,
-    SsdOptions, SsdWriteEnd, Staged, Volume, init,
+    Check, DiskLease, Existing, FileMedium, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd,
+    SsdError, SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, RegionId, Span};
 use std::path::PathBuf;
@@ -213,7 +213,7 @@ impl Opened {
 }
 
 pub fn want(chunk: usize, layers: std::ops::Range<usize>) -> LayerRead {
-    LayerRead { chunk, layers, into: None }
+    LayerRead { chunk, layers, into: None, check: Check::AtRead }
 }
 
 /// Compares every layer that is staged, with its checksum.

@@ -1,14 +1,15 @@
 //! Our side: the store itself, as its users call it, with slots, footers, checksums, commits and
-//! eviction. What is read is compared with what was written.
+//! eviction. What is read is compared with what was written: by the store, or on a GPU.
 
 use super::file::TestFiles;
+use super::gpu::{GpuSide, Moving};
 use super::memory::{Buffers, Direction, Objects};
 use crate::output::Error;
 use forebay_kv::ChunkId;
 use forebay_store::disk::DiskOptions;
 use forebay_store::ssd::{
-    DiskLease, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd, SsdOptions, SsdWriteEnd, Staged,
-    Volume,
+    Check, DiskLease, LayerRead, NotRead, NotWritten, ReadResults, Source, Ssd, SsdOptions, SsdWriteEnd,
+    Staged, Volume,
 };
 use forebay_store::{Refused, TenantId};
 use forebay_transfer::{Class, Limits, MoverThread, Place, RegionId, Span};
@@ -36,6 +37,7 @@ pub struct Ours {
     /// from.
     stored: VecDeque<(ChunkId, usize)>,
     next: u64,
+    gpu: Option<GpuSide>,
     _mover: MoverThread,
 }
 
@@ -44,7 +46,7 @@ type ReadEnd = (usize, Result<Vec<Staged>, NotRead>);
 
 impl Ours {
     /// Opens the logs, with up to `depth` I/Os under way in all of them together.
-    pub fn open(files: &TestFiles, objects: Objects) -> Result<Ours, Error> {
+    pub fn open(files: &TestFiles, objects: Objects, gpu: Option<u16>) -> Result<Ours, Error> {
         let mover = MoverThread::spawn(Limits::default())?;
         let buffers = Buffers::new(objects)?;
         let memory = mover.handle().register(HOST, buffers.arena.clone())?;
@@ -61,7 +63,8 @@ impl Ours {
         let ssd = Ssd::open(&mover.handle(), HOST, volumes, SsdOptions::default())?;
         // SAFETY: nothing writes to buffers that are written from.
         let sums = (0..objects.slots).map(|slot| unsafe { buffers.sum(Direction::Write, slot) }).collect();
-        Ok(Ours { ssd, buffers, memory, sums, stored: VecDeque::new(), next: 0, _mover: mover })
+        let gpu = gpu.map(|gpu| GpuSide::new(gpu, &buffers)).transpose()?;
+        Ok(Ours { ssd, buffers, memory, sums, stored: VecDeque::new(), next: 0, gpu, _mover: mover })
     }
 
     /// The memory, for the other side.
@@ -91,18 +94,32 @@ impl Ours {
     }
 
     fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Error> {
-        let bytes = self.buffers.objects.bytes;
-        let span = |slot| Span::new(self.memory, self.buffers.offset(Direction::Write, slot), bytes);
-        let source = |(id, slot): &(ChunkId, usize)| Source {
+        let of_gpu = self.from_gpu(&batch)?;
+        let source = |(at, (id, slot)): (usize, &(ChunkId, usize))| Source {
             id: *id,
             parent: None,
-            layers: vec![vec![span(*slot)]],
-            crcs: None,
+            layers: vec![vec![self.span(Direction::Write, *slot)]],
+            crcs: of_gpu.as_ref().map(|sums| vec![sums[at]]),
         };
-        let sources = batch.iter().map(source).collect();
+        let sources = batch.iter().enumerate().map(source).collect();
         let ended = ended.clone();
         let on_end = move |ends| drop(ended.send((batch, ends)));
         Ok(self.ssd.write_many(TENANT, sources, Class::WriteBack, on_end)?)
+    }
+
+    fn span(&self, direction: Direction, slot: usize) -> Span {
+        Span::new(self.memory, self.buffers.offset(direction, slot), self.buffers.objects.bytes)
+    }
+
+    /// Has objects come from the GPU, if they are there, with their checksums.
+    fn from_gpu(&self, batch: &[(ChunkId, usize)]) -> Result<Option<Vec<u32>>, Error> {
+        let Some((gpu, (_, first))) = self.gpu.as_ref().zip(batch.first()) else { return Ok(None) };
+        // Those that are written once more need not follow each other.
+        let follow = batch.iter().zip(*first..).all(|((_, slot), expected)| *slot == expected);
+        if !follow {
+            return Ok(Some(batch.iter().map(|(_, slot)| self.sums[*slot]).collect()));
+        }
+        Ok(Some(gpu.begin(Direction::Write, *first, batch.len())?.ended()?))
     }
 
     /// Waits for a request, and says whether all of it is stored: 1 if it is, else 0, and the rest
@@ -157,15 +174,18 @@ impl Ours {
         let Objects { depth, slots, .. } = self.buffers.objects;
         let (sender, receiver) = channel();
         let batches = self.take_batches(count, depth);
-        let mut leases: Vec<Option<DiskLease>> = Vec::new();
+        let mut reads = Reads { batches: &batches, leases: Vec::new(), moving: None };
+        // Places of buffers that nobody uses.
+        let mut free: Vec<usize> = (0..slots / depth).collect();
         for (number, batch) in batches.iter().enumerate() {
-            if number >= slots / depth {
-                self.check_next(&receiver, &batches, &mut leases)?;
-            }
-            leases.push(Some(self.read(number, batch, &sender)?));
+            let place = match free.pop() {
+                Some(place) => place,
+                None => self.check_next(&receiver, &mut reads)?,
+            };
+            reads.leases.push(Some((self.read((number, place), batch, &sender)?, place)));
         }
-        for _ in 0..batches.len().min(slots / depth) {
-            self.check_next(&receiver, &batches, &mut leases)?;
+        for _ in free.len()..slots / depth {
+            self.check_next(&receiver, &mut reads)?;
         }
         Ok(())
     }
@@ -179,7 +199,7 @@ impl Ours {
 
     fn read(
         &self,
-        number: usize,
+        (number, place): (usize, usize),
         batch: &[(ChunkId, usize)],
         ended: &Sender<ReadEnd>,
     ) -> Result<DiskLease, Error> {
@@ -188,27 +208,74 @@ impl Ours {
         if lease.len() < batch.len() {
             return Err(format!("only {} of {} objects are there", lease.len(), batch.len()).into());
         }
-        let wants: Vec<LayerRead> =
-            (0..batch.len()).map(|chunk| LayerRead { chunk, layers: 0..1, into: None }).collect();
+        let first = place * self.buffers.objects.depth;
+        let (into, check): (fn(&Ours, usize) -> Option<Span>, _) = match self.gpu {
+            Some(_) => (|own, slot| Some(own.span(Direction::Read, slot)), Check::AtUse),
+            None => (|_, _| None, Check::AtRead),
+        };
+        let want = |chunk| LayerRead { chunk, layers: 0..1, into: into(self, first + chunk), check };
+        let wants: Vec<LayerRead> = (0..batch.len()).map(want).collect();
         let ended = ended.clone();
         let on_end = move |ends: ReadResults| drop(ended.send((number, ends.into_iter().collect())));
         self.ssd.read(&lease, &wants, Class::Demand, None, on_end)?;
         Ok(lease)
     }
 
-    /// Waits for a request, and compares what came with what was written.
-    fn check_next(
+    /// Waits for a request, and compares what came with what was written. Gives a place of buffers
+    /// that is free.
+    fn check_next(&self, receiver: &Receiver<ReadEnd>, reads: &mut Reads) -> Result<usize, Error> {
+        let Some(gpu) = &self.gpu else {
+            let (number, end) = receiver.recv()?;
+            let sums: Vec<Option<u32>> = end?.iter().map(|staged| staged.crc(0)).collect();
+            return self.check(reads, number, sums.into_iter());
+        };
+        // One batch is copied while the next one is waited for.
+        let next = match reads.is_more_to_come() {
+            true => {
+                let (number, end) = receiver.recv()?;
+                let came = end?;
+                let first = reads.place_of(number) * self.buffers.objects.depth;
+                Some((number, gpu.begin(Direction::Read, first, came.len())?))
+            }
+            false => None,
+        };
+        match std::mem::replace(&mut reads.moving, next) {
+            Some((number, moving)) => self.check(reads, number, moving.ended()?.into_iter().map(Some)),
+            None => self.check_next(receiver, reads),
+        }
+    }
+
+    /// Compares checksums of a request with those of what was written.
+    fn check(
         &self,
-        receiver: &Receiver<ReadEnd>,
-        batches: &[Vec<(ChunkId, usize)>],
-        leases: &mut [Option<DiskLease>],
-    ) -> Result<(), Error> {
-        let (number, end) = receiver.recv()?;
-        leases[number] = None;
-        let staged = end?;
-        let is_right =
-            |(staged, (_, slot)): (&Staged, &(ChunkId, usize))| staged.crc(0) == Some(self.sums[*slot]);
-        let right = staged.iter().zip(&batches[number]).all(is_right);
-        if right { Ok(()) } else { Err("an object is not the one that was stored".into()) }
+        reads: &mut Reads,
+        number: usize,
+        mut sums: impl Iterator<Item = Option<u32>>,
+    ) -> Result<usize, Error> {
+        let place = reads.place_of(number);
+        reads.leases[number] = None;
+        let right = reads.batches[number].iter().all(|(_, slot)| sums.next() == Some(Some(self.sums[*slot])));
+        if right { Ok(place) } else { Err("an object is not the one that was stored".into()) }
+    }
+}
+
+/// Requests of a run.
+struct Reads<'a> {
+    batches: &'a [Vec<(ChunkId, usize)>],
+    /// Of each that was begun its lease and its place of buffers, until it was checked.
+    leases: Vec<Option<(DiskLease, usize)>>,
+    /// On its way to the GPU.
+    moving: Option<(usize, Moving)>,
+}
+
+impl Reads<'_> {
+    fn place_of(&self, number: usize) -> usize {
+        self.leases[number].as_ref().map_or(0, |(_, place)| *place)
+    }
+
+    /// Whether the disk has any of them.
+    fn is_more_to_come(&self) -> bool {
+        let open = self.leases.iter().flatten().count();
+        open > usize::from(self.moving.is_some())
     }
 }

@@ -66,20 +66,26 @@ impl Side {
 }
 
 impl Figures {
-    /// Our rate beside ceiling and peer, then the ceiling's own row. `name` is that of the row
-    /// without `disk.`.
-    pub fn rate_rows(&self, name: &str, objects: Objects) -> [Row; 2] {
+    /// Our rate beside ceiling and peer, then the ceiling's own row. `of` is `disk`, or what objects
+    /// come to beside.
+    pub fn rate_rows(&self, of: &str, name: &str, objects: Objects) -> [Row; 2] {
         let peer = |of: &Option<(String, Side)>, name: &str| {
             let (version, side) = of.as_ref()?;
             let value = median(&side.mib_per_s);
             Some(Peer { name: name.into(), version: version.clone(), value })
         };
-        let mut raw = self.raw.rate(format!("disk.raw.{name}"), objects);
+        let mut raw = self.raw.rate(format!("{of}.raw.{name}"), objects);
         raw.peer = peer(&self.fio, "fio");
-        let mut ours = self.ours.rate(format!("disk.{name}"), objects).with_ceiling(raw.value);
+        let mut ours = self.ours.rate(format!("{of}.{name}"), objects).with_ceiling(raw.value);
         ours.peer = peer(&self.lmcache, "lmcache");
         [ours, raw]
     }
+}
+
+/// CPU time per object in a direction: ours beside what the system takes for the I/O alone.
+pub fn cpu_row(of: &str, name: &str, figures: &Figures) -> Row {
+    let row = Row::of_runs(format!("{of}.{name}.cpu_us"), "us", &figures.ours.cpu_us_per_object);
+    row.with_ceiling(figures.raw.cpu_us())
 }
 
 /// CPU time per object in the direction that costs more: ours beside the peer's, then the

@@ -12,7 +12,7 @@ use forebay_store::TenantId;
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
-    Existing, FileMedium, LayerRead, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
+    Check, Existing, FileMedium, LayerRead, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
@@ -130,7 +130,7 @@ impl Open {
             return Ok(values);
         }
         let wants: Vec<LayerRead> = (0..lease.len())
-            .map(|chunk| LayerRead { chunk, layers: 0..LAYERS as usize, into: None })
+            .map(|chunk| LayerRead { chunk, layers: 0..LAYERS as usize, into: None, check: Check::AtRead })
             .collect();
         let (sender, end) = mpsc::channel();
         let on_end = move |end| _ = sender.send(end);
