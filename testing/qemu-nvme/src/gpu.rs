@@ -251,8 +251,7 @@ impl<'a> GpuDriver<'a> {
     }
 
     fn launch_submit(&self, mut count: u32) -> Result<(), CudaError> {
-        let (mut queue, mut transfers) =
-            (self.queue.start() as Address, self.transfers.start() as Address);
+        let (mut queue, mut transfers) = (self.queue.start() as Address, self.transfers.start() as Address);
         let mut parameters = [(&raw mut queue).cast(), (&raw mut transfers).cast(), (&raw mut count).cast()];
         let _current = self.stream.device().enter()?;
         // SAFETY: the parameters have the types of the kernel's. What it reaches is pinned, and

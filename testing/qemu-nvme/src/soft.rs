@@ -109,7 +109,12 @@ fn add_queues(controller: &mut Controller<Shared>, memory: &GuestMemory, entries
     let mut pair = QueuePair::new(0, ADMIN_ENTRIES, ADMIN_ENTRIES).expect("a size that is allowed");
     let commands = [
         Command::CreateCompletionQueue { queue: QUEUE, entries, address: completion, interrupt: None },
-        Command::CreateSubmissionQueue { queue: QUEUE, entries, address: SUBMISSION, completion_queue: QUEUE },
+        Command::CreateSubmissionQueue {
+            queue: QUEUE,
+            entries,
+            address: SUBMISSION,
+            completion_queue: QUEUE,
+        },
     ];
     for command in commands {
         let submitted = pair.submit(&command, ()).expect("room in the admin queue");

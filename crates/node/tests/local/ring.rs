@@ -10,7 +10,9 @@ use forebay_client::{LayersRead, Lease, NotRead, Ring};
 use forebay_node::Node;
 use forebay_ring::memory::{self, RingMemory};
 use forebay_ring::sleep::is_to_be_woken;
-use forebay_ring::{Armed, Context, ContextStatus, Header, Layout, NotPosted, Op, Producer, Reaped, Request, Status};
+use forebay_ring::{
+    Armed, Context, ContextStatus, Header, Layout, NotPosted, Op, Producer, Reaped, Request, Status,
+};
 use forebay_store::{ChunkShape, StoreEnd, TenantId, checksum};
 use forebay_transfer::{Arena, Backing, Class, Span};
 use rustix::process::Signal;

@@ -39,7 +39,17 @@ impl Queue {
         let ([entries, tail], [head, phase]) = (half(4), half(5));
         let [submissions, completions, tail_doorbell, head_doorbell] = [0, 1, 2, 3].map(|at| words[at]);
         let taken = words[6];
-        Ok(Queue { submissions, completions, tail_doorbell, head_doorbell, entries, tail, head, phase, taken })
+        Ok(Queue {
+            submissions,
+            completions,
+            tail_doorbell,
+            head_doorbell,
+            entries,
+            tail,
+            head,
+            phase,
+            taken,
+        })
     }
 }
 
@@ -102,7 +112,8 @@ pub fn submit(view: &mut View, args: &[u64]) -> Result<Work, String> {
 /// `(Queue* queue, u32 count, u64 within_ns, u32* outcomes)`: what has come by now.
 pub fn take(view: &mut View, args: &[u64]) -> Result<Work, String> {
     let &[at, count, _, outcomes] = args else { return Err("wrong parameters".into()) };
-    let Queue { completions, head_doorbell, entries, mut head, mut phase, taken, .. } = Queue::read(view, at)?;
+    let Queue { completions, head_doorbell, entries, mut head, mut phase, taken, .. } =
+        Queue::read(view, at)?;
     let (mut work, mut found) = (Work::default(), 0);
     let mut changed: Vec<(u64, u32)> = Vec::new();
     while found < count {
