@@ -92,6 +92,7 @@ pub fn run(mut args: Args) -> CommandResult {
     if args.gpu.is_none() {
         results.rows.extend(recovery::rows(&args.dir[0], args.recovery_chunks, args.runs)?);
     }
+    results.gpus(args.gpu.map(gpu::name).into_iter().collect::<Result<_, _>>()?);
     let sizes = if args.sizes.is_empty() { SIZES.to_vec() } else { args.sizes.clone() };
     for (name, bytes, depth) in sizes {
         let depth = depth * args.dir.len();

@@ -30,9 +30,9 @@ pub struct Args {
     /// Runs of each kind
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Millions of contexts in a run
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    millions: u32,
+    /// Contexts in a run
+    #[arg(long, default_value_t = 20_000_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000_000))]
+    contexts: u64,
     /// The GPU that publishes requests too, where there is one
     #[arg(long, default_value_t = 0)]
     gpu: u16,
@@ -42,12 +42,11 @@ pub struct Args {
 
 /// Runs the benchmark.
 pub fn run(args: Args) -> CommandResult {
-    let contexts = u64::from(args.millions) * 1_000_000;
     let mut results = Results::new("ring");
-    let mut rows = host(args.runs, contexts)?;
+    let mut rows = host(args.runs, args.contexts)?;
     if let Some(gpu) = gpu::Gpu::find(args.gpu)? {
         results.gpus(vec![gpu.name()?]);
-        rows.extend(gpu.rows(args.runs, contexts)?);
+        rows.extend(gpu.rows(args.runs, args.contexts)?);
     } else {
         println!("no GPU: only the host posts");
     }

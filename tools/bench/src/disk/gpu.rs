@@ -18,6 +18,11 @@ const WIDTH: Width = Width { blocks: 16, threads: 256 };
 /// How long to wait before looking again whether the GPU is done.
 const LOOK: Duration = Duration::from_micros(20);
 
+/// What the driver calls a GPU.
+pub fn name(gpu: u16) -> Outcome<String> {
+    Ok(Device::open(Driver::load()?, gpu)?.name()?)
+}
+
 /// GPU memory with as many bytes as the buffers, at the same places.
 pub struct GpuSide {
     stream: Stream,
@@ -54,10 +59,6 @@ impl GpuSide {
         Ok(side)
     }
 
-    pub fn name(&self) -> Outcome<String> {
-        Ok(self.memory.device().name()?)
-    }
-
     /// Has so many buffers from `first` on copied: those that were read to the GPU, those to write
     /// from it. Nobody else uses them until that has [ended](Moving::ended).
     pub fn begin(&self, direction: Direction, first: usize, count: usize) -> Outcome<Moving> {
@@ -68,6 +69,7 @@ impl GpuSide {
         let object = |at: u64| vec![Range { at: there + at * object_bytes, bytes: object_bytes }];
         let extents: Vec<Vec<Range>> = (0..count as u64).map(object).collect();
         let (sums, end) = (self.checksums.list(&extents)?, Event::new(self.memory.device())?);
+        let _current = self.memory.device().enter()?;
         // SAFETY: the memory is ours, and the list lives until the event was passed.
         unsafe { sums.queue(&self.stream, WIDTH)? };
         end.record(&self.stream)?;
