@@ -14,6 +14,7 @@ mod cases;
 mod disk;
 pub mod faults;
 pub mod faulty_kernel;
+mod misdirected;
 mod model;
 pub mod power;
 pub mod protocol;

@@ -7,6 +7,7 @@ mod file_per_object;
 mod files;
 mod forebay;
 pub mod lmcache;
+mod memory;
 
 pub use file_per_object::FilePerObject;
 pub use forebay::Forebay;
