@@ -8,6 +8,8 @@ mod files;
 mod forebay;
 pub mod lmcache;
 mod memory;
+mod node;
 
 pub use file_per_object::FilePerObject;
 pub use forebay::Forebay;
+pub use node::Node;
