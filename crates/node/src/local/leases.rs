@@ -195,4 +195,10 @@ impl HeldLease {
     pub fn guard(&self, chunk: usize) -> Option<&ReadGuard> {
         self.guards.get(&chunk)
     }
+
+    /// Whether what of a chunk lies in the arena is what was stored. If not, it is dropped.
+    pub fn check(&self, chunk: usize) -> bool {
+        self.guards.get(&chunk).is_none_or(ReadGuard::check)
+            && self.layers.get(&chunk).is_none_or(LayerGuard::check)
+    }
 }

@@ -422,8 +422,7 @@ impl Session {
     /// may be at fault.
     fn check(&self, name: u64, chunk: usize) {
         let leases = self.leases();
-        let guard = leases.lease(name, chunk).ok().and_then(|held| held.guard(chunk));
-        if guard.is_some_and(|guard| !guard.check()) {
+        if leases.lease(name, chunk).is_ok_and(|held| !held.check(chunk)) {
             self.clients.count_corrupt(&self.client.name);
         }
     }

@@ -10,6 +10,7 @@ use super::load::Urgency;
 use super::promote::{NotPromoted, Promotion};
 use super::reserve::ChunkName;
 use super::{Lease, Store, StoreInner};
+use crate::checksum;
 use crate::log::SlotShape;
 use crate::ssd::{DiskLease, LayerRead, NotRead, NotStaged, ReadResults, Staged};
 use forebay_kv::ChunkId;
@@ -247,8 +248,32 @@ impl PartialChunk {
         }
     }
 
+    fn check(&self) -> bool {
+        let state = &mut *self.state.lock();
+        if let Some(whole) = &state.whole {
+            return whole.check();
+        }
+        let memory = self.shared.mover.memory();
+        let is_intact = |layer: usize| {
+            let place = self.shape.layer(layer).unwrap_or(0..0);
+            let span = Span::new(self.slot.region, self.slot.offset + place.start, place.end - place.start);
+            checksum::of_spans(memory, &[span]) == state.checksums.get(layer).copied()
+        };
+        let is_there = |(_, run): &(&Range<usize>, &Run)| matches!(run, Run::There);
+        let mut there = self.runs.iter().zip(&state.runs).filter(is_there).flat_map(|(run, _)| run.clone());
+        let intact = there.all(is_intact);
+        if !intact {
+            state.failed = Some(NotPromoted::Corrupt.into());
+        }
+        intact
+    }
+
     /// All of it is there: others find it in memory from now on, and these guards hold it there.
     fn commit(&self, state: &mut State) {
+        if state.failed.is_some() {
+            // The slot goes back with the last guard.
+            return;
+        }
         let Some(promotion) = state.promotion.take() else { return };
         let ChunkName { tenant, id, .. } = self.name;
         let committed = promotion.commit(&state.checksums);
@@ -321,6 +346,15 @@ impl LayerGuard {
             Held::Part(chunk) => (chunk.slot.offset, chunk.shape.layer(layer)?),
         };
         Some(start + extent.start..start + extent.end)
+    }
+
+    /// Whether the layers that have come are still those that were stored. If they are not, the
+    /// chunk is a miss for all from now on. It takes as long as reading them.
+    pub fn check(&self) -> bool {
+        match &self.0 {
+            Held::Whole(guard) => guard.check(),
+            Held::Part(chunk) => chunk.check(),
+        }
     }
 
     /// The CRC-32C that the layer had when it was stored.
