@@ -17,7 +17,10 @@ fn flips(rig: &mut Rig) -> Result<Verdict, Broken> {
     let mut verdict = Verdict::Passed;
     for (percent, restarts) in [(20, false), (100, false), (100, true)] {
         if restarts {
-            rig.put_all(rig.keys())?;
+            for key in rig.keys() {
+                rig.delete(key)?;
+                rig.put(key)?;
+            }
             rig.close()?;
             // What was in memory comes from the disk, if it comes at all.
             rig.open()?;

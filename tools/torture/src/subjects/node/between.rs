@@ -9,6 +9,7 @@ use forebay_ring::Layout;
 use forebay_ring::memory::{self, RingMemory};
 use forebay_ring::sleep::{fall_asleep, is_to_be_woken};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,6 +20,8 @@ use std::time::Duration;
 /// How long nothing is looked for while something is under way, and while nothing is.
 const SHORT_REST: Duration = Duration::from_micros(30);
 const LONG_REST: Duration = Duration::from_millis(5);
+/// One of so many torn entries is torn where it says whose it is.
+const NAMELESS_IN: u64 = 200;
 /// A word that is late comes within so many microseconds.
 const LATE_US: u64 = 300;
 /// Where words of a request lie, from its first one on.
@@ -136,10 +139,11 @@ impl Between {
         let count = count.min(self.layout.contexts());
         self.contexts[usize::from(slot)] = count;
         let contexts = self.layout.context(slot, 0)..self.layout.context(slot, count);
-        let words = (at..at + SEQUENCE).chain(contexts).collect();
         self.taken += 1;
-        let torn = self.faults.torn(Entry::Request);
-        carry(self.user.words(), self.node.words(), words, (at + SEQUENCE, self.taken), torn);
+        let (sequence, number) = (at + SEQUENCE, self.taken);
+        let words =
+            Words { all: (at..sequence).chain(contexts).collect(), name: at..at + 1, sequence, number };
+        carry(self.user.words(), self.node.words(), &words, self.faults.torn(Entry::Request));
         wake(self.node.header().consumer_asleep());
         true
     }
@@ -152,35 +156,39 @@ impl Between {
         let slot = (self.node.words()[at + COMPLETION_HEAD].load(Ordering::Relaxed) >> 16) as u16;
         let count = self.contexts.get(usize::from(slot)).copied().unwrap_or(0);
         let results = self.layout.result(slot, 0)..self.layout.result(slot, count);
-        let words = results.chain(at..at + COMPLETION_SEQUENCE).collect();
         self.told += 1;
-        let torn = self.faults.torn(Entry::Answer);
-        carry(self.node.words(), self.user.words(), words, (at + COMPLETION_SEQUENCE, self.told), torn);
+        let (sequence, number) = (at + COMPLETION_SEQUENCE, self.told);
+        let words = Words { all: results.chain(at..sequence).collect(), name: at..at + 2, sequence, number };
+        carry(self.node.words(), self.user.words(), &words, self.faults.torn(Entry::Answer));
         wake(self.user.header().producer_asleep());
         true
     }
 }
 
+/// Words that are published together.
+struct Words {
+    all: Vec<usize>,
+    /// Those by which the other end finds what it is about. An end that finds something else closes
+    /// the ring, and then no word matters any more: so they are seldom torn.
+    name: Range<usize>,
+    sequence: usize,
+    number: u64,
+}
+
 /// Copies the words of an entry, then its sequence word. Of one that is torn, some of those that
 /// have changed come late, or never.
-fn carry(
-    from: &[AtomicU64],
-    to: &[AtomicU64],
-    words: Vec<usize>,
-    (sequence, number): (usize, u64),
-    torn: Option<Random>,
-) {
+fn carry(from: &[AtomicU64], to: &[AtomicU64], words: &Words, torn: Option<Random>) {
     let read = |word: usize| from[word].load(Ordering::Relaxed);
-    let mut missing = Vec::new();
-    let mut random = torn;
-    if let Some(random) = &mut random {
-        let changed = words.iter().copied().filter(|word| read(*word) != to[*word].load(Ordering::Relaxed));
-        let percent = [20, 60, 100][random.below(3) as usize];
-        missing = changed.filter(|_| random.chance(percent)).collect();
-    }
     let copy = |word: usize| to[word].store(read(word), Ordering::Relaxed);
-    words.into_iter().filter(|word| !missing.contains(word)).for_each(copy);
-    to[sequence].store(number, Ordering::Release);
+    let mut random = torn;
+    let missing = random.as_mut().map_or_else(Vec::new, |random| {
+        let (percent, keeps_name) = ([20, 60, 100][random.below(3) as usize], random.below(NAMELESS_IN) > 0);
+        let has_changed = |word: &usize| read(*word) != to[*word].load(Ordering::Relaxed);
+        let is_torn = |word: &usize| has_changed(word) && !(keeps_name && words.name.contains(word));
+        words.all.iter().copied().filter(is_torn).filter(|_| random.chance(percent)).collect()
+    });
+    words.all.iter().copied().filter(|word| !missing.contains(word)).for_each(copy);
+    to[words.sequence].store(words.number, Ordering::Release);
     if let Some(mut random) = random.filter(|_| !missing.is_empty())
         && random.chance(50)
     {
@@ -199,28 +207,36 @@ fn wake(asleep: &AtomicU64) {
 mod tests {
     use super::*;
 
-    fn words(value: u64) -> Vec<AtomicU64> {
+    fn memory(value: u64) -> Vec<AtomicU64> {
         (0..8).map(|_| AtomicU64::new(value)).collect()
+    }
+
+    fn entry() -> Words {
+        Words { all: (0..7).collect(), name: 0..1, sequence: 7, number: 9 }
     }
 
     #[test]
     fn an_entry_is_carried_whole_unless_it_is_torn() {
-        let (from, to) = (words(2), words(1));
-        carry(&from, &to, (0..7).collect(), (7, 9), None);
+        let (from, to) = (memory(2), memory(1));
+        carry(&from, &to, &entry(), None);
         assert!(to[..7].iter().all(|word| word.load(Ordering::Relaxed) == 2));
         assert_eq!(to[7].load(Ordering::Relaxed), 9);
     }
 
     #[test]
     fn a_torn_entry_is_published_with_words_of_the_one_before() {
-        let mut torn = 0;
-        for seed in 0..100 {
-            let (from, to) = (words(2), words(1));
-            carry(&from, &to, (0..7).collect(), (7, 9), Some(Random::new(seed)));
+        let (mut torn, mut nameless) = (0, 0);
+        for seed in 0..2_000 {
+            let (from, to) = (memory(2), memory(1));
+            carry(&from, &to, &entry(), Some(Random::new(seed)));
             assert_eq!(to[7].load(Ordering::Relaxed), 9);
-            torn += usize::from(to[..7].iter().any(|word| word.load(Ordering::Relaxed) == 1));
+            torn += usize::from(to[1..7].iter().any(|word| word.load(Ordering::Relaxed) == 1));
+            nameless += usize::from(to[0].load(Ordering::Relaxed) == 1);
         }
         // The others came late.
-        assert!((30..70).contains(&torn), "{torn}");
+        assert!(
+            (600..1_400).contains(&torn) && (1..30).contains(&nameless),
+            "{torn} torn, {nameless} nameless"
+        );
     }
 }
