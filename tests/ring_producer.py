@@ -1,6 +1,6 @@
 """A producer of a ring. Written from docs/reference/ring.md alone, to show that the page is enough.
 
-Knows the bytes of version 1 and nothing of the program that serves them. Standard library only.
+Knows the bytes of version 2 and nothing of the program that serves them. Standard library only.
 """
 
 import ctypes
@@ -11,10 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAGIC = 0x4642_5249_4E47_0001
+MAGIC = 0x4642_5249_4E47_0002
 HEADER = 4096
 EPOCH_AT, CONSUMER_ASLEEP_AT, CLOSED_AT, PRODUCER_ASLEEP_AT, ARMED_AT = 16, 128, 192, 256, 320
 NOP, READ, COMMIT, CANCEL = range(4)
+DONE, PARTIAL = range(2)
+ECHO_FACTOR = 0x9E37_79B9_7F4A_7C15
 SYS_FUTEX, FUTEX_WAIT, FUTEX_WAKE = 202, 0, 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -35,6 +37,14 @@ class Ended:
     results: list[tuple[int, int, int]]
 
 
+def echo(user: int, lease: int, extent: int, layer: int) -> int:
+    """What a result repeats of its request and context."""
+    value = 0
+    for word in (user, lease, extent | layer << 32):
+        value = (value + word) * ECHO_FACTOR % 2**64
+    return value >> 48
+
+
 class Producer:
     """The one producer of a ring whose memory has this path."""
 
@@ -46,7 +56,7 @@ class Producer:
         header: tuple[int, ...] = struct.unpack_from("<QHHHHQ", self.memory)
         magic, self.posted, self.armed, self.contexts, zero, self.epoch = header
         if magic != MAGIC or zero:
-            raise ValueError(f"no ring of version 1: {magic:#x}")
+            raise ValueError(f"no ring of version 2: {magic:#x}")
         slots = self.posted + self.armed
         self.places = 1 << (slots - 1).bit_length()
         self.contexts_at = HEADER + 64 * slots
@@ -57,7 +67,7 @@ class Producer:
             raise ValueError(f"{len(self.memory)} bytes, not {expected}")
         self.next = self.taken = 0
         self.uses = [0] * self.armed
-        self.under_way: dict[int, int] = {}
+        self.under_way: dict[int, list[int]] = {}
 
     def word(self, at: int) -> int:
         """A word, read whole."""
@@ -76,7 +86,7 @@ class Producer:
         request = HEADER + 64 * slot
         head = struct.pack("<QQQBBHI24x", user, lease, self.epoch, op, rank, len(contexts), 0)
         self.memory[request : request + 56] = head
-        self.under_way[slot] = len(contexts)
+        self.under_way[slot] = [echo(user, lease, extent, layer) for extent, layer, _ in contexts]
         return request + 56
 
     def post(
@@ -114,11 +124,15 @@ class Producer:
             return None
         user, status, slot, done, count = struct.unpack_from("<QHHIQ", self.memory, at)
         at = self.results_at + 16 * self.contexts * slot
-        size = self.under_way.pop(slot)
-        results = [struct.unpack_from("<QIH2x", self.memory, at + 16 * n) for n in range(size)]
+        echoes = self.under_way.pop(slot)
+        if status not in (DONE, PARTIAL):
+            echoes = []
+        results = [struct.unpack_from("<QIHH", self.memory, at + 16 * n) for n in range(len(echoes))]
+        if [result[3] for result in results] != echoes:
+            raise ValueError("a result is of another request")
         self.taken += 1
         self._tell_armed()
-        return Ended(user, status, slot, done, count, [(a, b, c) for a, b, c in results])
+        return Ended(user, status, slot, done, count, [result[:3] for result in results])
 
     def wait(self, limit_s: float = 30) -> Ended:
         """The next request that has ended, when it has."""

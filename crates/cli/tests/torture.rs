@@ -32,7 +32,10 @@ fn forebay_returns_no_wrong_byte_and_the_suite_finds_those_of_a_store_without_ch
     assert_eq!(figure(&results, "torture.forebay.failed"), 0.0, "{told}");
     assert_eq!(figure(&results, "torture.forebay.wrong_bytes"), 0.0, "{told}");
     assert_eq!(figure(&results, "torture.forebay.crash_points"), 40.0, "{told}");
-    assert!(figure(&results, "torture.forebay.faults") >= 24.0, "{told}");
+    assert!(figure(&results, "torture.forebay.faults") >= 28.0, "{told}");
+    assert_eq!(figure(&results, "torture.node.failed"), 0.0, "{told}");
+    assert_eq!(figure(&results, "torture.node.wrong_bytes"), 0.0, "{told}");
+    assert!(figure(&results, "torture.node.faults") >= 24.0, "{told}");
     assert!(figure(&results, "torture.file-per-object.wrong_bytes") > 0.0, "{told}");
     let failed = |case: &str| {
         let told_of = |line: &&str| line.starts_with(&format!("file-per-object: {case} ("));
@@ -41,6 +44,25 @@ fn forebay_returns_no_wrong_byte_and_the_suite_finds_those_of_a_store_without_ch
     for case in ["bit flips", "torn sectors", "stale values", "power loss at every write", "two owners"] {
         assert!(failed(case), "{case}: {told}");
     }
+    for case in ["misdirected pages, read", "misdirected pages, written", "flips after verification"] {
+        assert!(failed(case), "{case}: {told}");
+    }
+    let row = |case: &str| table.lines().find(|line| line.starts_with(&format!("| {case} |"))).unwrap();
+    for (case, cells) in [
+        ("misdirected pages, read", "| pass | n/a | **FAIL** |"),
+        ("misdirected pages, written", "| pass | n/a | **FAIL** |"),
+        ("flips after verification", "| pass | pass | **FAIL** |"),
+        ("torn records", "| pass | pass | n/a |"),
+        ("torn requests", "| n/a | pass | n/a |"),
+        ("torn answers", "| n/a | pass | n/a |"),
+    ] {
+        assert!(row(case).ends_with(cells), "{case}: {told}");
+    }
+    for reason in
+        ["its files hold no records beside values", "it has no ring", "its disk I/O is the node's own"]
+    {
+        assert!(told.contains(&format!("n/a {reason}")), "{reason}: {told}");
+    }
     for case in ["warm restart", "deleted files", "short I/O", "EINTR storm", "SIGKILL loop"] {
         assert!(!failed(case), "{case}: {told}");
     }
@@ -48,6 +70,20 @@ fn forebay_returns_no_wrong_byte_and_the_suite_finds_those_of_a_store_without_ch
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["torture.json"]);
+}
+
+#[test]
+fn whoever_checks_nothing_is_given_wrong_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let unchecked_log = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture_stores/unchecked_log.py");
+    let failed = |only: &str, args: &[&str]| {
+        let ran = torture(dir.path(), &[&["--only", only], args].concat());
+        let told = text(&ran.stderr);
+        assert!(told.contains("**FAIL**") && told.contains("values are wrong"), "{only}: {told}");
+    };
+    failed("flips after", &["--store", "node-unverified"]);
+    failed("torn answers", &["--store", "node-unverified"]);
+    failed("torn records", &["--store", "forebay", "--program", unchecked_log]);
 }
 
 #[test]

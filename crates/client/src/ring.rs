@@ -38,6 +38,9 @@ pub enum NoRing {
     NotMapped(#[from] NotMapped),
     #[error("the client's thread: {0}")]
     Thread(#[from] io::Error),
+    /// One end wrote what it must not; the connection has no other ring.
+    #[error("the ring is closed")]
+    Closed,
 }
 
 /// Why layers are not being read. `on_end` was not and will not be called.
@@ -106,8 +109,8 @@ impl std::fmt::Debug for State {
 }
 
 impl Client {
-    /// The client's ring: it has one with each life of a node, which it asks for when this is
-    /// called first.
+    /// The client's ring: it has one with each connection, which it asks for when this is called
+    /// first. When that is closed there is none until the client connects anew.
     pub fn ring(&self) -> Result<Ring, NoRing> {
         self.here()?;
         let shared: &Arc<Shared> = &self.shared;
@@ -115,7 +118,7 @@ impl Client {
         // Until the node has answered: it gives one.
         let mut kept = shared.ring.lock();
         if let Some(ring) = kept.as_ref().filter(|ring| ring.is_of(&connection)) {
-            return Ok(ring.clone());
+            return if ring.is_closed() { Err(NoRing::Closed) } else { Ok(ring.clone()) };
         }
         let ring = self.open_ring(connection)?;
         *kept = Some(ring.clone());
@@ -207,6 +210,11 @@ impl Ring {
         std::ptr::eq(self.0.connection.as_ptr(), Arc::as_ptr(connection))
     }
 
+    /// Whether nothing comes back any more: whoever asks does without it.
+    fn is_closed(&self) -> bool {
+        self.0.state.lock().is_closed
+    }
+
     /// Requests that have not come back.
     pub fn under_way(&self) -> usize {
         self.0.state.lock().waiting.len()
@@ -243,6 +251,10 @@ impl Inner {
             drop(state);
             if has_posted {
                 self.wake_node();
+            }
+            let torn = reaped.results.iter().filter(|result| result.status == ContextStatus::Torn).count();
+            if torn > 0 {
+                tracing::warn!(torn, contexts = reaped.results.len(), "torn request or answer in the ring");
             }
             if let Some(waiting) = told {
                 (waiting.on_end)(layers_of(&reaped));

@@ -29,6 +29,8 @@ pub enum Violation {
 pub struct Ticket {
     slot: u16,
     user: u64,
+    /// What the result of each context repeats.
+    echoes: Vec<u16>,
 }
 
 /// A request that is to be carried out.
@@ -117,11 +119,11 @@ impl Consumer {
     /// A request has ended, with this result for each of its contexts and so many bytes in all.
     /// [Wake](crate::sleep) the producer then.
     pub fn end(&mut self, ring: &[AtomicU64], ticket: Ticket, results: &[ContextResult], bytes: u64) {
-        let Ticket { slot, user } = ticket;
+        let Ticket { slot, user, echoes } = ticket;
         let done = results.iter().filter(|result| result.status == ContextStatus::Done).count();
-        for (result, context) in results.iter().zip(0..self.layout.contexts()) {
+        for ((result, echo), context) in results.iter().zip(echoes).zip(0..self.layout.contexts()) {
             let at = self.layout.result(slot, context);
-            result.words().iter().zip(&ring[at..]).for_each(|(value, word)| {
+            result.words(echo).iter().zip(&ring[at..]).for_each(|(value, word)| {
                 word.store(*value, Ordering::Relaxed);
             });
         }
@@ -131,7 +133,7 @@ impl Consumer {
 
     /// The same of one of which nothing can be done.
     pub fn refuse(&mut self, ring: &[AtomicU64], ticket: Ticket, status: Status) {
-        let Ticket { slot, user } = ticket;
+        let Ticket { slot, user, .. } = ticket;
         self.complete(ring, Completion { user, slot, status, contexts_done: 0, bytes: 0 });
     }
 
@@ -195,7 +197,7 @@ impl Consumer {
         let words: [u64; REQUEST_WORDS - 1] =
             std::array::from_fn(|word| ring[at + word].load(Ordering::Relaxed));
         let [user, _, epoch, ..] = words;
-        let ticket = Ticket { slot, user };
+        let mut ticket = Ticket { slot, user, echoes: Vec::new() };
         let request = match Request::decode(words, self.layout.contexts()) {
             _ if epoch != self.epoch => {
                 self.refuse(ring, ticket, Status::Stale);
@@ -212,6 +214,9 @@ impl Consumer {
             Context::decode(std::array::from_fn(|word| ring[at + word].load(Ordering::Relaxed)))
         };
         let contexts: Result<Vec<Context>, BadRequest> = (0..request.contexts).map(context).collect();
+        if let Ok(contexts) = &contexts {
+            ticket.echoes = contexts.iter().map(|context| context.echo(user, request.lease)).collect();
+        }
         match (contexts, request.op) {
             (Err(bad), _) => {
                 self.refuse(ring, ticket, Status::Malformed);

@@ -10,7 +10,7 @@ use crate::atomics::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// What the first word says: `FBRING` and the version of all of this.
-pub const MAGIC: u64 = 0x4642_5249_4e47_0001;
+pub const MAGIC: u64 = 0x4642_5249_4e47_0002;
 /// Contexts of a request at most.
 pub const CONTEXTS_MAX: u16 = 256;
 /// Slots of a kind at most.

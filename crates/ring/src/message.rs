@@ -80,6 +80,9 @@ pub enum ContextStatus {
     /// It was cancelled before it was there.
     #[error("cancelled")]
     Cancelled,
+    /// What the ring says of it answers another request. No consumer says so: the producer finds it.
+    #[error("what the ring says of it answers another request")]
+    Torn,
 }
 
 impl ContextStatus {
@@ -173,7 +176,19 @@ impl Request {
     }
 }
 
+/// An odd number whose bits look random.
+const ECHO_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
 impl Context {
+    /// What a result repeats of the request and the context that it belongs to. So the producer
+    /// finds a result of another use of the slot, and one of a request that the consumer has not
+    /// read as it was written.
+    pub(crate) fn echo(&self, user: u64, lease: u64) -> u16 {
+        let [place, _] = self.words();
+        let mix = |sum: u64, word: u64| sum.wrapping_add(word).wrapping_mul(ECHO_FACTOR);
+        (mix(mix(mix(0, user), lease), place) >> 48) as u16
+    }
+
     pub(crate) fn words(&self) -> [u64; 2] {
         [u64::from(self.extent) | u64::from(self.layer) << 32, self.checksum.into()]
     }
@@ -194,13 +209,18 @@ impl ContextResult {
         ContextResult { status, ..ContextResult::default() }
     }
 
-    pub(crate) fn words(&self) -> [u64; 2] {
-        [self.offset_bytes, u64::from(self.checksum) | (self.status as u64) << 32]
+    pub(crate) fn words(&self, echo: u16) -> [u64; 2] {
+        let status = self.status as u64;
+        [self.offset_bytes, u64::from(self.checksum) | status << 32 | u64::from(echo) << 48]
     }
 
-    /// As the consumer wrote it. What is not known is not done.
-    pub(crate) fn decode([offset_bytes, rest]: [u64; 2]) -> ContextResult {
-        let status = ContextStatus::ALL.get((rest >> 32) as usize).copied();
+    /// As the consumer wrote it, if it says this echo or none is expected. What is not known is not
+    /// done.
+    pub(crate) fn decode([offset_bytes, rest]: [u64; 2], echo: Option<u16>) -> ContextResult {
+        if echo.is_some_and(|echo| echo != (rest >> 48) as u16) {
+            return ContextResult::failed(ContextStatus::Torn);
+        }
+        let status = ContextStatus::ALL.get(usize::from((rest >> 32) as u16)).copied();
         let status = status.unwrap_or(ContextStatus::NotRead);
         ContextResult { status, offset_bytes, checksum: rest as u32 }
     }
@@ -237,7 +257,10 @@ mod tests {
             let context = Context { extent, layer, checksum };
             prop_assert_eq!(Context::decode(context.words()), Ok(context));
             let result = ContextResult { status: ContextStatus::ALL[place], offset_bytes, checksum };
-            prop_assert_eq!(ContextResult::decode(result.words()), result);
+            prop_assert_eq!(ContextResult::decode(result.words(slot), Some(slot)), result);
+            prop_assert_eq!(ContextResult::decode(result.words(slot), None), result);
+            let other = ContextResult::decode(result.words(slot), Some(!slot));
+            prop_assert_eq!(other, ContextResult::failed(ContextStatus::Torn));
             let status = Status::ALL[place];
             let completion = Completion { user, slot, status, contexts_done, bytes: offset_bytes };
             prop_assert_eq!(Completion::decode(completion.words()), Some(completion));

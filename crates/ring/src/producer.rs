@@ -3,7 +3,7 @@
 
 use crate::atomics::{AtomicU64, Ordering};
 use crate::layout::{CONTEXT_WORDS, Header, Layout, RESULT_WORDS};
-use crate::message::{Completion, Context, ContextResult, Request};
+use crate::message::{Completion, Context, ContextResult, ContextStatus, Request, Status};
 use thiserror::Error;
 
 /// Why a request was not posted. Nothing of it was written.
@@ -44,10 +44,11 @@ pub struct Reaped {
 }
 
 /// What is under way in a slot.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct UnderWay {
     user: u64,
-    contexts: u16,
+    /// What the result of each context repeats; nothing is known of those that somebody else writes.
+    echoes: Vec<Option<u16>>,
 }
 
 #[derive(Debug)]
@@ -132,14 +133,19 @@ impl Producer {
         let Completion { slot, user, .. } = completion;
         let held = self.slots.get_mut(usize::from(slot)).and_then(Option::take);
         let under_way = held.filter(|held| held.user == user);
-        let UnderWay { contexts, .. } = under_way.ok_or(BadCompletion::Slot { number, slot, user })?;
-        let result = |context| {
+        let UnderWay { echoes, .. } = under_way.ok_or(BadCompletion::Slot { number, slot, user })?;
+        // Of a request that was refused, the slot has the results of the one before.
+        let has_results = matches!(completion.status, Status::Done | Status::Partial);
+        let result = |(context, echo)| {
+            if !has_results {
+                return ContextResult::failed(ContextStatus::NotRead);
+            }
             let at = self.layout.result(slot, context);
             let words: [u64; RESULT_WORDS] =
                 std::array::from_fn(|word| ring[at + word].load(Ordering::Relaxed));
-            ContextResult::decode(words)
+            ContextResult::decode(words, echo)
         };
-        let results = (0..contexts).map(result).collect();
+        let results = (0..).zip(echoes).map(result).collect();
         self.reaped += 1;
         if slot >= self.layout.posted() {
             self.tell_armed(ring);
@@ -176,8 +182,10 @@ impl Producer {
             store(self.layout.context(slot, number), &words);
         }
         store(self.layout.request(slot), &request.words(self.epoch));
-        let Request { user, contexts, .. } = *request;
-        self.slots[usize::from(slot)] = Some(UnderWay { user, contexts });
+        let Request { user, lease, .. } = *request;
+        let mut echoes: Vec<_> = contexts.iter().map(|context| Some(context.echo(user, lease))).collect();
+        echoes.resize(request.contexts.into(), None);
+        self.slots[usize::from(slot)] = Some(UnderWay { user, echoes });
         Ok(())
     }
 

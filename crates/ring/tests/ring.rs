@@ -273,6 +273,64 @@ fn who_cancels_a_request_hears_of_both_and_of_no_later_one_in_that_slot() {
     assert_eq!(site.reap().unwrap().0.user, 3);
 }
 
+/// Words of the first slot's request and its first context, and of its first result, in a ring of
+/// `Site::new(1, 0, 1)`.
+const LEASE: usize = 512 + 1;
+const CONTEXT: usize = 512 + 8;
+const RESULT: usize = CONTEXT + 2;
+
+#[test]
+fn a_request_that_was_read_with_words_of_an_older_one_brings_nothing() {
+    for torn in [LEASE, CONTEXT] {
+        let mut site = Site::new(1, 0, 1);
+        site.post(10, 1).unwrap();
+        let older = site.ring[torn].load(Ordering::Relaxed);
+        let work = site.take().unwrap();
+        site.end(work);
+        assert_eq!(site.reap().unwrap().1[0].status, ContextStatus::Done);
+        site.post(20, 1).unwrap();
+        site.ring[torn].store(older, Ordering::Relaxed);
+        let work = site.take().unwrap();
+        site.end(work);
+        let (completion, results) = site.reap().unwrap();
+        assert_eq!((completion.user, completion.status), (20, Status::Done), "it ends once");
+        assert_eq!(results, [ContextResult::failed(ContextStatus::Torn)]);
+    }
+}
+
+#[test]
+fn a_result_of_an_older_request_in_the_slot_is_not_taken_for_the_next_one() {
+    let mut site = Site::new(1, 0, 1);
+    site.post(10, 1).unwrap();
+    let work = site.take().unwrap();
+    site.end(work);
+    site.reap().unwrap();
+    let older = [0, 1].map(|word| site.ring[RESULT + word].load(Ordering::Relaxed));
+    site.post(20, 1).unwrap();
+    let work = site.take().unwrap();
+    site.end(work);
+    for (word, value) in older.into_iter().enumerate() {
+        site.ring[RESULT + word].store(value, Ordering::Relaxed);
+    }
+    assert_eq!(site.reap().unwrap().1, [ContextResult::failed(ContextStatus::Torn)]);
+}
+
+#[test]
+fn a_request_that_was_refused_brings_no_result_of_the_one_before() {
+    let mut site = Site::new(1, 0, 1);
+    site.post(10, 1).unwrap();
+    let work = site.take().unwrap();
+    site.end(work);
+    site.reap().unwrap();
+    // The same again, so that the echo is the same, and the epoch is not.
+    site.post(10, 1).unwrap();
+    site.ring[512 + 2].store(6, Ordering::Relaxed);
+    assert_eq!(site.consumer.take(&site.ring), Ok(Some(Taken::Ended(None))));
+    let (completion, results) = site.reap().unwrap();
+    assert_eq!(completion.status, Status::Stale);
+    assert_eq!(results, [ContextResult::failed(ContextStatus::NotRead)]);
+}
+
 #[test]
 fn a_closed_ring_takes_nothing() {
     let mut site = Site::new(1, 1, 1);

@@ -166,6 +166,29 @@ fn a_layer_of_all_chunks_is_there_before_the_layers_behind_it_are_read() {
 }
 
 #[test]
+fn a_chunk_that_changes_in_memory_while_its_layers_come_is_given_up_and_read_anew() {
+    let (rig, _log, _folder) = on_disk_alone(LAYER_BYTES, &SsdOptions::default);
+    let lease = rig.lease();
+    let guard = next(&rig.ask(&lease, 0, &[0])).1.unwrap();
+    assert!(guard.check());
+    let place = guard.place(1).unwrap();
+    // SAFETY: inside of the arena; only this test reads and writes there.
+    unsafe { *rig.store.arena_memory().as_ptr().add(place.start as usize) ^= 1 };
+    assert!(!guard.check());
+    for layer in [0, LAYERS - 1] {
+        let told = next(&rig.ask(&lease, layer, &[0])).1;
+        assert!(told.is_err(), "layer {layer}");
+    }
+    assert!(!rig.is_in_memory(0));
+    drop(guard);
+    assert_eq!(rig.store.stat().arena.used_bytes, 0, "its slot is free");
+    for run in 0..LAYERS / RUN {
+        let guard = next(&rig.ask(&lease, run * RUN, &[0])).1.unwrap();
+        rig.check(0, run * RUN, &guard, LAYER_BYTES);
+    }
+}
+
+#[test]
 fn a_chunk_of_which_nobody_wants_the_rest_gives_its_slot_back() {
     let (rig, _log, _folder) = on_disk_alone(LAYER_BYTES, &SsdOptions::default);
     let lease = rig.lease();

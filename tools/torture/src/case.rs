@@ -1,7 +1,7 @@
 //! A case: something that is done to a store, what it says of the store, and the questions that
 //! many cases ask. `cases` has them all.
 
-use crate::rig::Rig;
+use crate::rig::{Rig, Stat};
 use crate::worker::Broken;
 use std::time::Duration;
 
@@ -58,6 +58,19 @@ pub fn still_works(rig: &mut Rig) -> Result<Verdict, Broken> {
         }
     }
     Ok(Verdict::Failed(format!("wedged: of {FRESH} new values {stored} were stored and {hits} were hits")))
+}
+
+/// Not applicable, if the worker says that nothing has gone wrong after all.
+pub fn was_played(stat: Stat) -> Verdict {
+    match stat.played {
+        Some(0) => Verdict::NotApplicable("its worker had no occasion to play it".into()),
+        _ => Verdict::Passed,
+    }
+}
+
+/// Whether a store that counts faults has counted what went wrong.
+pub fn counts(stat: Stat) -> Verdict {
+    Verdict::failed_if(stat.faults == Some(0), || "counts no fault".into())
 }
 
 /// Whether what was flushed before crashes and restarts is there.

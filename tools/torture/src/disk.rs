@@ -24,7 +24,7 @@ pub struct Copy {
     pub sectors: Vec<Place>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub file: PathBuf,
     pub offset: u64,
@@ -146,6 +146,15 @@ impl Image {
     pub fn read(&self, place: &Place, bytes: usize) -> Option<&[u8]> {
         let start = place.offset as usize;
         self.0.get(&place.file)?.get(start..start + bytes)
+    }
+
+    /// The places of all whole sectors.
+    pub fn sectors(&self) -> impl Iterator<Item = Place> {
+        let of_file = |(file, bytes): (&PathBuf, &Vec<u8>)| {
+            let (file, sectors) = (file.clone(), bytes.len() / SECTOR_BYTES);
+            (0..sectors).map(move |at| Place { file: file.clone(), offset: (at * SECTOR_BYTES) as u64 })
+        };
+        self.0.iter().flat_map(of_file)
     }
 
     /// An image of the same files in which only what lies before `share_percent` of each file is

@@ -18,6 +18,7 @@ pub struct Faults {
 struct State {
     fault: Fault,
     random: Random,
+    played: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,15 @@ pub enum Ending {
     Short(usize),
     /// It is not made, and has this result: bytes, or a negated `errno`.
     Instead(i32),
+    /// All of it, but a page from or to another place, which this number chooses.
+    Misdirected(u64),
+}
+
+/// Which entries of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    Request,
+    Answer,
 }
 
 /// The result of a call that was not made, as the standard library says it.
@@ -37,7 +47,7 @@ pub fn instead(result: i32) -> io::Result<usize> {
 
 impl Default for Faults {
     fn default() -> Faults {
-        let state = State { fault: Fault::None, random: Random::new(0) };
+        let state = State { fault: Fault::None, random: Random::new(0), played: 0 };
         Faults { state: Mutex::new(state), power: Power::default() }
     }
 }
@@ -47,7 +57,13 @@ impl Faults {
         if let Fault::PowerLoss { after_writes, seed } = fault {
             self.power.fail_after(after_writes, seed);
         }
-        *self.state.lock() = State { fault, random: Random::new(1) };
+        let state = &mut *self.state.lock();
+        (state.fault, state.random) = (fault, Random::new(1));
+    }
+
+    /// How many calls, values and entries did not go as they should have.
+    pub fn played(&self) -> u64 {
+        self.state.lock().played
     }
 
     /// The power supply, which sees every write.
@@ -65,20 +81,46 @@ impl Faults {
         self.ending(bytes, |_, writes| writes)
     }
 
+    /// Which byte of a value of `bytes` has changed since it was checked, and the bit of it.
+    pub fn flip(&self, bytes: usize) -> Option<(usize, u8)> {
+        let state = &mut *self.state.lock();
+        let Fault::Flip { percent } = state.fault else { return None };
+        if bytes == 0 || !state.random.chance(percent) {
+            return None;
+        }
+        state.played += 1;
+        Some((state.random.below(bytes as u64) as usize, 1 << state.random.below(8)))
+    }
+
+    /// The choices by which an entry of a ring is torn, if it is.
+    pub fn torn(&self, entry: Entry) -> Option<Random> {
+        let state = &mut *self.state.lock();
+        let Fault::Torn { requests, answers, percent } = state.fault else { return None };
+        let concerns = if entry == Entry::Request { requests } else { answers };
+        if !concerns || !state.random.chance(percent) {
+            return None;
+        }
+        state.played += 1;
+        Some(Random::new(state.random.next()))
+    }
+
     fn ending(&self, bytes: usize, concerns: impl FnOnce(bool, bool) -> bool) -> Ending {
-        let State { fault, random } = &mut *self.state.lock();
+        let State { fault, random, played } = &mut *self.state.lock();
         let Fault::Io { kind, reads, writes, percent } = *fault else { return Ending::Honest };
         if !concerns(reads, writes) || !random.chance(percent) {
             return Ending::Honest;
         }
-        match kind {
+        let ending = match kind {
             IoFault::Short if bytes > 1 => Ending::Short(1 + random.below(bytes as u64 - 1) as usize),
             IoFault::Zero if bytes > 0 => Ending::Instead(0),
-            IoFault::Short | IoFault::Zero => Ending::Honest,
+            IoFault::Misdirected if bytes > 0 => Ending::Misdirected(random.next()),
+            IoFault::Short | IoFault::Zero | IoFault::Misdirected => Ending::Honest,
             IoFault::Eio => Ending::Instead(-libc::EIO),
             IoFault::Enospc => Ending::Instead(-libc::ENOSPC),
             IoFault::Eintr => Ending::Instead(-libc::EINTR),
-        }
+        };
+        *played += u64::from(ending != Ending::Honest);
+        ending
     }
 }
 

@@ -1,12 +1,14 @@
 //! A kernel of the disk link that misbehaves on purpose, in front of a real one: requests end as
-//! its user chooses, writes are told to a power supply, and completions can be held back. The
-//! suite's own store runs on it, and so do the tests of the disk link.
+//! its user chooses, or move bytes of another place, writes are told to a power supply, and
+//! completions can be held back. The suite's own store runs on it, and so do the tests of the disk
+//! link.
 
 use crate::faults::{Ending, Faults};
-use crate::power::Announced;
+use crate::misdirected;
+use crate::power::{Announced, read_up_to};
 use forebay_store::disk::{Action, Completed, Kernel, Request};
 use forebay_transfer::Waker;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
@@ -49,6 +51,8 @@ pub struct FaultyKernel {
     /// Whose power supply is told of writes, and the same file for it, which it reads and writes as
     /// it likes.
     power: Option<(Arc<Faults>, Arc<File>)>,
+    /// Where the last requests began: what is misdirected goes there, too.
+    recent: VecDeque<u64>,
     under_way: HashMap<u64, UnderWay>,
     /// Completed, but not told yet: after how many further completions, and what.
     held: Vec<(usize, Completed)>,
@@ -56,10 +60,15 @@ pub struct FaultyKernel {
 
 /// What is kept until a request completed.
 struct UnderWay {
-    _slices: Vec<libc::iovec>,
+    slices: Vec<libc::iovec>,
     announced: Option<Announced>,
     late: usize,
+    /// Where in the file it reads, and the choice of the page that comes from elsewhere.
+    astray: Option<(u64, u64)>,
 }
+
+/// Requests whose places are remembered.
+const RECENT: usize = 32;
 
 // SAFETY: the slices are used on the thread that owns the kernel.
 unsafe impl Send for FaultyKernel {}
@@ -69,7 +78,8 @@ impl FaultyKernel {
     /// kernel, is closed.
     pub fn new(inner: Box<dyn Kernel>, choose: Choose, gate: Gate) -> FaultyKernel {
         let _ = gate.waker.set(inner.waker());
-        FaultyKernel { inner, choose, gate, power: None, under_way: HashMap::new(), held: Vec::new() }
+        let (recent, under_way) = (VecDeque::new(), HashMap::new());
+        FaultyKernel { inner, choose, gate, power: None, recent, under_way, held: Vec::new() }
     }
 
     /// A kernel whose requests end as `faults` says, and whose writes its power supply sees.
@@ -107,8 +117,47 @@ impl FaultyKernel {
         faults.power().write(file, request.offset, &parts).map(Some)
     }
 
+    /// Another place than `own` for `bytes`, inside of the file.
+    fn elsewhere(&self, file: &File, own: u64, bytes: usize, choice: u64) -> Option<u64> {
+        let file_bytes = file.metadata().ok()?.len();
+        let beside = misdirected::neighbour(own);
+        let place = match self.recent.len() as u64 {
+            count if count > 0 && choice % 2 == 1 => self.recent[(choice / 2 % count) as usize],
+            _ => beside,
+        };
+        let is_other = |place: &u64| *place != own && *place + bytes as u64 <= file_bytes;
+        [place, beside].into_iter().find(is_other)
+    }
+
+    /// Puts a page of another place into what a request has read.
+    fn mislead(&self, slices: &[libc::iovec], read: usize, (offset, choice): (u64, u64)) -> Option<()> {
+        let (_, file) = self.power.as_ref()?;
+        let page = misdirected::page(read, choice);
+        let own = offset + page.start as u64;
+        let place = self.elsewhere(file, own, page.len(), choice)?;
+        let mut wrong = read_up_to(file, place, page.len()).ok()?;
+        let (mut bytes, mut before) = (&*wrong.bytes(), page.start);
+        for slice in slices {
+            let skipped = before.min(slice.iov_len);
+            let count = bytes.len().min(slice.iov_len - skipped);
+            // SAFETY: the request has ended, and nobody was told: its memory is still the kernel's;
+            // `skipped + count` is at most the slice's length.
+            unsafe {
+                slice.iov_base.cast::<u8>().add(skipped).copy_from_nonoverlapping(bytes.as_ptr(), count);
+            }
+            (bytes, before) = (&bytes[count..], before - skipped);
+        }
+        Some(())
+    }
+
     fn has_ended(&mut self, done: Completed) {
-        let Some(UnderWay { announced, late, .. }) = self.under_way.remove(&done.key) else { return };
+        let Some(UnderWay { slices, announced, late, astray }) = self.under_way.remove(&done.key) else {
+            return;
+        };
+        if let (Some(astray), Ok(read @ 1..)) = (astray, usize::try_from(done.result)) {
+            // Where there is no other place, it stays as it is.
+            let _ = self.mislead(&slices, read, astray);
+        }
         if let (Some((faults, _)), Some(announced)) = (&self.power, announced) {
             faults.power().written(announced);
         }
@@ -135,16 +184,26 @@ impl FaultyKernel {
 // SAFETY: every request is completed once: by the inner kernel with its true result, or here
 // without having been started.
 unsafe impl Kernel for FaultyKernel {
-    unsafe fn start(&mut self, key: u64, request: Request) {
+    unsafe fn start(&mut self, key: u64, mut request: Request) {
         // SAFETY: the caller keeps the slices valid.
         let mut slices = unsafe { first_bytes(&request, usize::MAX) };
-        let (ending, late) = (self.choose)(&request, slices.iter().map(|slice| slice.iov_len).sum());
+        let bytes = slices.iter().map(|slice| slice.iov_len).sum();
+        let (ending, late) = (self.choose)(&request, bytes);
+        let (own, mut astray) = (request.offset, None);
         match ending {
             Ending::Honest => {}
             Ending::Instead(result) => return self.held.push((0, Completed { key, result })),
             // SAFETY: the caller keeps the slices valid.
             Ending::Short(fewer) => slices = unsafe { first_bytes(&request, fewer) },
+            Ending::Misdirected(choice) if request.action == Action::Read => astray = Some((own, choice)),
+            Ending::Misdirected(choice) => {
+                let file = self.power.as_ref().map(|(_, file)| file);
+                let place = file.and_then(|file| self.elsewhere(file, own, bytes, choice));
+                request.offset = place.unwrap_or(own);
+            }
         }
+        self.recent.truncate(RECENT - 1);
+        self.recent.push_front(own);
         // SAFETY: the caller keeps the memory valid, and the slices are all of it or its first
         // bytes.
         match unsafe { self.announce(&request, &slices) } {
@@ -152,7 +211,7 @@ unsafe impl Kernel for FaultyKernel {
                 let request =
                     Request { slices: slices.as_ptr(), slice_count: slices.len() as u32, ..request };
                 // The slices' own memory does not move with the map's.
-                self.under_way.insert(key, UnderWay { _slices: slices, announced, late });
+                self.under_way.insert(key, UnderWay { slices, announced, late, astray });
                 // SAFETY: as the caller promises; the slices stay in the map until the request
                 // completed.
                 unsafe { self.inner.start(key, request) };

@@ -4,8 +4,8 @@
 //! input and output. The suite puts values whose every byte it can predict, does harm to the files,
 //! the system calls or the process, and judges each value that comes back. A store may always have
 //! lost a value; it may never return another, hang, or take more disk than it was given. Workers
-//! for Forebay's disk tier, for a store of one file per object and for LMCache's local disk backend
-//! are included; any other store needs a worker of its own.
+//! for Forebay's disk tier, for a node with a client, for a store of one file per object and for
+//! LMCache's local disk backend are included; any other store needs a worker of its own.
 //!
 //! Knows bytes, files and processes.
 
@@ -14,6 +14,7 @@ mod cases;
 mod disk;
 pub mod faults;
 pub mod faulty_kernel;
+mod misdirected;
 mod model;
 pub mod power;
 pub mod protocol;

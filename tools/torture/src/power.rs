@@ -149,7 +149,7 @@ fn lose(unsynced: &[Unsynced], seed: u64) -> io::Result<()> {
 
 /// Bytes that lie in memory as direct I/O wants them: beside direct writes of a store, others
 /// through the system's cache would make the system report errors that no disk had.
-struct Aligned {
+pub struct Aligned {
     memory: Vec<u8>,
     start: usize,
     len: usize,
@@ -162,13 +162,13 @@ impl Aligned {
         Aligned { memory, start, len }
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + self.len]
     }
 }
 
 /// What lies in a file, with zeros after its end.
-fn read_up_to(file: &File, offset: u64, bytes: usize) -> io::Result<Aligned> {
+pub(crate) fn read_up_to(file: &File, offset: u64, bytes: usize) -> io::Result<Aligned> {
     let (mut buffer, mut read) = (Aligned::zeroed(bytes), 0);
     while read < bytes {
         match file.read_at(&mut buffer.bytes()[read..], offset + read as u64) {

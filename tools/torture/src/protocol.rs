@@ -91,6 +91,21 @@ pub enum Fault {
         after_writes: u64,
         seed: u64,
     },
+    /// A byte of a value that is read changes in memory: after the store has read and checked it,
+    /// before its user has it.
+    Flip {
+        /// Of the values that are read.
+        percent: u8,
+    },
+    /// Entries of a ring between the store and its user are seen half written: some words are still
+    /// those of the entry before, for good or for a moment.
+    Torn {
+        /// Whether the store sees requests so.
+        requests: bool,
+        /// Whether the user sees completions and results so.
+        answers: bool,
+        percent: u8,
+    },
 }
 
 /// How a system call ends that moves bytes.
@@ -105,6 +120,8 @@ pub enum IoFault {
     /// `ENOSPC`; only writes end so.
     Enospc,
     Eintr,
+    /// It moves all bytes, but a page of them from or to another place than asked for.
+    Misdirected,
 }
 
 /// The header of an answer.
@@ -141,6 +158,9 @@ pub enum Is {
     Stat {
         /// Corrupt values and failed I/O that the store has noticed, if it counts them.
         faults: Option<u64>,
+        /// Faults that the worker has played since its start, if it counts them.
+        #[serde(default)]
+        played: Option<u64>,
     },
 }
 

@@ -51,6 +51,15 @@ pub struct Seen {
     pub notes: Vec<String>,
 }
 
+/// What a worker has counted since its start, where it counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Stat {
+    /// Faults that its store has noticed.
+    pub faults: Option<u64>,
+    /// Faults that it has played.
+    pub played: Option<u64>,
+}
+
 #[derive(Debug)]
 pub struct Rig {
     launch: Launch,
@@ -261,21 +270,25 @@ impl Rig {
         }
     }
 
-    /// Has something go wrong below the store. False, with a note, if this worker cannot play it.
-    pub fn inject(&mut self, fault: Fault) -> Result<bool, Broken> {
+    /// Has something go wrong below the store. Says why, if this worker cannot play it.
+    pub fn inject(&mut self, fault: Fault) -> Result<Option<String>, Broken> {
         match self.worker()?.ask(Do::Inject(fault), Vec::new())?.0 {
-            Is::Done => Ok(true),
-            Is::Unsupported { .. } => Ok(false),
+            Is::Done => Ok(None),
+            Is::Unsupported { reason } => Ok(Some(reason)),
             answer => Err(Broken::Unexpected { command: "inject", answer }),
         }
     }
 
-    /// Notes how many faults the store has noticed, if it counts them.
-    pub fn note_faults(&mut self) -> Result<(), Broken> {
-        if let Is::Stat { faults: Some(faults) } = self.worker()?.ask(Do::Stat, Vec::new())?.0 {
+    /// Notes how many faults the store has noticed, if it counts them, and tells.
+    pub fn note_faults(&mut self) -> Result<Stat, Broken> {
+        let answer = self.worker()?.ask(Do::Stat, Vec::new())?.0;
+        let Is::Stat { faults, played } = answer else {
+            return Err(Broken::Unexpected { command: "stat", answer });
+        };
+        if let Some(faults) = faults {
             self.note(format!("{faults} faults counted"));
         }
-        Ok(())
+        Ok(Stat { faults, played })
     }
 
     /// Tells the reader of the table something.

@@ -3,7 +3,7 @@
 //! frames.
 
 use crate::faults::Faults;
-use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Is, Setup, read_frame, write_frame};
+use crate::protocol::{Answer, COMMANDS_MAX, Command, Do, Fault, Is, Setup, read_frame, write_frame};
 use forebay_transfer::lock::Mutex;
 use std::io::{self, Read, Write};
 use std::panic::AssertUnwindSafe;
@@ -21,6 +21,8 @@ pub trait Subject: Send + Sync {
     fn flush(&self) -> Result<(), Is>;
     /// What goes wrong below the store.
     fn faults(&self) -> &Faults;
+    /// Why this cannot go wrong below it.
+    fn cannot_play(&self, fault: &Fault) -> Option<&'static str>;
     /// Faults that the store has noticed, if it counts them.
     fn noticed(&self) -> Option<u64>;
     fn close(&self) -> Result<(), Is>;
@@ -66,15 +68,23 @@ fn carry_out(subject: &dyn Subject, what: Do, payload: Vec<u8>) -> (Is, Vec<u8>)
         Do::GetMany { keys } => get_many(subject, &keys),
         Do::Delete { key } => ended(subject.delete(key)),
         Do::Flush => ended(subject.flush()),
-        Do::Inject(fault) => {
-            subject.faults().inject(fault);
-            (Is::Done, Vec::new())
+        Do::Inject(fault) => (inject(subject, fault), Vec::new()),
+        Do::Stat => {
+            let played = Some(subject.faults().played());
+            (Is::Stat { faults: subject.noticed(), played }, Vec::new())
         }
-        Do::Stat => (Is::Stat { faults: subject.noticed() }, Vec::new()),
         Do::Close => ended(subject.close()),
     });
     let panicked = |_| (Is::Error { reason: "the store panicked".into() }, Vec::new());
     std::panic::catch_unwind(work).unwrap_or_else(panicked)
+}
+
+fn inject(subject: &dyn Subject, fault: Fault) -> Is {
+    if let Some(why) = subject.cannot_play(&fault) {
+        return Is::Unsupported { reason: why.into() };
+    }
+    subject.faults().inject(fault);
+    Is::Done
 }
 
 fn get(subject: &dyn Subject, key: u64) -> (Is, Vec<u8>) {

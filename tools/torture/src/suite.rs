@@ -97,7 +97,8 @@ fn judge(ran: Result<Verdict, Broken>, seen: &Seen) -> io::Result<Verdict> {
     match ran {
         Ok(Verdict::Passed) => {}
         Ok(Verdict::Failed(why)) => found.push(why),
-        Ok(other) => return Ok(other),
+        Ok(other) if found.is_empty() => return Ok(other),
+        Ok(_) => {}
         Err(Broken::System(error)) => return Err(error),
         Err(broken) => found.push(broken.to_string()),
     }
@@ -112,6 +113,9 @@ mod tests {
     fn one_wrong_value_fails_a_case_that_passed_otherwise() {
         let seen = Seen { hits: 100, wrong_values: 1, ..Seen::default() };
         assert!(matches!(judge(Ok(Verdict::Passed), &seen).unwrap(), Verdict::Failed(_)));
+        let not_applicable = Verdict::NotApplicable("no ring".into());
+        assert!(matches!(judge(Ok(not_applicable.clone()), &seen).unwrap(), Verdict::Failed(_)));
+        assert_eq!(judge(Ok(not_applicable.clone()), &Seen::default()).unwrap(), not_applicable);
         assert_eq!(judge(Ok(Verdict::Passed), &Seen::default()).unwrap(), Verdict::Passed);
     }
 

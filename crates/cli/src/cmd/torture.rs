@@ -6,7 +6,7 @@ use forebay_results::output::{CommandResult, Error};
 use forebay_results::{Results, Row};
 use forebay_torture::report::{finding, word};
 use forebay_torture::serve::{Subject, serve};
-use forebay_torture::subjects::{FilePerObject, Forebay, lmcache};
+use forebay_torture::subjects::{FilePerObject, Forebay, Node, lmcache};
 use forebay_torture::worker::{Launch, Timeouts};
 use forebay_torture::{Outcome, Report, Scale, Store, Suite};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub struct Args {
     /// Stores to torture; lmcache needs --lmcache-python
-    #[arg(long, value_name = "STORE,..", value_delimiter = ',', default_values_t = [Kind::Forebay, Kind::FilePerObject])]
+    #[arg(long, value_name = "STORE,..", value_delimiter = ',', default_values_t = [Kind::Forebay, Kind::Node, Kind::FilePerObject])]
     store: Vec<Kind>,
     /// Python interpreter that has lmcache and torch; adds lmcache to the stores
     #[arg(long, value_name = "PATH")]
@@ -53,7 +53,12 @@ pub struct Args {
 /// A store that comes with the suite.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Kind {
+    /// Forebay's SSD tier
     Forebay,
+    /// A node and its client, which asks through its ring
+    Node,
+    /// The same with a client that checks nothing, to see the cases fail
+    NodeUnverified,
     FilePerObject,
     Lmcache,
 }
@@ -62,6 +67,8 @@ impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Forebay => "forebay",
+            Kind::Node => "node",
+            Kind::NodeUnverified => "node-unverified",
             Kind::FilePerObject => "file-per-object",
             Kind::Lmcache => "lmcache",
         }
@@ -84,6 +91,8 @@ pub fn run(args: Args) -> CommandResult {
 fn work(kind: Kind) -> CommandResult {
     let subject: Arc<dyn Subject> = match kind {
         Kind::Forebay => Arc::new(Forebay::default()),
+        Kind::Node => Arc::new(Node::new()),
+        Kind::NodeUnverified => Arc::new(Node::unverified()),
         Kind::FilePerObject => Arc::new(FilePerObject::default()),
         Kind::Lmcache => return Err("--worker lmcache: LMCache's worker is a Python program".into()),
     };
@@ -103,10 +112,13 @@ fn torture(args: Args) -> CommandResult {
         let write = results(&report).write(file);
         write.map_err(|error| format!("--json {}: {error}", file.display()))?;
     }
-    match report.of(Kind::Forebay.name()).map_or(0, |column| column.failed()) {
-        0 => Ok(()),
-        failed => Err(format!("forebay failed {failed} cases").into()),
+    for ours in [Kind::Forebay, Kind::Node].map(Kind::name) {
+        match report.of(ours).map_or(0, |column| column.failed()) {
+            0 => {}
+            failed => return Err(format!("{ours} failed {failed} cases").into()),
+        }
     }
+    Ok(())
 }
 
 fn suite(args: &Args, dir: PathBuf) -> Result<Suite, Error> {

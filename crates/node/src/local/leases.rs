@@ -196,9 +196,9 @@ impl HeldLease {
         self.guards.get(&chunk)
     }
 
-    /// Whether what lies in the arena of a chunk is what was stored. `true` if nothing does.
+    /// Whether what of a chunk lies in the arena is what was stored. If not, it is dropped.
     pub fn check(&self, chunk: usize) -> bool {
-        let is_right = self.guards.get(&chunk).map(ReadGuard::check);
-        is_right.or_else(|| self.layers.get(&chunk).map(LayerGuard::check)).unwrap_or(true)
+        self.guards.get(&chunk).is_none_or(ReadGuard::check)
+            && self.layers.get(&chunk).is_none_or(LayerGuard::check)
     }
 }

@@ -6,7 +6,7 @@ use forebay_client::protocol::answer::{Answer, Reservation};
 use forebay_client::protocol::frame::{Frame, Inbox};
 use forebay_client::protocol::request::{Hello, NewChunk, Request as Said};
 use forebay_client::protocol::socket;
-use forebay_client::{LayersRead, Lease, NotRead, Ring};
+use forebay_client::{LayerCame, LayersRead, Lease, LeasedChunk, NotRead, Ring};
 use forebay_node::Node;
 use forebay_ring::memory::{self, RingMemory};
 use forebay_ring::sleep::is_to_be_woken;
@@ -17,6 +17,7 @@ use forebay_store::{ChunkShape, StoreEnd, TenantId, checksum};
 use forebay_transfer::{Arena, Backing, Class, Span};
 use rustix::process::Signal;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -360,37 +361,45 @@ fn a_request_that_is_none_is_counted_and_the_next_one_is_served() {
     assert!(!raw.is_closed());
 }
 
-/// As an engine would have them: layers that fill pages.
-#[test]
-fn the_first_layers_of_chunks_on_disk_are_told_before_the_last_ones_are_read() {
-    const LAYERS: usize = 16;
-    const LAYER_BYTES: usize = 64 << 10;
-    let site = Site::new();
+/// Layers as an engine has them: they fill pages.
+const LONG_LAYER_BYTES: usize = 64 << 10;
+
+/// A node that has a chunk of such layers on its disk alone. All bytes of a layer are the same.
+fn node_with_long_layers(site: &Site, layers: usize) -> Node {
     let mut config = site.config();
-    config.memory.largest_chunk = (LAYERS * LAYER_BYTES) as u64;
+    let chunk_bytes = layers * LONG_LAYER_BYTES;
+    config.memory.largest_chunk = chunk_bytes as u64;
     let path = site.folder.path().join("log");
     config.ssd = vec![forebay_node::SsdConfig { path, size: 64 << 20, segment_size: 8 << 20, create: true }];
     config.write_back = forebay_node::WriteBackPolicy::All;
     let node = Node::start(&config).unwrap();
-    let writer = Writer::new(&site, LAYERS * LAYER_BYTES);
-    let bytes: Vec<u8> = (0..LAYERS * LAYER_BYTES).map(|at| (at / LAYER_BYTES) as u8 + 1).collect();
+    let writer = Writer::new(site, chunk_bytes);
+    let bytes: Vec<u8> = (0..chunk_bytes).map(|at| (at / LONG_LAYER_BYTES) as u8 + 1).collect();
     assert!(writer.source.write(0, &bytes));
-    let layer = |layer| vec![Span::new(writer.region, (layer * LAYER_BYTES) as u64, LAYER_BYTES as u64)];
-    let layers: Vec<Vec<Span>> = (0..LAYERS).map(layer).collect();
+    let layer =
+        |layer| vec![Span::new(writer.region, (layer * LONG_LAYER_BYTES) as u64, LONG_LAYER_BYTES as u64)];
+    let layers: Vec<Vec<Span>> = (0..layers).map(layer).collect();
     let (sender, stored) = channel();
     let on_end = move |end| drop(sender.send(end));
     writer.client.store_chunk(id(0), None, &layers, Class::WriteBack, on_end).unwrap();
     assert!(matches!(ended(&stored), StoreEnd::Stored { .. }));
     drop(writer);
     node.drain(PATIENCE).unwrap();
-    let node = Node::start(&config).unwrap();
+    Node::start(&config).unwrap()
+}
+
+#[test]
+fn the_first_layers_of_chunks_on_disk_are_told_before_the_last_ones_are_read() {
+    const LAYERS: usize = 16;
+    let site = Site::new();
+    let node = node_with_long_layers(&site, LAYERS);
     let peer = site.peer();
     let ring = peer.client.ring().unwrap();
     let lease = peer.client.lease(&[id(0)], MINUTE_US);
     let arena = peer.client.arena().unwrap();
     let read = |layer: usize| {
         let place = ended(&begin_read(&ring, &lease, layer, &[0]).unwrap()).places[0].unwrap();
-        let there = bytes_of(arena.memory(), place.offset_bytes, LAYER_BYTES as u64);
+        let there = bytes_of(arena.memory(), place.offset_bytes, LONG_LAYER_BYTES as u64);
         assert!(
             there.iter().all(|byte| *byte == layer as u8 + 1)
                 && place.checksum == checksum::of_pieces(&[there])
@@ -402,4 +411,45 @@ fn the_first_layers_of_chunks_on_disk_are_told_before_the_last_ones_are_read() {
     (8..LAYERS).rev().for_each(read);
     assert!(is_in_memory());
     (0..LAYERS).for_each(read);
+}
+
+/// The layers of the only chunk of a lease, all of which come.
+fn bring_all(peer: &Peer, lease: &Arc<Lease>, layers: usize) -> Vec<LeasedChunk> {
+    let shape = Arc::new(ChunkShape::new(vec![LONG_LAYER_BYTES as u64; layers]).unwrap());
+    let (sender, came) = channel();
+    let on_layer = move |layer: LayerCame| drop(sender.send(layer));
+    assert!(peer.client.bring_layers(lease, &[0], &shape, (Class::Demand, None), on_layer));
+    let mut all: Vec<LayerCame> = (0..layers).map(|_| ended(&came)).collect();
+    all.sort_by_key(|came| came.layer);
+    all.into_iter().map(|mut came| came.chunks.remove(0).1.unwrap()).collect()
+}
+
+#[test]
+fn a_layer_that_changes_in_the_arena_behind_a_ring_is_counted_and_a_miss_for_all() {
+    // Chunks that are read at once, and layer by layer.
+    for layers in [1, 16] {
+        let site = Site::new();
+        let node = node_with_long_layers(&site, layers);
+        let peer = site.peer();
+        let lease = Arc::new(peer.client.lease(&[id(0)], MINUTE_US));
+        let chunk = bring_all(&peer, &lease, layers).remove(0);
+        let place = chunk.layer(0).unwrap();
+        let sum = || {
+            let arena = peer.client.arena().unwrap();
+            Some(checksum::of_pieces(&[bytes_of(arena.memory(), place.offset, place.len)]))
+        };
+        chunk.verify_sum(0, sum()).unwrap();
+        corrupt(&node, 0, 5);
+        chunk.verify_sum(0, sum()).unwrap_err();
+        eventually("the node counts it", || node.stat().corrupt == 1);
+        assert!(node.store().read_guard_by_id(TenantId(0), &id(0)).is_none(), "{layers}");
+        drop((chunk, lease));
+        // What is on the disk is right.
+        let lease = Arc::new(peer.client.lease(&[id(0)], MINUTE_US));
+        let chunk = bring_all(&peer, &lease, layers).remove(0);
+        let place = chunk.layer(0).unwrap();
+        let arena = peer.client.arena().unwrap();
+        assert!(bytes_of(arena.memory(), place.offset, place.len).iter().all(|byte| *byte == 1));
+        assert_eq!(node.stat().corrupt, 1);
+    }
 }

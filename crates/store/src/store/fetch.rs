@@ -45,9 +45,6 @@ pub enum NotFetched {
     /// It did not get into memory.
     #[error(transparent)]
     NotPromoted(#[from] NotPromoted),
-    /// Somebody has found what came of it to be other bytes than were stored.
-    #[error("its bytes were found to be wrong")]
-    Corrupt,
 }
 
 type OnFetched = Box<dyn FnOnce(Result<ReadGuard, NotFetched>) + Send>;

@@ -239,7 +239,7 @@ impl PartialChunk {
             if *why != NotFetched::Disk(NotStaged::Late.into()) {
                 state.failed.get_or_insert_with(|| why.clone());
             }
-        } else if state.failed.is_none() && state.runs.iter().all(|run| matches!(run, Run::There)) {
+        } else if state.runs.iter().all(|run| matches!(run, Run::There)) {
             self.commit(&mut state);
         }
         drop(state);
@@ -255,18 +255,17 @@ impl PartialChunk {
         if let Some(whole) = &state.whole {
             return whole.check();
         }
-        let is_there = |run: &&Run| matches!(run, Run::There);
-        let there = self.runs.iter().zip(&state.runs).filter(|(_, run)| is_there(run));
-        let is_right = |layer| {
-            let extent = self.shape.layer(layer)?;
-            let at = self.slot.offset + extent.start;
-            let span = Span::new(self.slot.region, at, extent.end - extent.start);
-            let found = checksum::of_spans(self.shared.mover.memory(), &[span])?;
-            Some(found == state.checksums[layer])
+        let memory = self.shared.mover.memory();
+        let is_intact = |layer: usize| {
+            let place = self.shape.layer(layer).unwrap_or(0..0);
+            let span = Span::new(self.slot.region, self.slot.offset + place.start, place.end - place.start);
+            checksum::of_spans(memory, &[span]) == state.checksums.get(layer).copied()
         };
-        let intact = there.flat_map(|(run, _)| run.clone()).all(|layer| is_right(layer) == Some(true));
+        let is_there = |(_, run): &(&Range<usize>, &Run)| matches!(run, Run::There);
+        let mut there = self.runs.iter().zip(&state.runs).filter(is_there).flat_map(|(run, _)| run.clone());
+        let intact = there.all(is_intact);
         if !intact {
-            state.failed = Some(NotFetched::Corrupt);
+            state.failed = Some(NotPromoted::Corrupt.into());
             drop(state);
             self.shared.tier.lock().count_corrupt();
             self.shared.drop_unchecked_copy(Some((self.name.tenant, self.name.id)));
@@ -276,6 +275,10 @@ impl PartialChunk {
 
     /// All of it is there: others find it in memory from now on, and these guards hold it there.
     fn commit(&self, state: &mut State) {
+        if state.failed.is_some() {
+            // The slot goes back with the last guard.
+            return;
+        }
         let Some(promotion) = state.promotion.take() else { return };
         let ChunkName { tenant, id, .. } = self.name;
         let committed = promotion.commit(&state.checksums);

@@ -35,6 +35,9 @@ pub enum NotPromoted {
     /// It was there, and is gone: deleted, or evicted at once.
     #[error("the chunk was deleted or evicted while it came into memory")]
     Gone,
+    /// Its bytes changed in memory while others were still to come.
+    #[error("the chunk changed while it came into memory")]
+    Corrupt,
 }
 
 /// A slot of memory for a chunk that comes from the disk. Nobody sees it before it is committed;

@@ -68,8 +68,8 @@ fn power_loss(rig: &mut Rig) -> Result<Verdict, Broken> {
     while rig.seen.crash_points < u64::from(rig.scale.crash_points) {
         rig.start()?;
         let seed = rig.random.next();
-        if !rig.inject(Fault::PowerLoss { after_writes, seed })? {
-            return Ok(Verdict::NotApplicable("its worker cannot simulate a loss of power".into()));
+        if let Some(why) = rig.inject(Fault::PowerLoss { after_writes, seed })? {
+            return Ok(Verdict::NotApplicable(why));
         }
         match live(rig) {
             // Its life was shorter than that many writes: begin again, with other choices.

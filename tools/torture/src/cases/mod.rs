@@ -2,16 +2,19 @@
 //! comes back wrong, a command is not answered in time, a worker dies or an answer is an exception;
 //! a case says only what comes on top. Cases must never know which store they torture.
 
+mod astray;
 mod clock;
 mod crash;
 mod damage;
 mod image;
 mod load;
+mod memory;
 mod owners;
 mod place;
 mod restart;
 mod runtime;
 mod space;
+mod torn;
 
 use crate::case::Case;
 
@@ -21,6 +24,9 @@ pub fn all() -> Vec<Case> {
         restart::CASES,
         damage::CASES,
         place::CASES,
+        astray::CASES,
+        memory::CASES,
+        torn::CASES,
         image::CASES,
         runtime::CASES,
         space::CASES,

@@ -45,8 +45,8 @@ fn while_running(rig: &mut Rig, kind: IoFault, percents: &[u8]) -> Result<Verdic
     let mut next = quarter;
     for percent in percents {
         let fault = Fault::Io { kind, reads: kind != IoFault::Enospc, writes: true, percent: *percent };
-        if !rig.inject(fault)? {
-            return Ok(Verdict::NotApplicable("its worker cannot inject I/O faults".into()));
+        if let Some(why) = rig.inject(fault)? {
+            return Ok(Verdict::NotApplicable(why));
         }
         // Where everything fails, a few attempts tell as much as many, and each may take its time.
         let (more, asked) = match percent {

@@ -5,7 +5,7 @@
 
 use super::files;
 use crate::faults::Faults;
-use crate::protocol::{Is, Setup};
+use crate::protocol::{Fault, Is, Setup};
 use crate::serve::Subject;
 use forebay_transfer::lock::Mutex;
 use std::collections::HashMap;
@@ -69,7 +69,12 @@ impl FilePerObject {
         })?;
         let Some((path, bytes)) = known else { return Ok(None) };
         match files::read(&self.faults, &path, bytes as usize) {
-            Ok(value) => Ok(Some(value)),
+            Ok(mut value) => {
+                if let Some((at, bit)) = self.faults.flip(value.len()) {
+                    value[at] ^= bit;
+                }
+                Ok(Some(value))
+            }
             Err(_) => {
                 self.with(|state| state.forget(&path))?;
                 Ok(None)
@@ -107,6 +112,10 @@ impl Subject for FilePerObject {
 
     fn faults(&self) -> &Faults {
         &self.faults
+    }
+
+    fn cannot_play(&self, fault: &Fault) -> Option<&'static str> {
+        matches!(fault, Fault::Torn { .. }).then_some("it has no ring")
     }
 
     fn noticed(&self) -> Option<u64> {

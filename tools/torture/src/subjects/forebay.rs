@@ -1,25 +1,27 @@
 //! Forebay's SSD tier as a subject: one log in the directory, a value is a chunk of a few layers.
-//! This file knows the tier as its users do; the faults are in the kernel and the medium that it is
-//! given.
+//! This file knows the tier as its users do, and is one of them: what it copies it checks. The
+//! faults are in the kernel and the medium that the tier is given, and in memory behind it.
 
 use super::faulty_medium::FaultyMedium;
+use super::memory;
 use crate::faults::Faults;
 use crate::faulty_kernel::FaultyKernel;
-use crate::protocol::{Is, Setup};
+use crate::protocol::{Fault, Is, Setup};
 use crate::serve::Subject;
 use forebay_kv::{ChunkId, Digest};
-use forebay_store::TenantId;
 use forebay_store::disk::{DiskFile, DiskLink, DiskOptions, Kernel, Threads, Uring};
 use forebay_store::log::DiskTierConfig;
 use forebay_store::ssd::{
     Check, Existing, FileMedium, LayerRead, Source, Ssd, SsdOptions, SsdWriteEnd, Staged, Volume, init,
 };
+use forebay_store::{TenantId, checksum};
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Class, HostBuffer, Limits, MoverHandle, MoverThread, Place, Span};
+use forebay_transfer::{Class, HostBuffer, Limits, Memory, MoverHandle, MoverThread, Place, Span};
 use std::error::Error;
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// Layers of a value. Each is whole pages, as of models.
@@ -44,6 +46,8 @@ type Failure = Box<dyn Error + Send + Sync>;
 pub struct Forebay {
     faults: Arc<Faults>,
     open: Mutex<Option<Open>>,
+    /// Layers that were not what was read when they were used.
+    corrupt_copies: AtomicU64,
 }
 
 /// Everything about an open store, for any number of threads.
@@ -87,6 +91,23 @@ impl Forebay {
         Ok(Volume { link: DiskLink::over(Box::new(kernel), disk, options)?, medium: Arc::new(medium) })
     }
 
+    /// Copies layers and compares each copy with the checksum that came with it, as whoever uses
+    /// them does.
+    fn use_layers(&self, memory: &Memory, staged: &Staged) -> Option<Vec<u8>> {
+        let spans: Vec<Span> = staged.layers().filter_map(|layer| staged.span(layer)).collect();
+        if let Some((at, bits)) = self.faults.flip(staged.len_bytes() as usize) {
+            memory::flip(memory, &spans, at, bits);
+        }
+        let layers: Option<Vec<_>> = spans.iter().map(|span| memory::copy(memory, span)).collect();
+        let layers = layers?;
+        let sums: Vec<u32> = layers.iter().map(|layer| checksum::of_pieces(&[layer])).collect();
+        if sums != staged.crcs() {
+            self.corrupt_copies.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(layers.concat())
+    }
+
     fn opened(&self) -> Result<Open, Is> {
         self.open.lock().clone().ok_or_else(|| failed("not open"))
     }
@@ -122,8 +143,8 @@ impl Open {
 
     /// One lease and one request for the values up to the first that is not here, as an engine asks
     /// for a prefix. Whatever the reason why there are none, the caller computes them anew.
-    fn get(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
-        let mut values = vec![None; keys.len()];
+    fn get(&self, keys: &[u64]) -> Result<Vec<Option<Staged>>, Is> {
+        let mut values: Vec<Option<Staged>> = keys.iter().map(|_| None).collect();
         let ids: Vec<ChunkId> = keys.iter().map(|key| self.id(*key)).collect();
         let lease = self.ssd.lease(TENANT, &ids, LEASE_US);
         if lease.is_empty() {
@@ -139,14 +160,10 @@ impl Open {
             return Ok(values);
         }
         for (value, end) in values.iter_mut().zip(end.recv().map_err(failed)?) {
-            *value = end.ok().as_ref().map(bytes_of);
+            *value = end.ok();
         }
         Ok(values)
     }
-}
-
-fn bytes_of(staged: &Staged) -> Vec<u8> {
-    staged.layers().filter_map(|layer| staged.bytes(layer)).collect::<Vec<_>>().concat()
 }
 
 fn refused(reason: impl ToString) -> Is {
@@ -169,7 +186,10 @@ impl Subject for Forebay {
     }
 
     fn get_many(&self, keys: &[u64]) -> Result<Vec<Option<Vec<u8>>>, Is> {
-        self.opened()?.get(keys)
+        let open = self.opened()?;
+        let staged = open.get(keys)?;
+        let mover = open.mover.handle();
+        Ok(staged.iter().map(|staged| self.use_layers(mover.memory(), staged.as_ref()?)).collect())
     }
 
     fn delete(&self, key: u64) -> Result<(), Is> {
@@ -186,10 +206,15 @@ impl Subject for Forebay {
         &self.faults
     }
 
+    fn cannot_play(&self, fault: &Fault) -> Option<&'static str> {
+        matches!(fault, Fault::Torn { .. }).then_some("it has no ring")
+    }
+
     fn noticed(&self) -> Option<u64> {
         let stat = self.opened().ok()?.ssd.stat();
         let failed_commits: u64 = stat.volumes.iter().map(|volume| volume.failed_commits).sum();
-        Some(stat.corrupt + stat.io_faults + failed_commits)
+        let corrupt_copies = self.corrupt_copies.load(Ordering::Relaxed);
+        Some(stat.corrupt + stat.io_faults + failed_commits + corrupt_copies)
     }
 
     fn close(&self) -> Result<(), Is> {

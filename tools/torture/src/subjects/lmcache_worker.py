@@ -39,6 +39,7 @@ from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend  # no
 
 torch.set_num_threads(1)
 COMMANDS_MAX = 64
+PAGE = 4096
 ERRNOS = {"eio": errno.EIO, "enospc": errno.ENOSPC, "eintr": errno.EINTR}
 
 
@@ -48,11 +49,44 @@ class Faults:
     def __init__(self) -> None:
         self.fault: dict[str, Any] = {"fault": "none"}
         self.random = random.Random(1)
+        self.played = 0
+
+    def strikes(self, fault: str) -> bool:
+        """Whether this fault is injected and its turn has come."""
+        strikes = self.fault["fault"] == fault and self.random.random() * 100 < self.fault["percent"]
+        self.played += strikes
+        return strikes
+
+    def flip(self, value: bytes) -> bytes:
+        """The value as its user finds it, or with a bit of it changed in memory since it was read."""
+        if not value or not self.strikes("flip"):
+            return value
+        flipped = bytearray(value)
+        flipped[self.random.randrange(len(value))] ^= 1 << self.random.randrange(8)
+        return bytes(flipped)
+
+    def astray(self, direction: str, wanted: int) -> slice | None:
+        """The page of the next call that goes astray, if one does."""
+        fault = self.fault
+        if not wanted or fault.get("kind") != "misdirected" or not fault[direction] or not self.strikes("io"):
+            return None
+        first = self.random.randrange((wanted + PAGE - 1) // PAGE) * PAGE
+        return slice(first, min(wanted, first + PAGE))
+
+    def elsewhere(self, path: str, place: int) -> tuple[str, int]:
+        """Another place than this one: the same page of another file, or the page beside it."""
+        entries = sorted(os.scandir(os.path.dirname(path)), key=lambda entry: entry.name)
+        others = [entry.path for entry in entries if entry.is_file() and entry.path != path]
+        if others and self.random.random() < 0.5:
+            return self.random.choice(others), place
+        return path, place ^ PAGE
 
     def ending(self, direction: str, wanted: int) -> int:
         """How many of `wanted` bytes the next call moves; raises what it fails with."""
         fault = self.fault
-        if fault["fault"] == "none" or not fault[direction] or self.random.random() * 100 >= fault["percent"]:
+        if fault["fault"] != "io" or fault["kind"] == "misdirected" or not fault[direction]:
+            return wanted
+        if not self.strikes("io"):
             return wanted
         kind = fault["kind"]
         if kind == "eintr":
@@ -71,12 +105,30 @@ class FaultyFile(io.FileIO):
     def readinto(self, buffer: Any) -> int | None:
         """Reads at most as much as the fault lets through."""
         view = memoryview(buffer).cast("B")
-        return super().readinto(view[: FAULTS.ending("reads", len(view))])
+        at = self.tell()
+        count = super().readinto(view[: FAULTS.ending("reads", len(view))])
+        page = FAULTS.astray("reads", count or 0)
+        if page is not None:
+            path, place = FAULTS.elsewhere(str(self.name), at + page.start)
+            with builtins.open(path, "rb") as other:
+                found = os.pread(other.fileno(), page.stop - page.start, place)
+            view[page] = found.ljust(page.stop - page.start, b"\0")
+        return count
 
     def write(self, data: Any) -> int | None:
         """Writes at most as much as the fault lets through."""
         view = memoryview(data).cast("B")
-        return super().write(view[: FAULTS.ending("writes", len(view))])
+        at = self.tell()
+        page = FAULTS.astray("writes", len(view))
+        if page is None:
+            return super().write(view[: FAULTS.ending("writes", len(view))])
+        path, place = FAULTS.elsewhere(str(self.name), at + page.start)
+        missing = bytearray(view)
+        missing[page] = bytes(page.stop - page.start)
+        count = super().write(missing)
+        with builtins.open(path, "r+b") as other:
+            os.pwrite(other.fileno(), view[page], place)
+        return count
 
 
 def faulty_open(path: str, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +190,7 @@ class Store:
         """The bytes of a memory object, which is given back."""
         value = held.tensor.view(-1).numpy().tobytes()
         held.ref_count_down()
-        return value
+        return FAULTS.flip(value)
 
     def get(self, number: int) -> bytes | None:
         """One value, as a blocking lookup reads it."""
@@ -170,6 +222,8 @@ class Worker:
         if what == "inject":
             if command["fault"] == "power_loss":
                 return {"is": "unsupported", "reason": "LMCache keeps nothing across a restart"}, b""
+            if command["fault"] == "torn":
+                return {"is": "unsupported", "reason": "it has no ring"}, b""
             FAULTS.fault = command
             return {"is": "done"}, b""
         if what == "open":
@@ -189,7 +243,7 @@ class Worker:
         if what == "delete":
             store.disk.remove(store.key(command["key"]))
         elif what == "stat":
-            return {"is": "stat", "faults": None}, b""
+            return {"is": "stat", "faults": None, "played": FAULTS.played}, b""
         elif what == "close":
             store.disk.close()
         # A flush: LMCache has none. Puts are answered when they can be found.

@@ -7,6 +7,9 @@ mod file_per_object;
 mod files;
 mod forebay;
 pub mod lmcache;
+mod memory;
+mod node;
 
 pub use file_per_object::FilePerObject;
 pub use forebay::Forebay;
+pub use node::Node;
