@@ -15,6 +15,7 @@ mod node;
 mod nvme;
 mod output;
 mod route;
+mod slack;
 mod store;
 mod tiers;
 mod timing;
@@ -57,6 +58,8 @@ enum Bench {
     Nvme(nvme::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
+    /// What reads of an SSD lose to write-back that begins at once, in windows, or on an idle disk
+    Slack(slack::Args),
     /// Lookups and leases in a full memory tier
     Store(store::Args),
     /// What admission to the SSD makes of traces, memory 2 % and SSD 20 % of their distinct blocks
@@ -78,6 +81,7 @@ pub fn run(args: Args) -> CommandResult {
         Bench::Node(args) => node::run(args),
         Bench::Nvme(args) => nvme::run(args),
         Bench::Route(args) => route::run(args),
+        Bench::Slack(args) => slack::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),
     }
