@@ -282,6 +282,33 @@ mod tests {
     use super::*;
     use crate::admission::Policy;
     use crate::tenant::TenantId;
+    use std::sync::mpsc::channel;
+    use testkit::ended;
+
+    #[test]
+    fn a_drain_writes_beside_reads_and_what_comes_later_waits_again() {
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.timing = Timing::InWindows;
+        let dirty = |number: u8| Dirty {
+            tenant: TenantId(0),
+            id: ChunkId::from_bytes([number; 32]),
+            parent: None,
+            bytes: 10,
+        };
+        let write_back = Arc::new(WriteBack::new(&config));
+        write_back.read_began(0);
+        write_back.offer(0, [dirty(1)]);
+        let (writes, drains) = (Arc::clone(&write_back), Arc::clone(&write_back));
+        let (sender, given) = channel();
+        std::thread::spawn(move || sender.send(writes.next(|| 1)));
+        let (sender, drained) = channel();
+        std::thread::spawn(move || sender.send(drains.drain()));
+        assert_eq!(ended(&given), Some(dirty(1)));
+        write_back.ended(1, &dirty(1), Written::Stored);
+        ended(&drained);
+        write_back.offer(2, [dirty(2)]);
+        assert_eq!(write_back.state.lock().queue.next(2), None);
+    }
 
     #[test]
     fn what_write_back_gives_up_is_told_in_the_log_with_its_number_and_reasons() {

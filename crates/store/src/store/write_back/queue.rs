@@ -558,6 +558,19 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_for_all_of_it_waits_for_no_window() {
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.timing = Timing::InWindows;
+        let mut queue = Queue::new(&config);
+        queue.read_began(0);
+        queue.offer(0, dirty(1));
+        let due_us = config.pacer.dirty_age_max_us / 2;
+        assert_eq!((queue.next(0), queue.wakes_at_us()), (None, due_us));
+        queue.set_hurried(true);
+        assert_eq!((queue.next(0), queue.stat().begun.due), (Some(dirty(1)), 1));
+    }
+
+    #[test]
     fn what_admission_does_not_want_is_offered_again_with_its_next_use() {
         let mut queue = queue(Policy::SecondHit);
         let chain = [Chunk { key: ChunkKey::from(&dirty(1).id), bytes: 10 }];
