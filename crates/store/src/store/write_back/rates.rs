@@ -149,8 +149,10 @@ mod tests {
     fn a_span_that_was_shared_for_a_moment_says_nothing() {
         let mut rates = Rates::default();
         rates.began(0, Side::Read);
-        rates.began(900, Side::Write);
         rates.ended(1_000, Side::Read, MB);
+        rates.began(2_000, Side::Read);
+        rates.began(2_900, Side::Write);
+        rates.ended(3_000, Side::Read, MB);
         rates.ended(10_000, Side::Write, MB);
         assert_eq!((rates.reads_keep(), rates.write_us(MB)), (None, 0));
     }

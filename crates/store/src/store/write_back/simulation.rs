@@ -195,7 +195,7 @@ fn a_read_that_nobody_could_foresee_waits_for_one_chunk_at_most() {
         trace.reads_us.push(at_us);
         at_us += (20 + 30 * number) * MS;
     }
-    trace.stores_us = (0..40).map(|store| IDLE_US + store * 40 * MS).collect();
+    trace.stores_us = (0..60).map(|store| IDLE_US + store / 4 * 160 * MS).collect();
     let outcome = run(&config(Timing::InWindows), DISK, &trace);
     assert!(outcome.stat.begun.best_effort > 0, "{:?}", outcome.stat);
     assert!(outcome.held_up_by_bytes <= CHUNK_BYTES, "{}", outcome.held_up_by_bytes);
