@@ -32,6 +32,6 @@ pub use stat::{ArenaUse, Counters, Faults, NotCommitted, Refusals, Refused, Stat
 pub use store::{Changed, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified};
 pub use store::{LayerGuard, NotFetched, NotPromoted, ReadGuard, Reservation};
 pub use store::{Memory, OpenError, PromotionStat, Store, StoreEnd, Whereabouts, WhyAbsent};
-pub use store::{WriteBackConfig, WriteBackStat};
+pub use store::{Timing, WriteBackConfig, WriteBackStat, WritesBegun};
 pub use tenant::{TenantId, TenantUse};
 pub use tier::{Begun, Kept, KeptChunk, MemoryTier, NotAdopted, Read, ReadEnd, TierConfig, Write};

@@ -13,7 +13,7 @@
 //! includes checksums, footers, commits and eviction. fio and LMCache, where they are given, have
 //! whole runs of their own between ours.
 
-mod file;
+pub mod file;
 mod fio;
 mod gpu;
 mod image;

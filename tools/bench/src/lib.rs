@@ -16,6 +16,7 @@ mod nvme;
 mod output;
 mod ring;
 mod route;
+mod slack;
 mod store;
 mod tiers;
 mod timing;
@@ -60,6 +61,8 @@ enum Bench {
     Ring(ring::Args),
     /// What the router adds to requests, in CPU and in time
     Route(route::Args),
+    /// What reads of an SSD lose to write-back that begins at once, in windows, or on an idle disk
+    Slack(slack::Args),
     /// Lookups and leases in a full memory tier
     Store(store::Args),
     /// What admission to the SSD makes of traces, memory 2 % and SSD 20 % of their distinct blocks
@@ -82,6 +85,7 @@ pub fn run(args: Args) -> CommandResult {
         Bench::Nvme(args) => nvme::run(args),
         Bench::Ring(args) => ring::run(args),
         Bench::Route(args) => route::run(args),
+        Bench::Slack(args) => slack::run(args),
         Bench::Store(args) => store::run(args),
         Bench::Tiers(args) => tiers::run(args),
     }

@@ -5,7 +5,7 @@ use super::promote::PromotionStat;
 use super::write_back::{Dirty, WriteBack};
 use super::{Store, StoreInner, WriteBackStat};
 use crate::admission::{Chunk, ChunkKey};
-use crate::ssd::{Ssd, SsdError, SsdStat};
+use crate::ssd::{ReadResults, Ssd, SsdError, SsdStat, Staged};
 use crate::tenant::TenantId;
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
@@ -19,6 +19,13 @@ pub(super) struct Disk {
     pub write_back: Arc<WriteBack>,
     counts: Mutex<DiskSideStat>,
     closed: AtomicBool,
+}
+
+/// A read of the disk, from before it begins until this is dropped, as write-back sees it.
+pub(super) struct DiskReading {
+    shared: Arc<StoreInner>,
+    began_us: u64,
+    bytes: u64,
 }
 
 /// Chunks that were leased to be loaded, by where they were.
@@ -132,9 +139,34 @@ impl StoreInner {
         }
     }
 
+    /// The disk is about to be read. Writes to it make way.
+    pub(super) fn disk_reading(self: &Arc<Self>) -> DiskReading {
+        let began_us = self.now_us();
+        if let Some(disk) = &self.disk {
+            disk.write_back.read_began(began_us);
+        }
+        DiskReading { shared: Arc::clone(self), began_us, bytes: 0 }
+    }
+
     pub(super) fn count_promotion(&self, counter: impl FnOnce(&mut PromotionStat) -> &mut u64) {
         if let Some(disk) = &self.disk {
             *counter(&mut disk.counts.lock().promotions) += 1;
+        }
+    }
+}
+
+impl DiskReading {
+    /// The disk has answered.
+    pub fn end(mut self, ends: &ReadResults) {
+        self.bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
+    }
+}
+
+impl Drop for DiskReading {
+    fn drop(&mut self) {
+        let now_us = self.shared.now_us();
+        if let Some(disk) = &self.shared.disk {
+            disk.write_back.read_ended(now_us, now_us.saturating_sub(self.began_us), self.bytes);
         }
     }
 }

@@ -273,14 +273,17 @@ impl StoreInner {
     }
 
     /// Reads the chunks by one request.
-    fn read_from_disk(&self, wants: Vec<LayerRead>, coming: Vec<Fetch>, lease: &DiskLease, urgency: Urgency) {
+    fn read_from_disk(
+        self: &Arc<Self>,
+        wants: Vec<LayerRead>,
+        coming: Vec<Fetch>,
+        lease: &DiskLease,
+        urgency: Urgency,
+    ) {
         let Some(disk) = self.open_disk().filter(|_| !wants.is_empty()) else { return };
-        let began_us = self.now_us();
+        let reading = self.disk_reading();
         let on_read = move |ends: ReadResults| {
-            let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
-            if let Some(first) = coming.first() {
-                first.shared.tell_write_back(began_us, read_bytes);
-            }
+            reading.end(&ends);
             coming.into_iter().zip(ends).for_each(|(fetch, end)| fetch.read(end, urgency.class));
         };
         // What the disk refuses drops the fetches, which say so.

@@ -158,15 +158,17 @@ impl StoreInner {
         self.read_together(together, lease, urgency);
     }
 
-    fn read_together(&self, together: Vec<(LayerRead, RunRead)>, lease: &DiskLease, urgency: Urgency) {
+    fn read_together(
+        self: &Arc<Self>,
+        together: Vec<(LayerRead, RunRead)>,
+        lease: &DiskLease,
+        urgency: Urgency,
+    ) {
         let Some(disk) = self.open_disk().filter(|_| !together.is_empty()) else { return };
         let (wants, reads): (Vec<_>, Vec<_>) = together.into_iter().unzip();
-        let began_us = self.now_us();
+        let reading = self.disk_reading();
         let on_read = move |ends: ReadResults| {
-            let read_bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
-            if let Some(first) = reads.first() {
-                first.chunk.shared.tell_write_back(began_us, read_bytes);
-            }
+            reading.end(&ends);
             reads.into_iter().zip(ends).for_each(|(read, end)| read.end(end));
         };
         // What the disk refuses drops the reads, which say so.

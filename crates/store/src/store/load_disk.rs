@@ -26,7 +26,6 @@ struct DiskLoad {
     outgoing: Outgoing,
     pairs: Vec<SpanPair>,
     urgency: Urgency,
-    began_us: u64,
 }
 
 impl Store {
@@ -57,14 +56,17 @@ impl Store {
             names,
             promotions,
             checksums: Arc::clone(&part.checksums),
-            began_us: shared.now_us(),
             shared,
             loads,
             outgoing,
             pairs,
             urgency,
         };
-        let on_read = move |ends| load.read(ends, on_end);
+        let reading = self.shared.disk_reading();
+        let on_read = move |ends| {
+            reading.end(&ends);
+            load.read(ends, on_end);
+        };
         Ok(disk.ssd.read(&part.lease, &wants, urgency.class, urgency.deadline_us, on_read)?)
     }
 }
@@ -100,8 +102,6 @@ fn promotion(
 impl DiskLoad {
     /// The disk was read, or was not; on a thread of the disk tier.
     fn read(mut self, ends: ReadResults, on_end: OnEnd) {
-        let bytes = ends.iter().flatten().map(Staged::len_bytes).sum();
-        self.shared.tell_write_back(self.began_us, bytes);
         let promotions = std::mem::take(&mut self.promotions);
         if let Some(error) = ends.iter().find_map(|end| end.as_ref().err()).cloned() {
             promotions.into_iter().zip(ends).for_each(|(promotion, end)| keep_or_abandon(promotion, end));
@@ -143,16 +143,6 @@ impl DiskLoad {
         });
         if let Err(error) = submitted {
             call(&waiting, failed(not_taken(error)));
-        }
-    }
-}
-
-impl StoreInner {
-    /// Writes to the disk make way for reads that took long.
-    pub(super) fn tell_write_back(&self, began_us: u64, bytes: u64) {
-        let now_us = self.now_us();
-        if let Some(disk) = &self.disk {
-            disk.write_back.read_ended(now_us, now_us.saturating_sub(began_us), bytes);
         }
     }
 }

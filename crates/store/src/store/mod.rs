@@ -30,7 +30,7 @@ pub use reserve::{NotStored, Reservation};
 pub use save::StoreEnd;
 pub use watch::{Changed, Left};
 pub use whereabouts::{Whereabouts, WhyAbsent};
-pub use write_back::{WriteBackConfig, WriteBackStat};
+pub use write_back::{Timing, WriteBackConfig, WriteBackStat, WritesBegun};
 
 use crate::lost::bytes_in;
 use crate::slots::{InArena, SlabError};

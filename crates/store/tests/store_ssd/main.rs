@@ -5,10 +5,10 @@
 mod model;
 mod rig;
 
-use forebay_store::StoreEnd;
 use forebay_store::admission::Policy;
+use forebay_store::{StoreEnd, Timing, WriteBackConfig};
 use forebay_transfer::{End, Reason};
-use rig::{CHUNK_BYTES, Disk, Rig, TENANT, id, ids};
+use rig::{CHUNK_BYTES, Disk, MINUTE_US, Rig, TENANT, id, ids};
 use std::time::Duration;
 use testkit::{ended, eventually};
 
@@ -165,6 +165,46 @@ fn with_second_hit_a_chunk_is_written_when_it_is_used_again() {
     rig.store.flush().unwrap();
     assert_eq!(rig.stat().write_back.written, 2);
     assert_eq!(rig.stat().write_back.verdicts.used_once_bytes, 4 * CHUNK_BYTES);
+}
+
+/// Writes wait for windows, for an hour if need be.
+fn in_windows(config: &mut WriteBackConfig) {
+    config.timing = Timing::InWindows;
+    config.due_bytes = u64::MAX;
+    config.pacer.dirty_age_max_us = 2 * 60 * MINUTE_US;
+}
+
+#[test]
+fn reads_that_failed_or_were_refused_hold_back_no_write() {
+    let disk = Disk::new();
+    let rig = Rig::with(&disk, 4, in_windows);
+    for chain in [CHAIN, OTHER] {
+        rig.store_chain(&chain);
+        rig.store.flush().unwrap();
+    }
+    let lease = rig.lease(&CHAIN);
+    assert_eq!((lease.in_memory(), lease.len()), (0, 4));
+    rig.store.delete(TENANT, &ids(&CHAIN[3..]));
+    assert!(rig.load(&lease, 4).is_err());
+    disk.damage(0);
+    assert!(matches!(rig.load(&lease, 3), Ok(End::Failed(_))));
+    let before = rig.stat().write_back.written;
+    rig.store_chain(&[20, 21]);
+    eventually("both are written", || rig.stat().write_back.written == before + 2);
+    assert_eq!(rig.stat().write_back.too_old, 0);
+}
+
+#[test]
+fn in_windows_as_at_once_all_that_was_flushed_comes_back_right() {
+    let disk = Disk::new();
+    let rig = Rig::with(&disk, 4, in_windows);
+    for chain in [CHAIN, OTHER, [20, 21, 22, 23]] {
+        assert_eq!(rig.store_chain(&chain), 4);
+        rig.store.flush().unwrap();
+        assert!(rig.load_all(&CHAIN) == 4 && rig.stat().write_back.waiting == 0);
+    }
+    assert_eq!((rig.stat().write_back.written, rig.stat().write_back.gone), (12, 0));
+    assert_eq!((rig.load_all(&OTHER), rig.load_all(&[20, 21, 22, 23])), (4, 4));
 }
 
 #[test]

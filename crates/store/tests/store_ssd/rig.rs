@@ -119,6 +119,11 @@ impl Rig {
     }
 
     pub fn with_policy(disk: &Disk, slots: u64, policy: Policy) -> Rig {
+        Rig::with(disk, slots, |config| config.admission.policy = policy)
+    }
+
+    /// With write-back as `change` makes it.
+    pub fn with(disk: &Disk, slots: u64, change: impl FnOnce(&mut WriteBackConfig)) -> Rig {
         let slot_bytes = CHUNK_BYTES.next_multiple_of(SLOT_ALIGN_BYTES);
         let config = TierConfig { slab_bytes: slot_bytes, ..TierConfig::new(slots * slot_bytes) };
         let mover = MoverThread::spawn(Limits { attempts: 1, ..Limits::default() }).unwrap();
@@ -134,7 +139,8 @@ impl Rig {
         let mut volume = opened(|| Volume::open(disk.path(), DiskOptions::default()));
         volume.medium = Arc::new(Slow { inner: volume.medium, sync_for: disk.sync_for });
         let ssd = Ssd::open(&handle, HOST, vec![volume], ssd_config).unwrap();
-        let write_back = WriteBackConfig::new(policy, slots * slot_bytes, LOG_BYTES, CHUNK_BYTES);
+        let mut write_back = WriteBackConfig::new(Policy::All, slots * slot_bytes, LOG_BYTES, CHUNK_BYTES);
+        change(&mut write_back);
         let store = Store::open_with_ssd(&handle, HOST, Pages::Base, config, ssd, &write_back).unwrap();
         Rig { store, device, region, _handle: handle, _mover: mover }
     }

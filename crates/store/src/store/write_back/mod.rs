@@ -1,14 +1,19 @@
 //! Write-back: chunks that memory has taken in are copied to the disk in slack, so that they
-//! outlive memory and the process. This file is glue: `queue.rs` says what is written when, the
-//! disk tier writes.
+//! outlive memory and the process. This file is glue: `queue.rs` says what is written, `windows.rs`
+//! when, from the rates that `rates.rs` measures; the disk tier writes.
 //!
 //! A chunk is held in memory while it is written, by a read as any other. What the queue gives up
 //! is not lost as long as memory has it: its next use offers it again.
 
 mod queue;
+mod rates;
+#[cfg(test)]
+mod simulation;
+mod windows;
 
 pub(super) use queue::{Dirty, Written};
-pub use queue::{WriteBackConfig, WriteBackStat};
+pub use queue::{WriteBackConfig, WriteBackStat, WritesBegun};
+pub use windows::Timing;
 
 use super::StoreInner;
 use crate::absence::AbsenceLog;
@@ -21,6 +26,7 @@ use forebay_transfer::lock::{Condvar, Mutex};
 use forebay_transfer::{Class, LogGate};
 use queue::{EPOCH, Losses, Queue};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// The queue as threads share it.
 #[derive(Debug)]
@@ -36,12 +42,14 @@ pub(super) struct WriteBack {
 #[derive(Debug)]
 struct State {
     queue: Queue,
+    /// Who waits until nothing waits or is being written.
+    drainers: usize,
     closed: bool,
 }
 
 impl WriteBack {
     pub fn new(config: &WriteBackConfig) -> WriteBack {
-        let state = State { queue: Queue::new(config), closed: false };
+        let state = State { queue: Queue::new(config), drainers: 0, closed: false };
         WriteBack {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -84,13 +92,22 @@ impl WriteBack {
         }
     }
 
-    /// A read from the disk ended.
+    /// A read from the disk begins.
+    pub fn read_began(&self, now_us: u64) {
+        self.state.lock().queue.read_began(now_us);
+    }
+
+    /// A read from the disk that began has ended.
     pub fn read_ended(&self, now_us: u64, took_us: u64, bytes: u64) {
         let mut state = self.state.lock();
         let before = state.queue.window();
         state.queue.read_ended(now_us, took_us, bytes);
         let window = state.queue.window();
+        let may_go_on = state.queue.may_go_on();
         drop(state);
+        if may_go_on {
+            self.changed.notify_all();
+        }
         if window < before
             && let Some(repeated) = self.slow.pass()
         {
@@ -107,12 +124,18 @@ impl WriteBack {
         self.state.lock().queue.absences().copy()
     }
 
-    /// Waits until nothing waits or is being written.
+    /// Writes what waits without waiting for a better time, until nothing waits or is being written.
     pub fn drain(&self) {
         let mut state = self.state.lock();
+        state.drainers += 1;
+        state.queue.set_hurried(true);
+        self.changed.notify_all();
         while !state.queue.is_idle() && !state.closed {
             self.changed.wait(&mut state);
         }
+        state.drainers -= 1;
+        let hurried = state.drainers > 0;
+        state.queue.set_hurried(hurried);
     }
 
     /// Ends the thread. What waits is forgotten.
@@ -140,9 +163,12 @@ impl WriteBack {
             }
             // The last ones may have been given up.
             self.changed.notify_all();
-            match state.queue.is_empty() {
-                false => drop(self.changed.wait_for(&mut state, EPOCH)),
-                true => self.changed.wait(&mut state),
+            if state.queue.is_empty() {
+                self.changed.wait(&mut state);
+            } else {
+                let wait_us = state.queue.wakes_at_us().saturating_sub(now);
+                let wait = EPOCH.min(Duration::from_micros(wait_us));
+                self.changed.wait_for(&mut state, wait);
             }
         }
     }
@@ -256,6 +282,33 @@ mod tests {
     use super::*;
     use crate::admission::Policy;
     use crate::tenant::TenantId;
+    use std::sync::mpsc::channel;
+    use testkit::ended;
+
+    #[test]
+    fn a_drain_writes_beside_reads_and_what_comes_later_waits_again() {
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.timing = Timing::InWindows;
+        let dirty = |number: u8| Dirty {
+            tenant: TenantId(0),
+            id: ChunkId::from_bytes([number; 32]),
+            parent: None,
+            bytes: 10,
+        };
+        let write_back = Arc::new(WriteBack::new(&config));
+        write_back.read_began(0);
+        write_back.offer(0, [dirty(1)]);
+        let (writes, drains) = (Arc::clone(&write_back), Arc::clone(&write_back));
+        let (sender, given) = channel();
+        std::thread::spawn(move || sender.send(writes.next(|| 1)));
+        let (sender, drained) = channel();
+        std::thread::spawn(move || sender.send(drains.drain()));
+        assert_eq!(ended(&given), Some(dirty(1)));
+        write_back.ended(1, &dirty(1), Written::Stored);
+        ended(&drained);
+        write_back.offer(2, [dirty(2)]);
+        assert_eq!(write_back.state.lock().queue.next(2), None);
+    }
 
     #[test]
     fn what_write_back_gives_up_is_told_in_the_log_with_its_number_and_reasons() {

@@ -2,6 +2,7 @@
 //! at a time, and what is given up. Sans-IO: time is an argument. This file knows ids, lengths and
 //! ages.
 
+use super::windows::{Timing, When, Why, Windows};
 use crate::absence::{Absence, AbsenceLog, REMEMBERED};
 use crate::admission::{Admission, AdmissionConfig, Chunk, ChunkKey, Policy, Verdicts};
 use crate::disk::{PacerLimits, WriteBackPacer};
@@ -17,12 +18,17 @@ pub struct WriteBackConfig {
     /// How many chunks are written at a time, given how long reads take meanwhile, and how long a
     /// chunk may wait.
     pub pacer: PacerLimits,
+    /// When writes begin. A chunk that has waited for half of its time is due in any case.
+    pub timing: Timing,
+    /// So many bytes that wait make all of them due.
+    pub due_bytes: u64,
     pub queue_chunks: usize,
 }
 
 impl WriteBackConfig {
     /// Up to 8 chunks at a time while reads take less than 2 ms beside 1 ms per MB; a chunk waits
-    /// 10 s at most, and 65,536 chunks do. There is no endurance budget.
+    /// 10 s at most, and 65,536 chunks do. Chunks for an eighth of the memory are due. There is no
+    /// endurance budget.
     pub fn new(policy: Policy, memory_bytes: u64, ssd_bytes: u64, chunk_bytes: u64) -> WriteBackConfig {
         WriteBackConfig {
             admission: AdmissionConfig {
@@ -40,6 +46,8 @@ impl WriteBackConfig {
                 epoch_us: EPOCH.as_micros() as u64,
                 dirty_age_max_us: 10_000_000,
             },
+            timing: Timing::AtOnce,
+            due_bytes: memory_bytes / 8,
             queue_chunks: 65_536,
         }
     }
@@ -83,17 +91,46 @@ impl Written {
     }
 }
 
+/// Writes that began, by why they did then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WritesBegun {
+    pub at_once: u64,
+    pub window: u64,
+    pub best_effort: u64,
+    pub idle: u64,
+    pub due: u64,
+}
+
+impl WritesBegun {
+    fn note(&mut self, why: Why) {
+        let counter = match why {
+            Why::AtOnce => &mut self.at_once,
+            Why::Window => &mut self.window,
+            Why::BestEffort => &mut self.best_effort,
+            Why::Idle => &mut self.idle,
+            Why::Due => &mut self.due,
+        };
+        *counter += 1;
+    }
+}
+
 /// What became of chunks that were to be written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteBackStat {
     /// What admission said, in bytes.
     pub verdicts: Verdicts,
     pub waiting: usize,
+    pub waiting_bytes: u64,
     pub in_flight: usize,
+    /// Writes by why they began when they did.
+    pub begun: WritesBegun,
     /// Chunks that reads leave room for at a time.
     pub window: usize,
     pub written: u64,
     pub written_bytes: u64,
+    /// From when chunks were offered until they were written: all of them together, and the longest.
+    pub written_after_us: u64,
+    pub written_after_us_max: u64,
     /// Chunks that were on the disk when their turn came.
     pub already_there: u64,
     /// Chunks left out because the queue was full.
@@ -142,11 +179,20 @@ const NO_ROOM_BACKOFF_US: u64 = 20_000;
 pub struct Queue {
     admission: Admission,
     pacer: WriteBackPacer,
+    windows: Windows,
+    due_bytes: u64,
+    dirty_age_max_us: u64,
     limit: usize,
     /// With the time since when each waits, the oldest first.
     waiting: VecDeque<(u64, Dirty)>,
+    waiting_bytes: u64,
     /// With the time since when each waited.
     writing: HashMap<ChunkId, u64>,
+    writing_bytes: u64,
+    /// When to ask for the next chunk again.
+    wakes_at_us: u64,
+    /// Whether somebody waits for all of it.
+    hurried: bool,
     /// When something may be written again.
     backs_off_until_us: u64,
     /// Ids of all that wait or are being written.
@@ -169,9 +215,16 @@ impl Queue {
         Queue {
             admission: Admission::new(config.admission),
             pacer: WriteBackPacer::new(config.pacer),
+            windows: Windows::new(config.timing),
+            due_bytes: config.due_bytes,
+            dirty_age_max_us: config.pacer.dirty_age_max_us,
             limit: config.queue_chunks,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
             writing: HashMap::new(),
+            writing_bytes: 0,
+            wakes_at_us: u64::MAX,
+            hurried: false,
             backs_off_until_us: 0,
             known: HashSet::new(),
             again: HashMap::new(),
@@ -206,19 +259,20 @@ impl Queue {
             self.absences.note(now_us, &dirty.id, why);
             return false;
         }
-        self.known.insert(dirty.id);
-        self.waiting.push_back((now_us, dirty));
+        self.wait(now_us, dirty);
         true
     }
 
-    /// The chunk to write next, if one may be written now. What has waited for too long is given
-    /// up.
+    /// The chunk to write next, if one may be written now; else it is to be asked again when a read
+    /// or a write ends, and at [`wakes_at_us`](Queue::wakes_at_us). What has waited for too long is
+    /// given up.
     ///
     /// The order is that in which chunks came, so that a chunk's parent is written before it.
     pub fn next(&mut self, now_us: u64) -> Option<Dirty> {
+        self.wakes_at_us = u64::MAX;
         while let Some((since_us, dirty)) = self.waiting.front().copied() {
             if self.pacer.is_too_old(now_us, since_us) {
-                self.waiting.pop_front();
+                self.pop();
                 self.known.remove(&dirty.id);
                 self.stat.too_old += 1;
                 self.losses.too_old += 1;
@@ -229,11 +283,53 @@ impl Queue {
             if self.writing.len() >= window as usize || now_us < self.backs_off_until_us {
                 return None;
             }
-            self.waiting.pop_front();
-            self.writing.insert(dirty.id, since_us);
-            return Some(dirty);
+            return match self.when(now_us, since_us, dirty.bytes) {
+                When::Later(at_us) => {
+                    self.wakes_at_us = at_us;
+                    None
+                }
+                When::Now(why) => {
+                    self.stat.begun.note(why);
+                    self.begin(now_us)
+                }
+            };
         }
         None
+    }
+
+    /// When [`next`](Queue::next) is to be asked again, if nothing ends before.
+    pub fn wakes_at_us(&self) -> u64 {
+        self.wakes_at_us
+    }
+
+    /// From now on nothing waits for a better time, or again it does.
+    pub fn set_hurried(&mut self, hurried: bool) {
+        self.hurried = hurried;
+    }
+
+    fn when(&self, now_us: u64, since_us: u64, bytes: u64) -> When {
+        let due_at_us = since_us.saturating_add(self.dirty_age_max_us / 2);
+        match self.windows.ask(now_us, bytes, self.writing_bytes) {
+            When::Now(why) => When::Now(why),
+            _ if self.hurried || self.waiting_bytes >= self.due_bytes || due_at_us <= now_us => {
+                When::Now(Why::Due)
+            }
+            When::Later(at_us) => When::Later(at_us.min(due_at_us)),
+        }
+    }
+
+    fn begin(&mut self, now_us: u64) -> Option<Dirty> {
+        let (since_us, dirty) = self.pop()?;
+        self.windows.write_began(now_us);
+        self.writing.insert(dirty.id, since_us);
+        self.writing_bytes += dirty.bytes;
+        Some(dirty)
+    }
+
+    fn pop(&mut self) -> Option<(u64, Dirty)> {
+        let first = self.waiting.pop_front()?;
+        self.waiting_bytes -= first.1.bytes;
+        Some(first)
     }
 
     /// A chunk that [`next`](Queue::next) gave is written, or is not. Those that could not be
@@ -242,15 +338,21 @@ impl Queue {
     pub fn ended(&mut self, now_us: u64, dirty: &Dirty, written: Written) {
         let since_us = self.writing.remove(&dirty.id);
         debug_assert!(since_us.is_some(), "a write ends once");
+        self.writing_bytes = self.writing_bytes.saturating_sub(dirty.bytes);
+        self.windows.write_ended(now_us, if written == Written::Stored { dirty.bytes } else { 0 });
         if let (Written::NoRoom, Some(since_us)) = (written, since_us) {
             let dirty = self.again.remove(&dirty.id).unwrap_or(*dirty);
             self.waiting.push_front((since_us, dirty));
+            self.waiting_bytes += dirty.bytes;
             self.backs_off_until_us = now_us + NO_ROOM_BACKOFF_US;
             return;
         }
         self.known.remove(&dirty.id);
         let counter = match written {
             Written::Stored => {
+                let after_us = now_us.saturating_sub(since_us.unwrap_or(now_us));
+                self.stat.written_after_us += after_us;
+                self.stat.written_after_us_max = self.stat.written_after_us_max.max(after_us);
                 self.stat.written_bytes += dirty.bytes;
                 &mut self.stat.written
             }
@@ -311,13 +413,25 @@ impl Queue {
     /// Lets in what was let in before.
     fn wait(&mut self, now_us: u64, dirty: Dirty) {
         if self.known.insert(dirty.id) {
+            self.waiting_bytes += dirty.bytes;
             self.waiting.push_back((now_us, dirty));
         }
     }
 
-    /// A read from the disk ended. Writes make way for slow ones.
+    /// A read from the disk began.
+    pub fn read_began(&mut self, now_us: u64) {
+        self.windows.read_began(now_us);
+    }
+
+    /// A read from the disk that began has ended. Writes make way for slow ones.
     pub fn read_ended(&mut self, now_us: u64, took_us: u64, bytes: u64) {
+        self.windows.read_ended(now_us, bytes);
         self.pacer.read_ended(now_us, took_us, bytes);
+    }
+
+    /// Whether reads that were under way hold back writes no longer.
+    pub fn may_go_on(&self) -> bool {
+        !self.is_empty() && !self.windows.is_read()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -332,7 +446,8 @@ impl Queue {
         let (waiting, in_flight) = (self.waiting.len(), self.writing.len());
         let window = self.pacer.judged_lots() as usize;
         let (verdicts, absences_forgotten) = (self.admission.verdicts(), self.absences.forgotten());
-        WriteBackStat { verdicts, waiting, in_flight, window, absences_forgotten, ..self.stat }
+        let waiting_bytes = self.waiting_bytes;
+        WriteBackStat { verdicts, waiting, waiting_bytes, in_flight, window, absences_forgotten, ..self.stat }
     }
 }
 
@@ -440,6 +555,19 @@ mod tests {
         queue.offer(AGE_MAX_US, dirty(2));
         assert_eq!(queue.next(AGE_MAX_US + 1), Some(dirty(2)));
         assert_eq!(queue.stat().too_old, 1);
+    }
+
+    #[test]
+    fn who_waits_for_all_of_it_waits_for_no_window() {
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.timing = Timing::InWindows;
+        let mut queue = Queue::new(&config);
+        queue.read_began(0);
+        queue.offer(0, dirty(1));
+        let due_us = config.pacer.dirty_age_max_us / 2;
+        assert_eq!((queue.next(0), queue.wakes_at_us()), (None, due_us));
+        queue.set_hurried(true);
+        assert_eq!((queue.next(0), queue.stat().begun.due), (Some(dirty(1)), 1));
     }
 
     #[test]
