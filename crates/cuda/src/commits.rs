@@ -16,7 +16,7 @@ use std::sync::Arc;
 const PTX: &str = concat!(include_str!("../kernels/commits.ptx"), "\0");
 /// A block takes a request at a time, and each of its threads a layer.
 const BLOCKS_MAX: u32 = 64;
-const THREADS: u32 = 64;
+const THREADS: u32 = 256;
 /// Requests of a list at most.
 const COMMITS_MAX: usize = 1024;
 
