@@ -83,7 +83,7 @@ fn whoever_checks_nothing_is_given_wrong_bytes() {
     };
     failed("flips after", &["--store", "node-unverified"]);
     failed("torn answers", &["--store", "node-unverified"]);
-    failed("torn records", &["--store", "forebay", "--program", unchecked_log]);
+    failed("torn records", &["--store", "file-per-object", "--program", unchecked_log]);
 }
 
 #[test]

@@ -143,6 +143,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_played_is_what_was_injected_and_is_counted() {
+        let faults = Faults::default();
+        assert!(faults.flip(8).is_none() && faults.torn(Entry::Request).is_none());
+        faults.inject(Fault::Flip { percent: 100 });
+        assert!(faults.flip(8).is_some_and(|(at, bits)| at < 8 && bits.count_ones() == 1));
+        faults.inject(Fault::Torn { requests: true, answers: false, percent: 100 });
+        assert!(faults.flip(8).is_none() && faults.torn(Entry::Answer).is_none());
+        assert!(faults.torn(Entry::Request).is_some());
+        assert_eq!(faults.played(), 2);
+    }
+
+    #[test]
     fn a_short_call_moves_something_but_not_all() {
         let faults = faulty(IoFault::Short, 100);
         for _ in 0..1_000 {

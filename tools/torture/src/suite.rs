@@ -42,7 +42,7 @@ impl Scale {
         }
     }
 
-    /// For every change of the code: less than a minute.
+    /// For every change of the code: a minute or two.
     pub fn quick() -> Scale {
         Scale { keys: 32, capacity_bytes: 32 << 20, kills: 6, crash_points: 40, ..Scale::full() }
     }

@@ -29,7 +29,7 @@ pub struct Args {
     /// Run only the cases whose names contain this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Use fewer values, kills and crash points, and take less than a minute
+    /// Use fewer values, kills and crash points, and take a minute or two
     #[arg(long)]
     quick: bool,
     /// Seed of all that is random

@@ -7,7 +7,6 @@ A record says whose value lies in which slot. Neither says anything of the other
 import json
 import struct
 import sys
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ class Log:
         records = RECORD.iter_unpack(self.index.read_bytes())
         self.slots = {key: slot for key, (_, slot, _, is_there) in enumerate(records) if is_there}
         free = range(setup["capacity_bytes"] // self.bytes)
-        self.free = deque(slot for slot in free if slot not in self.slots.values())
+        self.free = set(free) - set(self.slots.values())
 
     def note(self, key: int, slot: int, is_there: int) -> None:
         """Overwrites the record of a key."""
@@ -34,8 +33,9 @@ class Log:
             index.write(RECORD.pack(key, slot, self.bytes, is_there))
 
     def put(self, key: int, value: bytes) -> None:
-        """Stores a value in the slot that was free for longest."""
-        slot = self.slots[key] = self.free.popleft()
+        """Stores a value in the first slot that is free."""
+        slot = self.slots[key] = min(self.free)
+        self.free.remove(slot)
         with self.log.open("r+b") as log:
             log.seek(slot * self.bytes)
             log.write(value)
@@ -52,7 +52,7 @@ class Log:
     def delete(self, key: int) -> None:
         """Gives a slot back."""
         if key in self.slots:
-            self.free.append(self.slots.pop(key))
+            self.free.add(self.slots.pop(key))
             self.note(key, 0, 0)
 
 

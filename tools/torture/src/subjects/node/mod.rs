@@ -23,6 +23,8 @@ const LAYERS: usize = 4;
 const TTL_US: u64 = 60_000_000;
 /// After so long an engine has computed anew what it waits for.
 const READ_US: u64 = 2_000_000;
+/// Chunks that a request names, so that others of the same lease are named by others.
+const TOGETHER: usize = 3;
 /// A request that has not ended by then never does.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -177,10 +179,13 @@ impl Subject for Node {
             if chunks.is_empty() {
                 continue;
             }
-            for (chunk, layers) in bring(&site, &lease, &chunks, layers)? {
-                values[chunk] = self.use_layers(&site, &layers);
+            for some in chunks.chunks(TOGETHER) {
+                for (chunk, layers) in bring(&site, &lease, some, layers)? {
+                    values[chunk] = self.use_layers(&site, &layers);
+                }
             }
         }
+        site.hold(lease);
         Ok(values)
     }
 

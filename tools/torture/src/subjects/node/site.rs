@@ -4,10 +4,12 @@
 use super::between;
 use crate::faults::Faults;
 use crate::protocol::Setup;
-use forebay_client::{Client, ClientOptions};
+use forebay_client::{Client, ClientOptions, Lease};
 use forebay_kv::{ChunkId, Digest};
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
+use forebay_transfer::lock::Mutex;
 use forebay_transfer::{HostLink, Limits, LinkSpec, MoverHandle, MoverThread, PathSpec, Place};
+use std::collections::VecDeque;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +18,8 @@ use std::time::Duration;
 pub const HOST: Place = Place::Host(0);
 /// The log is cut into so many segments, roughly.
 const SEGMENTS: u64 = 32;
+/// Leases that a client keeps at most.
+const LEASES_MAX: u64 = 32;
 /// How long the node may take to end.
 const END_LIMIT: Duration = Duration::from_secs(20);
 /// A client that waits for its node for so long is not stuck because the machine is busy.
@@ -31,6 +35,9 @@ pub struct Site {
     pub node: Node,
     pub value_bytes: u64,
     namespace: String,
+    /// Those of the last requests, which an engine still has under way.
+    leases: Mutex<VecDeque<Arc<Lease>>>,
+    leases_max: usize,
 }
 
 impl Site {
@@ -46,7 +53,18 @@ impl Site {
             ClientOptions { answer_limit_us: ANSWER_LIMIT_US, ..ClientOptions::new(sockets.0.join("user")) };
         let client = Client::connect(&mover, HOST, options)?;
         let (value_bytes, namespace) = (setup.value_bytes, setup.namespace.clone());
-        Ok(Site { client, mover, _mover: thread, node, value_bytes, namespace })
+        // Most of the memory is for those that come.
+        let leases_max = LEASES_MAX.min(setup.staging_bytes / value_bytes / 4) as usize;
+        let leases = Mutex::default();
+        Ok(Site { client, mover, _mover: thread, node, value_bytes, namespace, leases, leases_max })
+    }
+
+    /// Keeps a lease until some others have come.
+    pub fn hold(&self, lease: Arc<Lease>) {
+        let mut leases = self.leases.lock();
+        leases.push_back(lease);
+        let oldest = if leases.len() > self.leases_max { leases.pop_front() } else { None };
+        drop((leases, oldest));
     }
 
     pub fn id(&self, key: u64) -> ChunkId {
@@ -55,6 +73,7 @@ impl Site {
     }
 
     pub fn close(self) -> Result<(), Failure> {
+        self.leases.lock().clear();
         self.client.close();
         self.node.drain(END_LIMIT)?;
         Ok(())
