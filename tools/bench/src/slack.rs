@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Number of runs; each plays the trace four times
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
     /// Run everything for a few seconds: shows that it works, and measures nothing
     #[arg(long, conflicts_with = "runs")]
