@@ -3,7 +3,7 @@
 //! the ceiling. Before that, what reads and writes of bare io_uring take from each other on the same
 //! file. This file knows what is compared with what and which rows follow.
 //!
-//! All timings get the same trace in each run, and take turns in being the first. Loads come when
+//! All timings get the same trace in each run, in an order that is drawn anew. Loads come when
 //! the trace says, however long those before them take, and their time counts from then.
 
 mod mix;
@@ -15,6 +15,9 @@ use crate::output::{CommandResult, Outcome, Output, finish};
 use crate::timing::median;
 use forebay_results::{Results, Row};
 use forebay_store::Timing;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rig::{Figures, play, store_all};
 use std::path::PathBuf;
 use trace::{CHUNK_BYTES, MIB, Trace};
@@ -26,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Number of runs; each plays the trace four times
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
     /// Run everything for a few seconds: shows that it works, and measures nothing
     #[arg(long, conflicts_with = "runs")]
@@ -56,9 +59,12 @@ pub fn run(mut args: Args) -> CommandResult {
     results.rows.extend(mix::rows(file, args.runs)?);
     store_all(file, &trace)?;
     let mut figures: [Vec<Figures>; ARMS.len()] = std::array::from_fn(|_| Vec::new());
-    for run in 0..args.runs as usize {
-        for turn in 0..ARMS.len() {
-            let arm = (run + turn) % ARMS.len();
+    let (mut order, mut random) =
+        (std::array::from_fn::<_, { ARMS.len() }, _>(|arm| arm), StdRng::seed_from_u64(1));
+    for _ in 0..args.runs {
+        // What the one before left behind is not always for the same.
+        order.shuffle(&mut random);
+        for arm in order {
             figures[arm].push(play(file, &trace, ARMS[arm].1)?);
         }
     }

@@ -302,7 +302,10 @@ mod tests {
         let (sender, given) = channel();
         std::thread::spawn(move || sender.send(writes.next(|| 1)));
         let (sender, drained) = channel();
-        std::thread::spawn(move || sender.send(drains.drain()));
+        std::thread::spawn(move || {
+            drains.drain();
+            sender.send(())
+        });
         assert_eq!(ended(&given), Some(dirty(1)));
         write_back.ended(1, &dirty(1), Written::Stored);
         ended(&drained);

@@ -429,9 +429,9 @@ impl Queue {
         self.pacer.read_ended(now_us, took_us, bytes);
     }
 
-    /// Whether reads that were under way hold back writes no longer.
+    /// Whether something waits that reads held back, and hold back no longer.
     pub fn may_go_on(&self) -> bool {
-        !self.is_empty() && !self.windows.is_read()
+        !self.is_empty() && self.windows.may_go_on()
     }
 
     pub fn is_empty(&self) -> bool {

@@ -195,7 +195,8 @@ fn a_read_that_nobody_could_foresee_waits_for_one_chunk_at_most() {
         trace.reads_us.push(at_us);
         at_us += (20 + 30 * number) * MS;
     }
-    trace.stores_us = (0..60).map(|store| IDLE_US + store / 4 * 160 * MS).collect();
+    // Four at a time, right before the moments at which reads come.
+    trace.stores_us = (0..400).map(|store| IDLE_US + (store / 4 * 10 + 8) * MS).collect();
     let outcome = run(&config(Timing::InWindows), DISK, &trace);
     assert!(outcome.stat.begun.best_effort > 0, "{:?}", outcome.stat);
     assert!(outcome.held_up_by_bytes <= CHUNK_BYTES, "{}", outcome.held_up_by_bytes);

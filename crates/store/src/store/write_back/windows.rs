@@ -107,7 +107,12 @@ impl Windows {
         self.rates.ended(now_us, Side::Write, bytes);
     }
 
-    pub fn is_read(&self) -> bool {
+    /// Whether reads hold back writes no longer that they held back before.
+    pub fn may_go_on(&self) -> bool {
+        self.timing != Timing::AtOnce && !self.is_read()
+    }
+
+    fn is_read(&self) -> bool {
         self.rates.under_way(Side::Read) > 0
     }
 
