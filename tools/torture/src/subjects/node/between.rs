@@ -40,7 +40,7 @@ pub fn listen(user: &Path, node: &Path, faults: &Arc<Faults>) -> io::Result<()> 
         let is_over = Arc::new(AtomicBool::new(false));
         let (from, to) = (Arc::clone(&user), Arc::clone(&node));
         // An end that goes shows at the other one.
-        let asking = spawn(move || _ = pass(&from, &to, |file| Ok(file)));
+        let asking = spawn(move || _ = pass(&from, &to, Ok));
         let _ = pass(&node, &user, |file| ring_of_user(file, &faults, &is_over));
         is_over.store(true, Ordering::Release);
         drop(asking);
