@@ -22,6 +22,8 @@ const PTX: &str = concat!(include_str!("../../kernels/ring.ptx"), "\0");
 /// Layers of different bytes: a request names some that follow each other.
 const LAYERS: usize = 4096;
 const LAYER_BYTES: usize = 16;
+/// Requests that one launch publishes at least, as an engine's stores are many chunks each.
+const TOGETHER: usize = 16;
 /// Launches whose lists are kept: none of them has requests that are still to be published when all
 /// of the next ones' slots have come back.
 const LISTS: usize = 4 * SLOTS as usize;
@@ -148,7 +150,9 @@ impl Gpu {
                 while producer.reap(ring.memory.words())?.is_some() {
                     ended += 1;
                 }
-                let commits = arm_free(&mut producer, ring, size, armed..requests)?;
+                let free = usize::from(SLOTS) - producer.under_way();
+                let next = if free >= TOGETHER { armed..requests } else { 0..0 };
+                let commits = arm_free(&mut producer, ring, size, next)?;
                 armed += commits.len() as u64;
                 if !commits.is_empty() {
                     lists.push_back(self.publish(&commits)?);
