@@ -112,13 +112,17 @@ class Prefill:
 
     def __init__(self, tokens: int) -> None:
         """Weights of one layer serve for all: they are as far from the caches as those of 32."""
-        make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16) / 64  # noqa: E731
         self.tokens = tokens
-        self.start = make(tokens, HIDDEN)
-        self.qkv = make(HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD)
-        self.out = make(HEADS * HEAD, HIDDEN)
-        self.gate_up = make(HIDDEN, 2 * FFN)
-        self.down = make(FFN, HIDDEN)
+        self.start = self.weights(tokens, HIDDEN)
+        self.qkv = self.weights(HIDDEN, (HEADS + 2 * KV_HEADS) * HEAD)
+        self.out = self.weights(HEADS * HEAD, HIDDEN)
+        self.gate_up = self.weights(HIDDEN, 2 * FFN)
+        self.down = self.weights(FFN, HIDDEN)
+
+    @staticmethod
+    def weights(rows: int, columns: int) -> torch.Tensor:
+        """A matrix that keeps numbers small."""
+        return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) / 64
 
     def run(self) -> None:
         """Queues all layers."""
@@ -223,7 +227,7 @@ def alone_ms(prefill: Prefill, stream: torch.cuda.Stream) -> float:
     with timed(stream) as events, torch.cuda.stream(stream):
         prefill.run()
     torch.cuda.synchronize()
-    return events[0].elapsed_time(events[1])
+    return float(events[0].elapsed_time(events[1]))
 
 
 def loads_ms(load: Load, way: Way, batches: int) -> float:
@@ -232,7 +236,7 @@ def loads_ms(load: Load, way: Way, batches: int) -> float:
         for _ in range(batches):
             load.batch(way.loads, way.blocks)
     torch.cuda.synchronize()
-    return events[0].elapsed_time(events[1])
+    return float(events[0].elapsed_time(events[1]))
 
 
 def beside_ms(prefill: Prefill, load: Load, way: Way, batches: int) -> tuple[float, float]:

@@ -29,7 +29,7 @@ def logged() -> dict[str, str]:
     """Each message, and a file that logs it."""
     found: dict[str, str] = {}
     for path in sorted(ROOT.glob("crates/*/src/**/*.rs")):
-        source = re.split(r"#\[cfg\(test\)\]\s*(?:#\[.*\]\s*)*mod ", path.read_text())[0]
+        source = re.split(r"#\[cfg\(test\)\]\s*(?:#\[.*\]\s*)*mod \w+ \{", path.read_text())[0]
         for call in CALL.finditer(source):
             texts = TEXT.findall(arguments(source, call.end()))
             if texts:
