@@ -181,7 +181,8 @@ fn a_chunk_that_changes_in_memory_while_its_layers_come_is_given_up_and_read_ane
     }
     assert!(!rig.is_in_memory(0));
     drop(guard);
-    assert_eq!(rig.store.stat().arena.used_bytes, 0, "its slot is free");
+    // The thread that told of the layer may still hold the chunk.
+    eventually("its slot is free", || rig.store.stat().arena.used_bytes == 0);
     for run in 0..LAYERS / RUN {
         let guard = next(&rig.ask(&lease, run * RUN, &[0])).1.unwrap();
         rig.check(0, run * RUN, &guard, LAYER_BYTES);

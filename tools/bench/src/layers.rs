@@ -115,6 +115,17 @@ fn round_trips(folder: &Path, ids: &[ChunkId], runs: u32) -> Outcome<Vec<Row>> {
     let node = start(folder)?;
     let engine = Engine::connect(folder)?;
     engine.by_chunk(ids)?;
+    let rows = time_round_trips(&engine, ids, runs);
+    drop(engine);
+    node.drain(LIMIT)?;
+    let rows = rows?;
+    let names = ["1.p50_us", "1.p99_us", "64.p50_us", "64.p99_us"];
+    let row = |(name, runs): (&str, &Vec<f64>)| Row::of_runs(format!("layers.ring.{name}"), "us", runs);
+    Ok(names.into_iter().zip(&rows).map(row).collect())
+}
+
+/// Of each run the medians and 99th percentiles, in microseconds: of one chunk, then of all.
+fn time_round_trips(engine: &Engine, ids: &[ChunkId], runs: u32) -> Outcome<[Vec<f64>; 4]> {
     let (ring, lease) = (engine.client.ring()?, engine.lease(ids)?);
     let all: Vec<usize> = (0..CHUNKS).collect();
     let request = |chunks: &[usize]| -> CommandResult {
@@ -137,11 +148,7 @@ fn round_trips(folder: &Path, ids: &[ChunkId], runs: u32) -> Outcome<Vec<Row>> {
             rows[at + 1].push(us[us.len() * 99 / 100]);
         }
     }
-    drop(engine);
-    node.drain(LIMIT)?;
-    let names = ["1.p50_us", "1.p99_us", "64.p50_us", "64.p99_us"];
-    let row = |(name, runs): (&str, &Vec<f64>)| Row::of_runs(format!("layers.ring.{name}"), "us", runs);
-    Ok(names.into_iter().zip(&rows).map(row).collect())
+    Ok(rows)
 }
 
 /// What an engine does with a node that has all on SSD and nothing in memory.

@@ -255,7 +255,12 @@ impl PartialChunk {
     fn check(&self) -> bool {
         let mut state = self.state.lock();
         if let Some(whole) = &state.whole {
-            return whole.check();
+            let intact = whole.check();
+            if !intact {
+                // Whoever holds a part of it has others find this one.
+                state.failed = Some(NotPromoted::Corrupt.into());
+            }
+            return intact;
         }
         let memory = self.shared.mover.memory();
         let is_intact = |layer: usize| {
