@@ -79,7 +79,8 @@ impl GpuSide {
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Outcome<()> {
         let _current = self.memory.device().enter()?;
         // SAFETY: both ranges are as long, pinned or the GPU's, and nobody else uses them.
-        Ok(unsafe { self.stream.copy(from, to, bytes)? })
+        unsafe { self.stream.copy(from, to, bytes)? };
+        Ok(())
     }
 }
 

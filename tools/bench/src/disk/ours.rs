@@ -94,7 +94,7 @@ impl Ours {
     }
 
     fn write(&self, batch: Vec<(ChunkId, usize)>, ended: &Sender<WriteEnd>) -> Result<(), Error> {
-        let of_gpu = self.from_gpu(&batch)?;
+        let of_gpu = self.sums_of_gpu(&batch)?;
         let source = |(at, (id, slot)): (usize, &(ChunkId, usize))| Source {
             id: *id,
             parent: None,
@@ -112,7 +112,7 @@ impl Ours {
     }
 
     /// Has objects come from the GPU, if they are there, with their checksums.
-    fn from_gpu(&self, batch: &[(ChunkId, usize)]) -> Result<Option<Vec<u32>>, Error> {
+    fn sums_of_gpu(&self, batch: &[(ChunkId, usize)]) -> Result<Option<Vec<u32>>, Error> {
         let Some((gpu, (_, first))) = self.gpu.as_ref().zip(batch.first()) else { return Ok(None) };
         // Those that are written once more need not follow each other.
         let follow = batch.iter().zip(*first..).all(|((_, slot), expected)| *slot == expected);
