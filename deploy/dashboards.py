@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the boards for Grafana, `deploy/dashboards/*.json`, and Prometheus's rules, `deploy/rules.yaml`.
+"""Writes the boards for Grafana, `deploy/chart/dashboards/*.json`, and Prometheus's rules, `deploy/chart/rules.yaml`.
 
 `deploy/dashboards.py` writes all of them anew. It knows Grafana's JSON model and the form of rules. What they
 say is in `boards.py` and `rules.py`; `tests/test_dashboards.py` asks a running system for all of it.
@@ -166,10 +166,10 @@ def rules_yaml() -> str:
 def files() -> dict[Path, str]:
     """What is written, by path."""
     boards = {
-        HERE / f"dashboards/{board.name}.json": json.dumps(board_json(board), indent=1) + "\n"
+        HERE / f"chart/dashboards/{board.name}.json": json.dumps(board_json(board), indent=1) + "\n"
         for board in BOARDS
     }
-    return boards | {HERE / "rules.yaml": rules_yaml()}
+    return boards | {HERE / "chart/rules.yaml": rules_yaml()}
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Prometheus:
             for kind, ports in system.ports.items()
         )
         config = self.folder / "prometheus.yml"
-        config.write_text(CONFIG.format(rules=ROOT / "deploy/rules.yaml", jobs=jobs))
+        config.write_text(CONFIG.format(rules=ROOT / "deploy/chart/rules.yaml", jobs=jobs))
         self.port = free_port()
         command = [program("prometheus"), f"--config.file={config}", "--log.level=error"]
         command += [

@@ -151,12 +151,12 @@ def test_the_preflight_takes_its_options_and_goes_on_where_there_is_no_fault(tmp
 def test_boards_and_rules_reach_the_cluster_as_they_are() -> None:
     made = objects("all")
     (rule,) = [one for one in made if one["kind"] == "PrometheusRule"]
-    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/rules.yaml").read_text())
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/chart/rules.yaml").read_text())
     boards: dict[str, str] = {}
     for one in made:
         if one["metadata"]["labels"].get("grafana_dashboard") == "1":
             boards |= one["data"]
-    files = {f"forebay-{path.name}": path.read_text() for path in (ROOT / "deploy/dashboards").iterdir()}
+    files = {f"forebay-{path.name}": path.read_text() for path in (ROOT / "deploy/chart/dashboards").iterdir()}
     assert boards == files
 
 

@@ -72,7 +72,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
 
 def shown(board: Board) -> list[tuple[str, str]]:
     """Title and expression of each query of a board, as Grafana would ask it."""
-    panels = json.loads((DEPLOY / f"dashboards/{board.name}.json").read_text())["panels"]
+    panels = json.loads((DEPLOY / f"chart/dashboards/{board.name}.json").read_text())["panels"]
     asked = [(panel["title"], target["expr"]) for panel in panels for target in panel.get("targets", [])]
     return [(title, substituted(expression)) for title, expression in asked]
 
@@ -97,7 +97,7 @@ def unfit(expression: str, series: list[Series]) -> str | None:
 def test_what_is_generated_is_what_is_committed() -> None:
     for path, text in dashboards.files().items():
         assert path.read_text() == text, f"{path.name}: run deploy/dashboards.py"
-    assert {path.name for path in (DEPLOY / "dashboards").iterdir()} == {f"{b.name}.json" for b in BOARDS}
+    assert {path.name for path in (DEPLOY / "chart/dashboards").iterdir()} == {f"{b.name}.json" for b in BOARDS}
 
 
 def test_every_panel_has_a_series_of_finite_values(lived: Lived) -> None:
@@ -170,7 +170,7 @@ def test_an_expression_that_asks_wrongly_is_found(expression: str, why: str) -> 
 
 def test_alerts_fire_when_they_shall_and_not_otherwise() -> None:
     promtool = program("promtool")
-    for command in (["check", "rules", "deploy/rules.yaml"], ["test", "rules", "tests/rules_test.yaml"]):
+    for command in (["check", "rules", "deploy/chart/rules.yaml"], ["test", "rules", "tests/rules_test.yaml"]):
         done = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
     tested = (ROOT / "tests/rules_test.yaml").read_text()
@@ -188,7 +188,7 @@ def test_each_alert_has_a_section_in_the_runbook_that_says_what_it_is_not_for() 
 
 def test_boards_are_as_grafana_imports_them() -> None:
     for board in BOARDS:
-        made = json.loads((DEPLOY / f"dashboards/{board.name}.json").read_text())
+        made = json.loads((DEPLOY / f"chart/dashboards/{board.name}.json").read_text())
         assert (made["schemaVersion"], made["uid"]) == (39, f"forebay-{board.name}")
         panels = [panel for panel in made["panels"] if panel["type"] != "row"]
         assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
