@@ -2,12 +2,12 @@
 //! and counters. Every change of the tier goes through here, so that what follows from it is never
 //! forgotten: commits that became due, chunks to be relocated. This file knows who is to be woken.
 
+use super::check::Check;
 use super::committer::Committer;
 use super::crypt::TenantKeys;
 use super::in_flight::InFlight;
 use super::log_lines::LogLines;
 use super::pool::Pool;
-use super::read::Check;
 use super::stat::{SsdStat, VolumeStat};
 use super::thread_pool::ThreadPool;
 use crate::disk::DiskHandle;

@@ -6,6 +6,7 @@
 //! what a tenant wants encrypted. None of it decides what stays on disk, and nothing that was read
 //! is seen by anybody before it was verified.
 
+mod check;
 mod commit;
 mod committer;
 mod crypt;
@@ -26,6 +27,7 @@ mod thread_pool;
 mod volume;
 mod write;
 
+pub use check::Check;
 pub use crypt::{ENCRYPTION_BYTES, EncryptionError, KEY_BYTES, TenantKeys};
 pub use error::{NotRead, NotWritten, SsdError};
 pub use file_medium::FileMedium;
@@ -33,7 +35,7 @@ pub use inner::{VOLUMES_MAX, WRITES_MAX};
 pub use key_file::{KeysNotRead, LineProblem};
 pub use lease::DiskLease;
 pub use pool::{NotStaged, StagingUse};
-pub use read::{Check, LayerRead, ReadResults};
+pub use read::{LayerRead, ReadResults};
 pub use staged::Staged;
 pub use stat::{SsdStat, VolumeStat};
 pub use volume::{Existing, Volume, init};

@@ -3,6 +3,7 @@
 //! to the reader's memory, and only its footer to staging; everything else goes to staging.
 
 use super::Ssd;
+use super::check::Check;
 use super::crypt::{EncryptionError, TenantKeys};
 use super::error::NotRead;
 use super::in_flight::Permit;
@@ -32,17 +33,6 @@ pub struct LayerRead {
     /// otherwise on disk, share a page with others, or are encrypted, go to staging all the same.
     pub into: Option<Span>,
     pub check: Check,
-}
-
-/// Who compares layers with their checksums. That the footer is the chunk's own is always looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Check {
-    /// The read, before it ends.
-    #[default]
-    AtRead,
-    /// Everybody who uses them, which is so for layers that are [fetched](crate::Store::fetch). Only
-    /// layers that are read right into their place are left to these.
-    AtUse,
 }
 
 type ReadResult = Result<Staged, NotRead>;
