@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the boards for Grafana, `deploy/chart/dashboards/*.json`, and Prometheus's rules, `deploy/chart/rules.yaml`.
+"""Writes the boards for Grafana and Prometheus's rules: `dashboards/*.json` and `rules.yaml` of the chart.
 
 `deploy/dashboards.py` writes all of them anew. It knows Grafana's JSON model and the form of rules. What they
 say is in `boards.py` and `rules.py`; `tests/test_dashboards.py` asks a running system for all of it.

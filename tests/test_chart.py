@@ -156,7 +156,9 @@ def test_boards_and_rules_reach_the_cluster_as_they_are() -> None:
     for one in made:
         if one["metadata"]["labels"].get("grafana_dashboard") == "1":
             boards |= one["data"]
-    files = {f"forebay-{path.name}": path.read_text() for path in (ROOT / "deploy/chart/dashboards").iterdir()}
+    files = {
+        f"forebay-{path.name}": path.read_text() for path in (ROOT / "deploy/chart/dashboards").iterdir()
+    }
     assert boards == files
 
 

@@ -97,7 +97,9 @@ def unfit(expression: str, series: list[Series]) -> str | None:
 def test_what_is_generated_is_what_is_committed() -> None:
     for path, text in dashboards.files().items():
         assert path.read_text() == text, f"{path.name}: run deploy/dashboards.py"
-    assert {path.name for path in (DEPLOY / "chart/dashboards").iterdir()} == {f"{b.name}.json" for b in BOARDS}
+    assert {path.name for path in (DEPLOY / "chart/dashboards").iterdir()} == {
+        f"{b.name}.json" for b in BOARDS
+    }
 
 
 def test_every_panel_has_a_series_of_finite_values(lived: Lived) -> None:
@@ -170,7 +172,10 @@ def test_an_expression_that_asks_wrongly_is_found(expression: str, why: str) -> 
 
 def test_alerts_fire_when_they_shall_and_not_otherwise() -> None:
     promtool = program("promtool")
-    for command in (["check", "rules", "deploy/chart/rules.yaml"], ["test", "rules", "tests/rules_test.yaml"]):
+    for command in (
+        ["check", "rules", "deploy/chart/rules.yaml"],
+        ["test", "rules", "tests/rules_test.yaml"],
+    ):
         done = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
     tested = (ROOT / "tests/rules_test.yaml").read_text()
