@@ -81,9 +81,12 @@ impl Successor {
             let process = &self.credentials.process;
             let ready = socket::wait(&self.stream, &wake_up, Some(process), (true, false), Some(left))?;
             if ready.readable {
-                match socket::receive(&self.stream, &mut bytes)? {
-                    0 => return Ok(Heard::Gone),
-                    received => self.inbox.put(&bytes[..received]),
+                match socket::receive(&self.stream, &mut bytes) {
+                    Ok(0) => return Ok(Heard::Gone),
+                    Ok(received) => self.inbox.put(&bytes[..received]),
+                    // It went without reading what it was told, so that it has not acted on it.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Heard::Gone),
+                    Err(error) => return Err(error),
                 }
             } else if ready.exited || ready.gone {
                 return Ok(Heard::Gone);
@@ -119,6 +122,16 @@ mod tests {
         assert_eq!(successor.hear(LONG).unwrap(), Heard::Ready);
         assert_eq!(successor.hear(LONG).unwrap(), Heard::Taken);
         assert_eq!(successor.hear(LONG).unwrap(), Heard::GaveUp("why".into()));
+        assert_eq!(successor.hear(LONG).unwrap(), Heard::Gone);
+    }
+
+    #[test]
+    fn a_new_node_that_went_without_reading_that_all_is_its_own_is_gone() {
+        let (mut successor, there) = pair();
+        socket::send_all(&there, &Message::Ready.encode().encode()).unwrap();
+        assert_eq!(successor.hear(LONG).unwrap(), Heard::Ready);
+        successor.say_yours().unwrap();
+        drop(there);
         assert_eq!(successor.hear(LONG).unwrap(), Heard::Gone);
     }
 
