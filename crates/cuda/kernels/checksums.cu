@@ -4,40 +4,16 @@
 //
 // Rebuilt and checked by build.sh; the PTX beside this file is what is shipped.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "crc32c.cuh"
 
 struct Range {
     u64 at;
     u64 bytes;
 };
 
-// Reflected, as all that follows: bit 31 is x^0.
-constexpr u32 POLYNOMIAL = 0x82F63B78u;
-constexpr u32 ONE = 0x80000000u;
 constexpr int LANES = 32;
 // What a warp reads at a time: 16 bytes a lane.
 constexpr u64 ROW_WORDS = LANES * 4;
-
-__host__ __device__ constexpr u32 times(u32 a, u32 b) {
-    u32 product = 0;
-#pragma unroll 4
-    for (int bit = 31; bit >= 0; bit--) {
-        if (b >> bit & 1) product ^= a;
-        a = (a >> 1) ^ (a & 1 ? POLYNOMIAL : 0);
-    }
-    return product;
-}
-
-// x to the n.
-constexpr u32 power(u64 n) {
-    u32 result = ONE, square = ONE >> 1;
-    for (; n > 0; n >>= 1) {
-        if (n & 1) result = times(result, square);
-        square = times(square, square);
-    }
-    return result;
-}
 
 // Products of each byte of a word with a power of x.
 struct Step {
