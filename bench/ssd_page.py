@@ -13,8 +13,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/ssd-figures.md"
 RESULTS = ROOT / "bench/results"
-FILES = ("ssd-figures", "ssd-contexts", "ssd-loop")
+FILES = ("ssd-figures", "ssd-contexts", "ssd-loop", "vllm-crossover")
 MISSING = "not measured"
+LENGTHS = ("8k", "32k", "128k")
 MODELS = {"h200-llama-3.1-8b": "8B, H200 or H100", "h20-qwen3-coder-30b-a3b": "30B-A3B, H20"}
 
 Rows = dict[str, dict[str, Any]]
@@ -44,8 +45,7 @@ def beside(rows: Rows, name: str) -> str:
     if name not in rows:
         return MISSING
     row = rows[name]
-    spread = f" ({row['min']:.2f} to {row['max']:.2f})" if row["runs"] > 1 else ""
-    return f"{row['value']:.2f}{spread}; {row['ratio']:.2f}"
+    return f"{spread(row, '.2f')}; {row['ratio']:.2f}"
 
 
 def hits(rows: Rows) -> str:
@@ -106,10 +106,55 @@ def crossovers(rows: Rows) -> str:
     rates = ("2.2", "3.5", "7", "12.4", "25.9", "55", "110")
     lines = []
     for profile, text in MODELS.items():
-        for tokens in (8, 32, 128):
-            names = [f"ssd.crossover.{profile}.{tokens}k.{rate}" for rate in rates]
-            lines.append([text, f"{tokens}k", *(value(rows, name) for name in names)])
+        for tokens in LENGTHS:
+            names = [f"ssd.crossover.{profile}.{tokens}.{rate}" for rate in rates]
+            lines.append([text, tokens, *(value(rows, name) for name in names)])
     return table(["model and GPU", "prompt", *(f"{rate} GB/s" for rate in rates)], lines)
+
+
+def shares(rows: Rows) -> str:
+    """Figure 11: time to the first token by the share that is loaded, and what the step waits."""
+    lines = []
+    for tokens in LENGTHS:
+        name = f"vllm.share.ttft_s.{tokens}."
+        cold = rows.get(f"vllm.share.recompute_s.{tokens}")
+        if cold is None:
+            lines.append([tokens, *[MISSING] * 6])
+            continue
+        lines.append([tokens, "0", spread(cold, ".2f"), f"{cold['value']:.2f}", "", "", "computed"])
+        for prefix, row in sorted(by_number(rows, name).items()):
+            bubble = rows.get(f"vllm.bubble_ms.{tokens}.{prefix}")
+            waits = [spread(bubble, ".0f"), f"{bubble['ceiling']:.0f}"] if bubble else ["", ""]
+            how = "layer by layer" if row["layerwise"] else "before the step"
+            computing = f"{row['computing_s']:.2f}"
+            lines.append([tokens, f"{100 * row['share']:.1f}", spread(row, ".2f"), computing, *waits, how])
+    head = ["prompt", "loaded, %", "TTFT, s", "computing alone, s", "the step waits, ms"]
+    return table([*head, "first layer, ms", "how it comes"], lines)
+
+
+def measured_crossovers(rows: Rows) -> str:
+    """Figure 13: the share behind which the step waits, beside the formula's."""
+    lines = []
+    for tokens in LENGTHS:
+        rate, layer = rows.get(f"vllm.share.load_gbps.{tokens}"), rows.get(f"vllm.layer_us.{tokens}")
+        found = rows.get(f"vllm.crossover.{tokens}")
+        rates = [f"{rate['value']:.2f}", f"{rate['ceiling']:.2f}"] if rate else [MISSING] * 2
+        points = [f"{found['predicted']:.1f}", f"{found['value']:.1f}"] if found else [MISSING] * 2
+        lines.append([tokens, *rates, *points, spread(layer, ".1f") if layer else MISSING])
+    head = ["prompt", "loads, GB/s", "plain reads, GB/s", "predicted, %", "measured, %"]
+    return table([*head, "engine's thread per layer, us"], lines)
+
+
+def by_number(rows: Rows, name: str) -> dict[int, dict[str, Any]]:
+    """The rows whose names go on with a number behind that."""
+    found = {key.removeprefix(name): row for key, row in rows.items() if key.startswith(name)}
+    return {int(key): row for key, row in found.items() if key.isdigit()}
+
+
+def spread(row: dict[str, Any], form: str) -> str:
+    """A figure, and its spread if it was measured more than once."""
+    around = f" ({row['min']:{form}} to {row['max']:{form}})" if row["runs"] > 1 else ""
+    return f"{row['value']:{form}}{around}"
 
 
 def worth(rows: Rows) -> str:
@@ -181,6 +226,8 @@ SECTIONS: dict[str, Callable[[Rows], str]] = {
     "Rates by length of the prompt": contexts,
     "Bytes of addresses": addresses,
     "How much may be loaded": crossovers,
+    "Where waiting begins": measured_crossovers,
+    "Time to the first token": shares,
     "When a whole prefix is loaded": worth,
     "Cost of a million tokens": costs,
     "Faster devices": loops,
