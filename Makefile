@@ -111,7 +111,7 @@ test-loom:
 
 ## The same faults with verification taken out must give wrong tokens: the check can fail.
 test-unverified:
-	cargo test --locked -p forebay-emulator --features unverified --test store without_the_check
+	cargo test --workspace --locked --features forebay-emulator/unverified --test store without_the_check
 
 ## End to end, with real processes and a real browser.
 test-python: wheel
@@ -133,8 +133,8 @@ test-vllm: wheel
 test-vllm-smoke: wheel
 	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m smoke)
 
-## The others, without those of many models, which take longer than CI has.
-test-vllm-rest: wheel
+## The others, without those of many models, which take longer than CI has. With WHEEL=made the wheel is not made again.
+test-vllm-rest: $(if $(WHEEL),,wheel)
 	$(call vllm_tests,.venv-vllm,$(VLLM_033),-m "not smoke and not long")
 
 ## All of them with vLLM 0.32. Not part of `make test-all`.

@@ -12,6 +12,7 @@ made of it; engines and nodes are started by `vllm_engine`.
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -88,7 +89,8 @@ class Length:
 
     def rate(self, site: Site) -> float:
         """Bytes per second of a whole load: what its first token took, less what a hit in HBM takes."""
-        spent_s = statistics.median(self.whole.ttft_s) - statistics.median(self.whole.computing_s)
+        ttft_s, hit_s = (statistics.median(runs) for runs in (self.whole.ttft_s, self.whole.computing_s))
+        spent_s = ttft_s - hit_s if ttft_s > hit_s else ttft_s
         return self.whole.prefix * site.bytes_per_token / spent_s
 
     def first_layer_s(self, site: Site, share: Share) -> float:
@@ -153,7 +155,7 @@ class Run:
         self.node.wait_written(WRITE_LIMIT_S)
         # From its next start on, nothing is written that nobody has asked for again.
         said = self.node.config.read_text()
-        self.node.config.write_text(said.replace('write_back = "all"', 'write_back = "reused"'))
+        self.node.config.write_text(said.replace('write_back = "all"', 'write_back = "second-hit"'))
         return Disk(self.node.log)
 
     def compute(self, length: Length, prefix: int = 0) -> None:
@@ -212,10 +214,13 @@ def measure_all(site: Site, lengths: list[Length], rounds: int, keep: Callable[[
         found = costs(site, lengths)
         for length in lengths:
             predicted = found.crossover(length.tokens, length.rate(site))
-            length.shares = [Share(chunks_of(length.tokens, predicted * part)) for part in AROUND]
+            # Two parts may be of as many chunks.
+            prefixes = dict.fromkeys(chunks_of(length.tokens, predicted * part) for part in AROUND)
+            length.shares = [Share(prefix) for prefix in prefixes]
         for _ in range(rounds):
-            for number in range(len(AROUND)):
-                run.from_disk([(length, length.shares[number]) for length in lengths], disk)
+            for shares in itertools.zip_longest(*(length.shares for length in lengths)):
+                these = zip(lengths, shares, strict=True)
+                run.from_disk([(length, share) for length, share in these if share], disk)
                 keep(run.engine.version)
 
 
