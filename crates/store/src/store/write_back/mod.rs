@@ -5,6 +5,7 @@
 //! A chunk is held in memory while it is written, by a read as any other. What the queue gives up
 //! is not lost as long as memory has it: its next use offers it again.
 
+mod orphans;
 mod queue;
 mod rates;
 #[cfg(test)]
@@ -229,7 +230,12 @@ fn begin(write_back: &Arc<WriteBack>, shared: &Arc<StoreInner>, dirty: Dirty) {
         }
     };
     let begun = disk.ssd.write(dirty.tenant, source, Class::WriteBack, on_end);
-    let Err(NotWritten::Refused(refused)) = begun else { return };
+    let refused = match begun {
+        // Those that came before it may follow.
+        Ok(_) => return write_back.adopt(shared.now_us(), dirty.id),
+        Err(NotWritten::Refused(refused)) => refused,
+        Err(_) => return,
+    };
     if let (Refused::Full { .. }, Some(outgoing)) = (&refused, &mut *outgoing.lock()) {
         outgoing.written = Written::NoRoom;
     }

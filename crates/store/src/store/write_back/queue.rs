@@ -2,6 +2,7 @@
 //! at a time, and what is given up. Sans-IO: time is an argument. This file knows ids, lengths and
 //! ages.
 
+use super::orphans::Orphans;
 use super::windows::{Timing, When, Why, Windows};
 use crate::absence::{Absence, AbsenceLog, REMEMBERED};
 use crate::admission::{Admission, AdmissionConfig, Chunk, ChunkKey, Policy, Verdicts};
@@ -169,8 +170,6 @@ impl Losses {
     }
 }
 
-/// Refused chunks that are remembered until their parent is written.
-const ORPHANS_MAX: usize = 1024;
 /// How long nothing is tried after the disk had no room: about what it takes to make it durable
 /// that a segment is free.
 const NO_ROOM_BACKOFF_US: u64 = 20_000;
@@ -200,9 +199,8 @@ pub struct Queue {
     /// Chunks that were offered while they were being written. What is written may be what somebody
     /// has deleted, and stored again since: they have another turn.
     again: HashMap<ChunkId, Dirty>,
-    /// Chunks that came before their parents, as chunks do that are stored at the same time, and
-    /// were refused for it.
-    orphans: VecDeque<Dirty>,
+    /// Chunks that were refused because they came before their parents: as many as may wait.
+    orphans: Orphans,
     /// Why chunks are not on the disk.
     absences: AbsenceLog,
     stat: WriteBackStat,
@@ -228,7 +226,7 @@ impl Queue {
             backs_off_until_us: 0,
             known: HashSet::new(),
             again: HashMap::new(),
-            orphans: VecDeque::new(),
+            orphans: Orphans::new(config.queue_chunks),
             absences: AbsenceLog::new(REMEMBERED),
             stat: WriteBackStat::default(),
             losses: Losses::default(),
@@ -373,13 +371,12 @@ impl Queue {
             Written::Stored | Written::AlreadyHere => self.adopt(now_us, dirty.id),
             // What has another turn is not lost.
             _ if again.is_some() => {}
-            Written::Refused if dirty.parent.is_some() => self.orphans.push_back(*dirty),
             Written::Gone => self.losses.gone += 1,
+            Written::Refused if let Some(parent) = dirty.parent => {
+                self.losses.refused += self.orphans.add(parent, *dirty) as u64;
+            }
             Written::NoRoom | Written::Refused => self.losses.refused += 1,
             Written::Failed => self.losses.failed += 1,
-        }
-        if self.orphans.len() > ORPHANS_MAX && self.orphans.pop_front().is_some() {
-            self.losses.refused += 1;
         }
     }
 
@@ -402,12 +399,10 @@ impl Queue {
         (losses.chunks() > 0).then_some(losses)
     }
 
-    /// A chunk is on the disk: those behind it that were refused have their turn again.
+    /// A chunk is on the disk or on its way there: those behind it that were refused have their turn
+    /// again.
     pub fn adopt(&mut self, now_us: u64, parent: ChunkId) {
-        let (children, others): (VecDeque<_>, _) =
-            self.orphans.drain(..).partition(|orphan| orphan.parent == Some(parent));
-        self.orphans = others;
-        children.into_iter().for_each(|child| self.wait(now_us, child));
+        self.orphans.take(parent).into_iter().for_each(|child| self.wait(now_us, child));
     }
 
     /// Lets in what was let in before.
@@ -530,6 +525,36 @@ mod tests {
             queue.ended(5, &expected, Written::Stored);
         }
         assert!(queue.is_idle());
+    }
+
+    #[test]
+    fn of_a_long_prompt_whose_first_chunk_comes_last_all_are_written_side_by_side() {
+        const CHUNKS: u16 = 2048;
+        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
+        config.pacer.lots_min = 2;
+        let mut queue = Queue::new(&config);
+        let id = |number: u16| ChunkId::from_bytes([number.to_le_bytes(); 16].concat().try_into().unwrap());
+        let chunk = |number: u16| Dirty { id: id(number), parent: number.checked_sub(1).map(id), ..dirty(0) };
+        for number in (1..CHUNKS).chain([0]) {
+            assert!(queue.offer(0, chunk(number)));
+            if number > 0 {
+                assert_eq!(queue.next(0), Some(chunk(number)));
+                queue.ended(0, &chunk(number), Written::Refused);
+            }
+        }
+        let (mut begun, mut side_by_side) = (Vec::new(), 0);
+        let mut writing = VecDeque::new();
+        while !queue.is_idle() {
+            while let Some(dirty) = queue.next(0) {
+                queue.adopt(0, dirty.id);
+                writing.push_back(dirty);
+                begun.push(dirty);
+            }
+            side_by_side = side_by_side.max(writing.len());
+            queue.ended(0, &writing.pop_front().unwrap(), Written::Stored);
+        }
+        assert_eq!(begun, (0..CHUNKS).map(chunk).collect::<Vec<_>>(), "parents come first");
+        assert!(side_by_side > 1 && !queue.has_losses());
     }
 
     #[test]
