@@ -5,7 +5,7 @@
 
 A prompt is a prefix that is on the disk and new tokens behind it. The prefix is loaded layer by layer while
 the new tokens are computed. Up to some share that hides the load, but for its first layer; behind it the GPU
-waits. That share is the crossover. It is predicted by `ssd_formulas`, of the rate of a whole load and of what
+waits. That share is the crossover. It is predicted by `ssd_formulas`, of the rate of plain reads and of what
 computing costs, both of this run, and measured: where the wait begins to grow. Shares around it are tried.
 Before each one the node is started again, so that its memory is empty. Knows what is asked, and how rows are
 made of it; engines and nodes are started by `vllm_engine`.
@@ -14,10 +14,10 @@ made of it; engines and nodes are started by `vllm_engine`.
 import argparse
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +41,8 @@ SIZES = (8 << 10, 32 << 10, 128 << 10)
 TINY_SIZES = (1 << 10, 2 << 10)
 AROUND = (0.4, 0.7, 0.9, 1.0, 1.06, 1.15)  # Of the predicted crossover.
 WAY = "ssd-always"
-HIDDEN = 1.1  # A load hides that is waited for no longer than this times what its first layer takes.
+HIDDEN_LAYERS = 3  # A load hides that is waited for no longer than so many times what its first layer takes.
+BEND_TOKENS = 16  # How closely the crossover is looked for.
 PLAIN_BYTES = 2 << 30  # At most, in turns with a load.
 
 
@@ -54,17 +55,7 @@ class Share:
     computing_s: list[float] = field(default_factory=list)  # The same with the prefix in HBM.
     bubble_s: list[float] = field(default_factory=list)
     layers_late: list[int] = field(default_factory=list)
-    layer_us: list[float] = field(default_factory=list)  # A call of the engine's thread; none in background.
-
-    @property
-    def layerwise(self) -> bool:
-        """Whether all loads came layer by layer while the step computed."""
-        return len(self.layer_us) == len(self.ttft_s)
-
-    @property
-    def wait_s(self) -> float:
-        """The median of what was waited."""
-        return statistics.median(self.bubble_s)
+    layerwise: bool = True  # All loads came layer by layer while the step computed.
 
 
 @dataclass
@@ -87,6 +78,11 @@ class Length:
         """Those of them that came while the step computed."""
         return [share for share in self.tried if share.layerwise]
 
+    @property
+    def plain_rate(self) -> float:
+        """Bytes per second of plain reads."""
+        return statistics.median(self.disk_bytes_s)
+
     def rate(self, site: Site) -> float:
         """Bytes per second of a whole load: what its first token took, less what a hit in HBM takes."""
         ttft_s, hit_s = (statistics.median(runs) for runs in (self.whole.ttft_s, self.whole.computing_s))
@@ -96,7 +92,7 @@ class Length:
     def first_layer_s(self, site: Site, share: Share) -> float:
         """What one layer of a prefix takes from the disk, at the rate of plain reads."""
         layer = share.prefix * site.bytes_per_token / site.model["num_hidden_layers"]
-        return layer / statistics.median(self.disk_bytes_s)
+        return layer / self.plain_rate
 
 
 class Prompts:
@@ -111,30 +107,25 @@ class Prompts:
         return known + self.fresh.choices(self.tokens, k=max(TAIL_TOKENS, tokens - prefix))
 
 
-def time_layers(_: Any) -> None:
-    """Has each wait for a layer of a load timed. Called by vLLM, with its worker."""
+def count_layers(_: Any) -> None:
+    """Has waits for layers of a load counted. Called by vLLM, with its worker."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     here = get_kv_transfer_group()._worker
-    inner, took = here.wait_for_layer, []
+    inner, here.waits = here.wait_for_layer, 0
 
     def wait_for_layer(name: str) -> None:
-        begun, loads = time.perf_counter(), bool(here.layerwise)
+        here.waits += bool(here.layerwise)
         inner(name)
-        if loads:
-            took.append(time.perf_counter() - begun)
 
-    here.wait_for_layer, here.took_s = wait_for_layer, took
+    here.wait_for_layer = wait_for_layer
 
 
-def take_layers(_: Any) -> list[float]:
-    """What those took since this was asked last. Called by vLLM, with its worker."""
+def counted_layers(_: Any) -> int:
+    """How many there were. Called by vLLM, with its worker."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    took = get_kv_transfer_group()._worker.took_s
-    found = list(took)
-    took.clear()
-    return found
+    return int(get_kv_transfer_group()._worker.waits)
 
 
 class Run:
@@ -144,7 +135,7 @@ class Run:
         self.site, self.node = site, node
         self.engine = Engine(site, WAY, most_tokens + TAIL_TOKENS + SAID_TOKENS)
         self.prompts = Prompts(self.engine.vocabulary)
-        self.engine.llm.collective_rpc(time_layers)
+        self.engine.llm.collective_rpc(count_layers)
         self.engine.ask(self.engine.prompt(WARM_UP_TOKENS), 2)  # Kernels are compiled by their first use.
 
     def store(self, lengths: list[Length]) -> Disk:
@@ -177,9 +168,9 @@ class Run:
         engine = self.engine
         engine.drop()
         before_s, late = engine.waited()
-        engine.llm.collective_rpc(take_layers)
+        (counted,) = engine.llm.collective_rpc(counted_layers)
         ttft_s, loaded, _ = engine.ask(self.prompts.ask(tokens, share.prefix), 1)
-        (layers,) = engine.llm.collective_rpc(take_layers)
+        (layers,) = engine.llm.collective_rpc(counted_layers)
         computing_s, in_hbm, _ = engine.ask(self.prompts.ask(tokens, share.prefix), 1)
         engine.drop()  # A load says what was waited for when it has ended.
         if min(loaded, in_hbm) < share.prefix:
@@ -189,11 +180,10 @@ class Run:
         share.computing_s.append(computing_s)
         share.bubble_s.append(waited_s - before_s)
         share.layers_late.append(late_then - late)
-        if layers:
-            share.layer_us.append(1e6 * statistics.median(layers))
+        share.layerwise &= layers > counted
         print(
             f"{tokens} tokens, {share.prefix} loaded: {ttft_s:.3f} s, computing {computing_s:.3f}, "
-            f"waited {share.bubble_s[-1]:.3f} for {share.layers_late[-1]} layers, {len(layers)} in the step",
+            f"waited {share.bubble_s[-1]:.3f} for {share.layers_late[-1]} of {layers - counted} layers",
             file=sys.stderr,
             flush=True,
         )
@@ -213,7 +203,7 @@ def measure_all(site: Site, lengths: list[Length], rounds: int, keep: Callable[[
                 run.compute(length)
         found = costs(site, lengths)
         for length in lengths:
-            predicted = found.crossover(length.tokens, length.rate(site))
+            predicted = found.crossover(length.tokens, length.plain_rate)
             # Two parts may be of as many chunks.
             prefixes = dict.fromkeys(chunks_of(length.tokens, predicted * part) for part in AROUND)
             length.shares = [Share(prefix) for prefix in prefixes]
@@ -240,21 +230,37 @@ def costs(site: Site, lengths: list[Length]) -> Costs:
 
 
 def crossover(site: Site, length: Length) -> float | None:
-    """The share behind which waits grow: where the line through them meets what a first layer takes.
+    """The share behind which waits grow: a bend in the line through all of them.
 
-    None if all loads hid behind computing, or none did.
+    Up to there a wait is what the first layer takes, or a few times that, and behind it each token more adds
+    to it. Of all places the one is taken that leaves the least squares. None if there is no such place.
     """
-    shares = length.layerwise
-    hides = [share.wait_s <= HIDDEN * length.first_layer_s(site, share) for share in shares]
-    if all(hides) or not hides[0]:  # Of none, all hide.
+    waits = [
+        (share.prefix, length.first_layer_s(site, share), bubble_s)
+        for share in length.layerwise
+        for bubble_s in share.bubble_s
+    ]
+    prefixes = sorted({prefix for prefix, _, _ in waits})
+    if len(prefixes) < 3:
         return None
-    number = hides.index(False)
-    below, above, beyond = shares[number - 1], shares[number], shares[-1]
-    one = above if beyond is not above else below
-    growth = (beyond.wait_s - one.wait_s) / (beyond.prefix - one.prefix)
-    left_s = above.wait_s - length.first_layer_s(site, above)
-    at = above.prefix - left_s / growth if growth > 0 else above.prefix
-    return min(max(at, below.prefix), above.prefix) / length.tokens
+    places = range(prefixes[0], prefixes[-1], BEND_TOKENS)
+    found = min((bend(waits, place), place) for place in places)
+    is_within = prefixes[0] < found[1] < prefixes[-2] and found[0] < math.inf
+    return found[1] / length.tokens if is_within else None
+
+
+def bend(waits: list[tuple[int, float, float]], place: int) -> float:
+    """The squares that are left with the bend at this place; infinite if waits do not grow behind it."""
+    points = [(first_s, max(0, prefix - place), bubble_s) for prefix, first_s, bubble_s in waits]
+    dot = lambda one, other: sum(point[one] * point[other] for point in points)  # noqa: E731
+    determinant = dot(0, 0) * dot(1, 1) - dot(0, 1) ** 2
+    if determinant <= 0:
+        return math.inf
+    layers = (dot(0, 2) * dot(1, 1) - dot(1, 2) * dot(0, 1)) / determinant
+    growth = (dot(1, 2) * dot(0, 0) - dot(0, 2) * dot(0, 1)) / determinant
+    if not 0 <= layers <= HIDDEN_LAYERS or growth <= 0:
+        return math.inf
+    return sum((layers * first_s + growth * behind - wait_s) ** 2 for first_s, behind, wait_s in points)
 
 
 def rows(site: Site, lengths: list[Length]) -> Iterator[dict[str, Any]]:
@@ -271,10 +277,7 @@ def rows(site: Site, lengths: list[Length]) -> Iterator[dict[str, Any]]:
             bubble_ms = [1e3 * one for one in share.bubble_s]
             line = row(f"vllm.bubble_ms.{name}.{share.prefix}", "ms", bubble_ms, ceiling=first_ms)
             yield line | {"ratio": line["value"] / first_ms, "layers_late": share.layers_late}
-        calls = [us for share in length.layerwise for us in share.layer_us]
-        if calls:
-            yield row(f"vllm.layer_us.{name}", "us", calls)
-        measured, predicted = crossover(site, length), 100 * found.crossover(length.tokens, length.rate(site))
+        measured, predicted = crossover(site, length), 100 * found.crossover(length.tokens, length.plain_rate)
         if measured is not None:
             line = row(f"vllm.crossover.{name}", "%", [100 * measured], predicted=predicted)
             yield line | {"predicted_minus_measured": predicted - line["value"]}
@@ -282,7 +285,7 @@ def rows(site: Site, lengths: list[Length]) -> Iterator[dict[str, Any]]:
 
 def rate_row(site: Site, length: Length) -> dict[str, Any]:
     """How fast a whole prefix came, beside plain reads."""
-    value, ceiling = length.rate(site) / 1e9, statistics.median(length.disk_bytes_s) / 1e9
+    value, ceiling = length.rate(site) / 1e9, length.plain_rate / 1e9
     name = f"vllm.share.load_gbps.{label(length.tokens)}"
     spread = {"ceiling_min": min(length.disk_bytes_s) / 1e9, "ceiling_max": max(length.disk_bytes_s) / 1e9}
     return row(name, "GB/s", [value], ceiling=ceiling, ratio=value / ceiling, **spread)
@@ -290,7 +293,7 @@ def rate_row(site: Site, length: Length) -> dict[str, Any]:
 
 def ttft_row(site: Site, length: Length, share: Share) -> dict[str, Any]:
     """Time to the first token. At best the longer one of loading and computing, and a layer of the other."""
-    load_s = share.prefix * site.bytes_per_token / statistics.median(length.disk_bytes_s)
+    load_s = share.prefix * site.bytes_per_token / length.plain_rate
     computing_s = statistics.median(share.computing_s)
     least_s = max(load_s, computing_s) + min(load_s, computing_s) / site.model["num_hidden_layers"]
     line = row(f"vllm.share.ttft_s.{label(length.tokens)}.{share.prefix}", "s", share.ttft_s, ceiling=least_s)

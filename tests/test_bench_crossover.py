@@ -39,7 +39,7 @@ def measured(bench: Any, site: Any, around: tuple[float, ...]) -> list[Any]:
             prefix = bench.chunks_of(tokens, predicted * part)
             computing_s, load_s = costs.prefill_s(tokens - prefix, prefix), costs.load_s(prefix, RATE)
             wait_s = load_s / LAYERS + max(0.0, load_s - computing_s)
-            share = bench.Share(prefix, [computing_s + wait_s], [computing_s], [wait_s], [1], [9.0])
+            share = bench.Share(prefix, [computing_s + wait_s], [computing_s], [wait_s], [1])
             length.shares.append(share)
         lengths.append(length)
     return lengths
@@ -69,11 +69,10 @@ def test_where_all_loads_hide_or_none_does_there_is_no_crossover(bench: Any, sit
 def test_a_load_in_the_background_says_nothing_of_waits(bench: Any, site: Any) -> None:
     (length, _) = measured(bench, site, bench.AROUND)
     before = bench.crossover(site, length)
-    length.shares.append(bench.Share(7040, [9.0], [0.1], [0.0], [0]))
+    length.shares.append(bench.Share(7040, [9.0], [0.1], [0.0], [0], layerwise=False))
     assert bench.crossover(site, length) == before
     rows = {row["name"]: row for row in bench.rows(site, measured(bench, site, bench.AROUND))}
     assert rows["vllm.crossover.8k"]["predicted_minus_measured"] == pytest.approx(0, abs=1)
-    assert rows["vllm.layer_us.8k"]["value"] == 9.0
 
 
 def test_a_share_is_of_whole_chunks_and_never_all(bench: Any) -> None:
