@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/ssd-figures.md"
 RESULTS = ROOT / "bench/results"
-FILES = ("ssd-figures", "ssd-contexts", "ssd-loop", "vllm-crossover")
+FILES = ("ssd-figures", "ssd-contexts", "ssd-loop", "vllm-crossover-h200")
 MISSING = "not measured"
 LENGTHS = ("8k", "32k", "128k")
 MODELS = {"h200-llama-3.1-8b": "8B, H200 or H100", "h20-qwen3-coder-30b-a3b": "30B-A3B, H20"}
@@ -136,13 +136,11 @@ def measured_crossovers(rows: Rows) -> str:
     """Figure 13: the share behind which the step waits, beside the formula's."""
     lines = []
     for tokens in LENGTHS:
-        rate, layer = rows.get(f"vllm.share.load_gbps.{tokens}"), rows.get(f"vllm.layer_us.{tokens}")
-        found = rows.get(f"vllm.crossover.{tokens}")
+        rate, found = rows.get(f"vllm.share.load_gbps.{tokens}"), rows.get(f"vllm.crossover.{tokens}")
         rates = [f"{rate['value']:.2f}", f"{rate['ceiling']:.2f}"] if rate else [MISSING] * 2
         points = [f"{found['predicted']:.1f}", f"{found['value']:.1f}"] if found else [MISSING] * 2
-        lines.append([tokens, *rates, *points, spread(layer, ".1f") if layer else MISSING])
-    head = ["prompt", "loads, GB/s", "plain reads, GB/s", "predicted, %", "measured, %"]
-    return table([*head, "engine's thread per layer, us"], lines)
+        lines.append([tokens, *rates, *points])
+    return table(["prompt", "loads, GB/s", "plain reads, GB/s", "predicted, %", "measured, %"], lines)
 
 
 def by_number(rows: Rows, name: str) -> dict[int, dict[str, Any]]:
