@@ -23,7 +23,8 @@ const TENANT: TenantId = TenantId(0);
 /// Four runs of eight layers.
 const LAYERS: usize = 32;
 const LAYER_BYTES: usize = 64 << 10;
-const RUN: usize = 8;
+/// Where runs begin and the last one ends: the first one is 128 KiB long, the others 512.
+const RUNS: [usize; 6] = [0, 2, 10, 18, 26, LAYERS];
 const CHUNKS: usize = 3;
 
 struct Rig {
@@ -141,18 +142,18 @@ fn a_layer_of_all_chunks_is_there_before_the_layers_behind_it_are_read() {
     let lease = rig.lease();
     assert_eq!((lease.in_memory(), lease.len()), (0, CHUNKS));
     let (all, mut guards) = ((0..CHUNKS).collect::<Vec<_>>(), Vec::new());
-    for run in 0..LAYERS / RUN {
-        let told = rig.ask(&lease, run * RUN, &all);
+    for run in RUNS.windows(2) {
+        let told = rig.ask(&lease, run[0], &all);
         for _ in 0..CHUNKS {
             let (chunk, guard) = next(&told);
             let guard = guard.unwrap();
             // Those right behind it came along.
-            (run * RUN..(run + 1) * RUN).for_each(|layer| rig.check(chunk, layer, &guard, LAYER_BYTES));
+            (run[0]..run[1]).for_each(|layer| rig.check(chunk, layer, &guard, LAYER_BYTES));
             guards.push(guard);
         }
-        let read = ((run + 1) * CHUNKS * RUN * LAYER_BYTES) as u64;
+        let read = (run[1] * CHUNKS * LAYER_BYTES) as u64;
         assert_eq!(rig.store.disk_stat().unwrap().ssd.read_bytes, read);
-        assert_eq!(rig.is_in_memory(0), run + 1 == LAYERS / RUN, "when all of it is there");
+        assert_eq!(rig.is_in_memory(0), run[1] == LAYERS, "when all of it is there");
     }
     assert_eq!(rig.store.disk_stat().unwrap().promotions.promoted, CHUNKS as u64);
     // Whoever comes now finds it in memory, and those who came before still have it.
@@ -183,9 +184,9 @@ fn a_chunk_that_changes_in_memory_while_its_layers_come_is_given_up_and_read_ane
     drop(guard);
     // The thread that told of the layer may still hold the chunk.
     eventually("its slot is free", || rig.store.stat().arena.used_bytes == 0);
-    for run in 0..LAYERS / RUN {
-        let guard = next(&rig.ask(&lease, run * RUN, &[0])).1.unwrap();
-        rig.check(0, run * RUN, &guard, LAYER_BYTES);
+    for layer in &RUNS[..5] {
+        let guard = next(&rig.ask(&lease, *layer, &[0])).1.unwrap();
+        rig.check(0, *layer, &guard, LAYER_BYTES);
     }
 }
 
@@ -215,9 +216,9 @@ fn damage(log: &Path, number: usize, layer: usize) {
 #[test]
 fn a_layer_that_its_user_finds_wrong_ends_its_chunk_in_memory_and_on_disk() {
     let left = || SsdOptions { check: Check::AtUse, ..SsdOptions::default() };
-    for layers in [vec![0, RUN], (0..LAYERS).step_by(RUN).collect()] {
+    for layers in [vec![0, RUNS[2]], RUNS[..5].to_vec()] {
         let (rig, log, _folder) = on_disk_alone(LAYER_BYTES, &left);
-        damage(&log, 1, RUN + 3);
+        damage(&log, 1, RUNS[2] + 3);
         let lease = rig.lease();
         let told: Vec<_> = layers.iter().map(|layer| rig.ask(&lease, *layer, &[0, 1])).collect();
         let guards: Vec<Told> = told.iter().flat_map(|told| [next(told), next(told)]).collect();
@@ -234,19 +235,19 @@ fn a_layer_that_its_user_finds_wrong_ends_its_chunk_in_memory_and_on_disk() {
 #[test]
 fn a_layer_that_is_damaged_is_never_told_and_its_chunk_never_seen() {
     let (rig, log, _folder) = on_disk_alone(LAYER_BYTES, &SsdOptions::default);
-    damage(&log, 1, RUN + 3);
+    damage(&log, 1, RUNS[2] + 3);
     let lease = rig.lease();
     let first = rig.ask(&lease, 0, &[1]);
     let first = next(&first).1.unwrap();
-    let told = rig.ask(&lease, RUN, &[0, 1, 2]);
+    let told = rig.ask(&lease, RUNS[2], &[0, 1, 2]);
     for _ in 0..CHUNKS {
         match next(&told) {
             (1, end) => assert!(matches!(end, Err(NotFetched::Disk(NotRead::Corrupt { .. }))), "{end:?}"),
-            (chunk, guard) => rig.check(chunk, RUN, &guard.unwrap(), LAYER_BYTES),
+            (chunk, guard) => rig.check(chunk, RUNS[2], &guard.unwrap(), LAYER_BYTES),
         }
     }
     rig.check(1, 0, &first, LAYER_BYTES);
-    for layer in [0, RUN, LAYERS - 1] {
+    for layer in [0, RUNS[2], LAYERS - 1] {
         let told = rig.ask(&lease, layer, &[1]);
         assert!(next(&told).1.is_err(), "none of it is told any more");
     }
@@ -260,7 +261,7 @@ fn who_wants_all_of_a_chunk_gets_it_beside_those_who_want_its_layers() {
     let lease = rig.lease();
     let (sender, whole) = channel();
     let told: Vec<_> =
-        (0..LAYERS).step_by(RUN / 2).map(|layer| (layer, rig.ask(&lease, layer, &[0]))).collect();
+        (0..LAYERS).step_by(4).map(|layer| (layer, rig.ask(&lease, layer, &[0]))).collect();
     let tell = move |guard| sender.send(guard).unwrap();
     rig.store.fetch(&lease, 0, Class::Demand, None, tell);
     let whole = whole.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
@@ -301,7 +302,7 @@ fn a_chunk_that_is_deleted_while_it_comes_is_not_in_memory_afterwards() {
     let told = rig.ask(&lease, 0, &[0]);
     let _first = next(&told).1.unwrap();
     rig.store.delete(TENANT, &[id(0)]);
-    let told: Vec<_> = (RUN..LAYERS).step_by(RUN).map(|layer| rig.ask(&lease, layer, &[0])).collect();
+    let told: Vec<_> = RUNS[1..5].iter().map(|layer| rig.ask(&lease, *layer, &[0])).collect();
     told.iter().for_each(|told| drop(next(told)));
     assert!(!rig.is_in_memory(0));
     assert!(next(&rig.ask(&lease, 0, &[0])).1.is_err());

@@ -27,7 +27,7 @@ const LAYERS: u64 = 32;
 const LAYER_BYTES: u64 = 256 << 10;
 const CHUNK_BYTES: u64 = LAYERS * LAYER_BYTES;
 const PROMPT_BYTES: u64 = CHUNKS as u64 * CHUNK_BYTES;
-/// What the store reads at a time of a chunk.
+/// What the store reads at a time of a chunk, behind its first layer.
 const RUN_BYTES: u64 = 2 * LAYER_BYTES;
 /// Chunks that are brought by one message, as an engine does it.
 const TOGETHER: usize = 16;
@@ -69,7 +69,7 @@ pub fn run(args: Args) -> CommandResult {
                 (0..bytes / RUN_BYTES).map(|place| At { file: 0, offset: place * RUN_BYTES }).collect();
             Ok(cost(|| raw.run(Direction::Read, &places))?.wall_s * 1e3)
         };
-        let raw_first = ms_of(CHUNKS as u64 * RUN_BYTES, &mut raw)?;
+        let raw_first = ms_of(CHUNKS as u64 * LAYER_BYTES, &mut raw)?;
         let raw_all = ms_of(PROMPT_BYTES, &mut raw)?;
         times.iter_mut().zip([first, all, by_chunk, raw_first, raw_all]).for_each(|(runs, ms)| runs.push(ms));
     }
