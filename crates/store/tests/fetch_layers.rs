@@ -260,8 +260,7 @@ fn who_wants_all_of_a_chunk_gets_it_beside_those_who_want_its_layers() {
     let (rig, _log, _folder) = on_disk_alone(LAYER_BYTES, &SsdOptions::default);
     let lease = rig.lease();
     let (sender, whole) = channel();
-    let told: Vec<_> =
-        (0..LAYERS).step_by(4).map(|layer| (layer, rig.ask(&lease, layer, &[0]))).collect();
+    let told: Vec<_> = (0..LAYERS).step_by(4).map(|layer| (layer, rig.ask(&lease, layer, &[0]))).collect();
     let tell = move |guard| sender.send(guard).unwrap();
     rig.store.fetch(&lease, 0, Class::Demand, None, tell);
     let whole = whole.recv_timeout(Duration::from_secs(60)).unwrap().unwrap();
