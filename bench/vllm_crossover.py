@@ -43,6 +43,7 @@ AROUND = (0.4, 0.7, 0.9, 1.0, 1.06, 1.15)  # Of the predicted crossover.
 WAY = "ssd-always"
 HIDDEN_LAYERS = 3  # A load hides that is waited for no longer than so many times what its first layer takes.
 BEND_TOKENS = 16  # How closely the crossover is looked for.
+OFFERS = 2
 PLAIN_BYTES = 2 << 30  # At most, in turns with a load.
 
 
@@ -142,6 +143,13 @@ class Run:
         """Computes each prompt, so that it is on the disk."""
         for length in lengths:
             self.compute(length, length.tokens)
+        for _ in range(OFFERS):
+            self.engine.drop()
+            self.node.wait_written(WRITE_LIMIT_S)
+            # What waited too long for the disk is offered to it again when it is used.
+            for length in lengths:
+                self.engine.drop()
+                self.engine.ask(self.prompts.ask(length.tokens, length.tokens), 1)
         self.engine.drop()
         self.node.wait_written(WRITE_LIMIT_S)
         # From its next start on, nothing is written that nobody has asked for again.
