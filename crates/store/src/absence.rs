@@ -19,6 +19,8 @@ pub enum Absence {
     /// It gave way to others of its tenant, whose quota was used up.
     EvictedForQuota,
     Deleted,
+    /// Somebody sent it to the tier below.
+    Demoted,
     /// Its bytes did not match their checksums.
     Corrupt,
     /// Its write failed, or its writer gave it up or died.

@@ -14,6 +14,7 @@ mod index;
 pub mod log;
 mod lost;
 mod operations;
+mod pins;
 mod recency;
 mod shape;
 mod slots;
@@ -23,15 +24,21 @@ mod store;
 mod tenant;
 mod tier;
 mod tree;
+mod wipes;
 
 pub use absence::{Absence, Absences, Noted};
 pub use chunk_leases::LeaseId;
+pub use pins::{PIN_US_MAX, PINNED_OF_QUOTA, PINNED_OF_TIER};
 pub use shape::{ChunkShape, MAX_LAYERS, ShapeError};
 pub use slots::{SLAB_BYTES_MAX, SLABS_MAX, SLOT_ALIGN_BYTES, SlabError};
 pub use stat::{ArenaUse, Counters, Faults, NotCommitted, Refusals, Refused, Stat, Unreadable};
-pub use store::{Changed, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified};
+pub use store::{
+    Changed, ChunkStatus, DiskSideStat, Hits, Lease, Left, Load, NotLoaded, NotStored, NotVerified,
+};
 pub use store::{LayerGuard, NotFetched, NotPromoted, ReadGuard, Reservation};
 pub use store::{Memory, OpenError, PromotionStat, Store, StoreEnd, Whereabouts, WhyAbsent};
 pub use store::{Timing, WriteBackConfig, WriteBackStat, WritesBegun};
 pub use tenant::{TenantId, TenantUse};
-pub use tier::{Begun, Kept, KeptChunk, MemoryTier, NotAdopted, Read, ReadEnd, TierConfig, Write};
+pub use tier::{
+    Begun, Kept, KeptChunk, MemoryTier, NotAdopted, Read, ReadEnd, TierConfig, Unchanged, Wipe, Write,
+};

@@ -8,6 +8,7 @@ use crate::shape::ChunkShape;
 use crate::stat::{ArenaUse, Refused};
 use crate::tenant::TenantId;
 use crate::tier::{Refund, SlotAllocator, Taken};
+use crate::wipes::Wipes;
 use forebay_kv::ChunkId;
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -64,6 +65,7 @@ pub struct Slots {
     /// others drain.
     open: HashMap<Arc<ChunkShape>, BTreeSet<u16>>,
     operations: Operations<SlotId>,
+    pub(crate) wipes: Wipes<SlotId>,
     /// What a slab in the pool has for a shape: no layers.
     no_shape: Arc<ChunkShape>,
 }
@@ -119,6 +121,7 @@ impl Slots {
             pool: (0..slabs as u16).collect(),
             open: HashMap::new(),
             operations: Operations::new(),
+            wipes: Wipes::new(),
             no_shape,
         })
     }
@@ -195,17 +198,23 @@ impl Slots {
         }
     }
 
-    /// Whether no operation uses a slot, and none that is lost may.
+    /// Whether no operation uses a slot, none that is lost may, and none is to be overwritten.
     pub fn is_quiet(&self) -> bool {
-        self.operations.slots().next().is_none()
+        self.operations.slots().next().is_none() && self.wipes.slots().next().is_none()
     }
 
     fn settle(&mut self, slot: SlotId, settled: Settled) -> Option<Refund> {
         let bytes = slot_bytes(self.shape(slot));
-        if settled.free {
+        if settled.free && !self.wipes.keep(slot) {
             self.free(slot);
         }
         settled.refunded.map(|tenant| Refund { tenant, bytes })
+    }
+
+    /// A slot was overwritten: it is free.
+    pub fn end_wipe(&mut self, slot: SlotId) {
+        self.wipes.done(slot);
+        self.free(slot);
     }
 
     fn free(&mut self, slot: SlotId) {
@@ -267,6 +276,8 @@ impl Slots {
                 Waits::Quarantined => usage.quarantined_bytes += bytes,
             }
         }
+        let unused = self.wipes.slots().filter(|slot| !self.operations.contains(*slot));
+        usage.draining_bytes += unused.map(|slot| slot_bytes(self.shape(slot))).sum::<u64>();
         usage
     }
 
@@ -308,6 +319,14 @@ impl SlotAllocator for Slots {
         Ok(slot_bytes)
     }
 
+    fn bytes_of(&self, slot: SlotId) -> u64 {
+        slot_bytes(self.shape(slot))
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
     fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<SlotId> {
         self.free_slot(shape, occupant).map_or(Taken::Evict, Taken::Slot)
     }
@@ -321,7 +340,7 @@ impl SlotAllocator for Slots {
     }
 
     fn is_slab_owned(&self, slab: u16) -> bool {
-        self.operations.slots().any(|slot| slot.slab() == slab)
+        self.operations.slots().chain(self.wipes.slots()).any(|slot| slot.slab() == slab)
     }
 
     fn place(&self, slot: SlotId, _id: &ChunkId) -> InArena {

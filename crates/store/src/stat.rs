@@ -118,6 +118,11 @@ pub struct Counters {
     /// Chunks written in full since the start.
     pub stored: u64,
     pub evicted: u64,
+    /// Chunks that are pinned, and what they take.
+    pub pinned: usize,
+    pub pinned_bytes: u64,
+    /// Pins that gave way before their time, since there was no other room.
+    pub pins_broken: u64,
     /// Chunks of which it is forgotten why they are not here.
     pub absences_forgotten: u64,
     pub refusals: Refusals,
@@ -133,8 +138,8 @@ pub struct Counters {
 pub struct ArenaUse {
     /// Slots with a chunk, or with one being written.
     pub used_bytes: u64,
-    /// Slots whose chunk is gone while an operation still reads or writes them. The tenant still
-    /// pays.
+    /// Slots whose chunk is gone while an operation still reads or writes them, for which the tenant
+    /// still pays, and those of forgotten chunks until they are overwritten.
     pub draining_bytes: u64,
     /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
     pub quarantined_bytes: u64,

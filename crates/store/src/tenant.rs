@@ -7,6 +7,12 @@ use std::collections::HashMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TenantId(pub u16);
 
+impl TenantId {
+    /// Nobody's: no chunk is stored for it. In a log's journal it is whose bytes are overwritten
+    /// when chunks of others are forgotten.
+    pub const NOBODY: TenantId = TenantId(u16::MAX);
+}
+
 /// What a tenant uses of what it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantUse {

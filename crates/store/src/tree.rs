@@ -77,7 +77,7 @@ impl Tree {
         Some(found)
     }
 
-    fn children(&self, row: Row) -> impl Iterator<Item = Row> + '_ {
+    pub fn children(&self, row: Row) -> impl Iterator<Item = Row> + '_ {
         std::iter::successors(self.nodes[row.position()].first_child, |child| {
             self.nodes[child.position()].after
         })

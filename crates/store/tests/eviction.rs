@@ -4,7 +4,7 @@
 
 use forebay_kv::ChunkId;
 use forebay_store::{
-    Begun, ChunkShape, MemoryTier, ReadEnd, Refused, SLOT_ALIGN_BYTES as PAGE, TenantId, TierConfig,
+    Begun, ChunkShape, LeaseId, MemoryTier, ReadEnd, Refused, SLOT_ALIGN_BYTES as PAGE, TenantId, TierConfig,
 };
 
 const TENANT: TenantId = TenantId(0);
@@ -49,6 +49,11 @@ fn touch(tier: &mut MemoryTier, prefix: &[u8]) {
 
 fn here<const N: usize>(tier: &MemoryTier, numbers: [u8; N]) -> [bool; N] {
     numbers.map(|number| tier.lookup(&[id(number)]) == 1)
+}
+
+/// Keeps a chunk from being evicted.
+fn hold(tier: &mut MemoryTier, number: u8) -> LeaseId {
+    tier.lease(0, TENANT, &[id(number)], TTL_US).unwrap().0
 }
 
 #[test]
@@ -166,15 +171,15 @@ fn a_parent_used_by_itself_outlives_chunks_used_before_that() {
 }
 
 #[test]
-fn what_is_leased_pinned_or_below_such_a_chunk_stays() {
+fn what_is_leased_or_below_such_a_chunk_stays() {
     let mut tier = tier(1, 3);
     store(&mut tier, 1, None);
     store(&mut tier, 2, Some(1));
     store(&mut tier, 3, None);
     let (lease, _) = tier.lease(0, TENANT, &[id(1), id(2)], TTL_US).unwrap();
-    assert_eq!(tier.pin(TENANT, &[id(3)]), 1);
+    let other = hold(&mut tier, 3);
     assert!(matches!(store_sized(&mut tier, TENANT, 4, None, 1), Err(Refused::Full { .. })));
-    assert_eq!(tier.unpin(TENANT, &[id(3)]), 1);
+    tier.release(0, other);
     store(&mut tier, 4, None);
     assert_eq!(here(&tier, [1, 2, 3, 4]), [true, true, false, true]);
     tier.release(0, lease);
@@ -227,7 +232,7 @@ fn a_larger_chunk_empties_one_slab_and_not_the_arena() {
 fn a_slab_with_a_held_chunk_is_not_emptied() {
     let mut tier = tier(2, 2);
     (0..4).for_each(|number| store(&mut tier, number, None));
-    assert_eq!(tier.pin(TENANT, &[id(1)]), 1);
+    hold(&mut tier, 1);
     store_sized(&mut tier, TENANT, 20, None, 2).unwrap();
     assert_eq!(here(&tier, [1, 2, 3, 20]), [true, false, false, true]);
 }
@@ -238,7 +243,9 @@ fn a_chunk_of_another_length_that_gets_no_slot_evicts_nothing() {
     (0..16).for_each(|number| store(&mut tier, number, None));
     // One chunk of each slab, so that none can go whole.
     let (lease, _) = tier.lease(0, TENANT, &[id(1)], TTL_US).unwrap();
-    [5, 9, 13].into_iter().for_each(|number| assert_eq!(tier.pin(TENANT, &[id(number)]), 1));
+    for number in [5, 9, 13] {
+        hold(&mut tier, number);
+    }
     assert!(matches!(store_sized(&mut tier, TENANT, 20, None, 2), Err(Refused::Full { .. })));
     assert_eq!((tier.stat().chunks, tier.stat().evicted), (16, 0));
     // What was passed over is where it was in the order.
@@ -254,7 +261,9 @@ fn a_chunk_of_another_length_that_gets_no_slot_evicts_nothing() {
 fn a_chunk_of_another_length_takes_the_one_slab_that_can_go_whole() {
     let mut tier = tier(3, 4);
     (0..12).for_each(|number| store(&mut tier, number, None));
-    [1, 5].into_iter().for_each(|number| assert_eq!(tier.pin(TENANT, &[id(number)]), 1));
+    for number in [1, 5] {
+        hold(&mut tier, number);
+    }
     store_sized(&mut tier, TENANT, 20, None, 2).unwrap();
     assert_eq!(here(&tier, [8, 9, 10, 11, 20]), [false, false, false, false, true]);
     assert_eq!(here(&tier, [0, 1, 2, 3, 4, 5, 6, 7]), [true; 8]);
@@ -265,7 +274,7 @@ fn a_chunk_of_another_length_takes_a_slot_of_its_own_length_when_no_slab_can_go(
     let mut tier = tier(2, 4);
     (0..4).for_each(|number| store(&mut tier, number, None));
     (20..22).for_each(|number| store_sized(&mut tier, TENANT, number, None, 2).unwrap());
-    assert_eq!(tier.pin(TENANT, &[id(3)]), 1);
+    hold(&mut tier, 3);
     store_sized(&mut tier, TENANT, 22, None, 2).unwrap();
     assert_eq!(here(&tier, [0, 1, 2, 3, 20, 21, 22]), [true, true, true, true, false, true, true]);
 }
@@ -301,7 +310,7 @@ fn a_slab_goes_whole_although_all_that_is_in_it_is_continued_elsewhere() {
     (0..4).for_each(|number: u8| store(&mut tier, number, number.checked_sub(1)));
     (4..6).for_each(|number| store(&mut tier, number, None));
     // The slab of the sequence's end has to stay.
-    assert_eq!(tier.pin(TENANT, &[id(4)]), 1);
+    hold(&mut tier, 4);
     store_sized(&mut tier, TENANT, 20, None, 3).unwrap();
     assert_eq!(here(&tier, [0, 1, 2, 3, 4, 5, 20]), [false, false, false, false, true, true, true]);
 }
@@ -314,7 +323,7 @@ fn a_full_index_evicts_like_full_memory() {
     let mut tier = MemoryTier::new(config).unwrap();
     (1..4).for_each(|number| store(&mut tier, number, None));
     assert_eq!(here(&tier, [1, 2, 3]), [false, true, true]);
-    tier.pin(TENANT, &[id(2)]);
-    tier.pin(TENANT, &[id(3)]);
+    hold(&mut tier, 2);
+    hold(&mut tier, 3);
     assert_eq!(store_sized(&mut tier, TENANT, 4, None, 1), Err(Refused::IndexFull { limit: 2 }));
 }

@@ -212,3 +212,48 @@ fn what_was_to_be_given_to_the_file_system_while_its_tenant_ends_is_overwritten_
     scrub(&mut host);
     are_gone(&disks[0], 0..200, &shape(0));
 }
+
+#[test]
+fn what_is_forgotten_is_overwritten_after_a_crash_and_where_the_log_had_moved_it_from() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    // Chunks in use are moved when their segments are emptied, and leave bytes behind.
+    store(&mut host, 0..1, TENANT, &shape(0));
+    let lease = host.tier.lease(0, TENANT, &[id(0)], 1_000_000);
+    store(&mut host, 1..400, TenantId(9), &shape(0));
+    assert!(lease.is_some() && host.tier.contains(&id(0)), "it is still there");
+    assert_eq!(host.tier.forget(1, TENANT, &[id(0), id(1000)]), [true, false]);
+    host.commit().unwrap();
+    // The process ends before anything is overwritten.
+    let mut host = Host::open(&config(), &disks).unwrap();
+    assert!(!host.tier.contains(&id(0)));
+    scrub(&mut host);
+    are_gone(&disks[0], 0..1, &shape(0));
+    assert!(host.tier.resident().count() > 10, "others' chunks stay");
+}
+
+#[test]
+fn chunks_that_are_forgotten_one_by_one_cost_a_sweep_a_minute() {
+    let disks = disks(1);
+    let mut host = Host::open(&config(), &disks).unwrap();
+    store(&mut host, 0..100, TENANT, &shape(0));
+    // Segments that come free meanwhile are overwritten behind a commit.
+    let overwritten = |host: &mut Host, now_us| {
+        let mut bytes = 0;
+        for _ in 0..3 {
+            while let Some(scrub) = host.tier.next_scrub(now_us) {
+                bytes += scrub.bytes;
+                host.tier.end_scrub(scrub, true);
+            }
+            host.commit().unwrap();
+        }
+        bytes
+    };
+    host.tier.forget(1, TENANT, &[id(98)]);
+    let all = overwritten(&mut host, 2);
+    host.tier.forget(3, TENANT, &[id(99)]);
+    let one = overwritten(&mut host, 4);
+    assert!(one > 0 && one < all / 4, "{one} of {all}");
+    assert!(overwritten(&mut host, 120_000_000) > 0, "what is due comes later");
+    assert_eq!(overwritten(&mut host, 300_000_000), 0, "and once");
+}

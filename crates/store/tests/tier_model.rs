@@ -11,7 +11,7 @@ use forebay_kv::ChunkId;
 use forebay_store::{
     Begun, ChunkShape, LeaseId, MemoryTier, Read, ReadEnd, Refused, SLOT_ALIGN_BYTES as PAGE,
 };
-use forebay_store::{TenantId, TierConfig, Unreadable, Write};
+use forebay_store::{PINNED_OF_QUOTA, TenantId, TierConfig, Unchanged, Unreadable, Write};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 
@@ -71,7 +71,7 @@ enum Step {
     BeginRead(usize, usize),
     EndRead(usize, bool),
     Corrupt(usize, usize),
-    Pin(usize),
+    Pin(usize, u64),
     Unpin(usize),
     Delete(usize),
     Quiet,
@@ -91,7 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (pick.clone(), pick.clone()).prop_map(|(at, chunk)| Step::BeginRead(at, chunk)),
         4 => (pick.clone(), any::<bool>()).prop_map(|(at, lost)| Step::EndRead(at, lost)),
         1 => (pick.clone(), pick).prop_map(|(at, chunk)| Step::Corrupt(at, chunk)),
-        1 => chunk.clone().prop_map(Step::Pin),
+        2 => (chunk.clone(), 1u64..200).prop_map(|(number, ttl)| Step::Pin(number, ttl)),
         2 => chunk.clone().prop_map(Step::Unpin),
         1 => chunk.prop_map(Step::Delete),
         1 => Just(Step::Quiet),
@@ -121,7 +121,8 @@ struct Model {
     writing: Vec<(Write, Stamp, bool)>,
     reading: Vec<(Read, Stamp)>,
     leases: Vec<Leased>,
-    pinned: HashSet<usize>,
+    /// When pins end.
+    pinned: HashMap<usize, u64>,
     /// Chunks whose bytes went although others continue them.
     holes: HashSet<usize>,
     /// Lost operations: offset, bytes.
@@ -147,17 +148,18 @@ impl Model {
             writing: Vec::new(),
             reading: Vec::new(),
             leases: Vec::new(),
-            pinned: HashSet::new(),
+            pinned: HashMap::new(),
             holes: HashSet::new(),
             lost: Vec::new(),
         }
     }
 
-    /// The time to give to the tier, which ends leases that are over.
+    /// The time to give to the tier, which ends leases and pins that are over.
     fn tell_time(&mut self) -> u64 {
         self.seen_us = self.seen_us.max(self.now_us);
         let seen_us = self.seen_us;
         self.leases.retain(|lease| lease.expires_us > seen_us);
+        self.pinned.retain(|_, until_us| *until_us > seen_us);
         self.now_us
     }
 
@@ -173,7 +175,7 @@ impl Model {
         let version = self.visible.get(&number);
         let leased = self.leases.iter().flat_map(|lease| &lease.versions).any(|held| Some(held) == version);
         let read = self.reading.iter().any(|(_, held)| Some(held) == version);
-        leased || read || self.pinned.contains(&number)
+        leased || read || self.pinned.contains_key(&number)
     }
 
     /// Whether something below the chunk has bytes or is getting them.
@@ -234,15 +236,8 @@ impl Model {
             Step::BeginRead(at, chunk) if at < self.leases.len() => self.begin_read(at, chunk),
             Step::EndRead(at, lost) if at < self.reading.len() => self.end_read(at, lost),
             Step::Corrupt(at, chunk) if at < self.leases.len() => self.corrupt(at, chunk),
-            Step::Pin(number) => {
-                let pinned = self.tier.pin(tenant(number), &ids(&path(number)));
-                self.pinned.extend(path(number).into_iter().take(pinned));
-                assert_eq!(pinned, self.prefix(number));
-            }
-            Step::Unpin(number) => {
-                let count = self.tier.unpin(tenant(number), &[id(number)]);
-                assert_eq!(count, usize::from(self.pinned.remove(&number)));
-            }
+            Step::Pin(number, ttl_us) => self.pin(number, ttl_us),
+            Step::Unpin(number) => self.unpin(number),
             Step::Delete(number) => self.delete(number),
             Step::Quiet => {
                 if let Some((offset, bytes)) = self.lost.pop() {
@@ -254,12 +249,57 @@ impl Model {
         }
     }
 
+    fn pin(&mut self, number: usize, ttl_us: u64) {
+        let now_us = self.tell_time();
+        let until_us = self.seen_us + ttl_us;
+        assert_eq!(self.tier.pin(now_us, TenantId(7), &id(number), ttl_us), Err(Unchanged::NotHere));
+        match self.tier.pin(now_us, tenant(number), &id(number), ttl_us) {
+            Ok(end_us) => {
+                let line = path(number).into_iter().rev().filter(|above| self.visible.contains_key(above));
+                let ends_sooner = |above: &usize| self.pinned.get(above).is_none_or(|end| *end < until_us);
+                let line: Vec<usize> = line.take_while(ends_sooner).collect();
+                self.pinned.extend(line.into_iter().map(|above| (above, until_us)));
+                assert_eq!(self.pinned[&number], end_us);
+            }
+            Err(Unchanged::NotHere) => assert!(!self.is_here(number)),
+            Err(Unchanged::NoRoom { needed_bytes, room_bytes }) => assert!(needed_bytes > room_bytes),
+            Err(other) => panic!("{other}"),
+        }
+        for (tenant, quota_pages) in QUOTA_PAGES.iter().enumerate() {
+            let own = self.pinned.keys().filter(|pinned| **pinned % 2 == tenant);
+            let pages: u64 = own.map(|pinned| pages(*pinned)).sum();
+            assert!(pages * PINNED_OF_QUOTA <= *quota_pages, "{pages} pages are pinned");
+        }
+    }
+
+    fn unpin(&mut self, number: usize) {
+        let now_us = self.tell_time();
+        match self.tier.unpin(now_us, tenant(number), &id(number)) {
+            Ok(()) => assert!(self.pinned.remove(&number).is_some()),
+            Err(Unchanged::NotHere) => assert!(!self.is_here(number)),
+            Err(Unchanged::Continued) => {
+                assert!(self.pinned.keys().any(|below| parent(*below) == Some(number)));
+            }
+            Err(other) => assert!(other == Unchanged::NotPinned && !self.pinned.contains_key(&number)),
+        }
+    }
+
+    /// Pins may give way where there is no other room, and then they are counted.
+    fn notice_broken_pins(&mut self, broken_before: u64) {
+        let (tier, now_us) = (&mut self.tier, self.now_us);
+        let before = self.pinned.len();
+        self.pinned.retain(|number, _| tier.pinned_until_us(now_us, tenant(*number), &id(*number)).is_some());
+        assert_eq!((before - self.pinned.len()) as u64, self.tier.pins_broken() - broken_before);
+    }
+
     fn store(&mut self, number: usize) {
         let before = self.tell_time();
+        let broken = self.tier.pins_broken();
         let parent_id = parent(number).map(id);
         let begun =
             self.tier.begin_write(before, tenant(number), &id(number), parent_id.as_ref(), &shape(number));
         let parent_known = parent(number).is_none_or(|above| self.is_here(above) || self.is_writing(above));
+        self.notice_broken_pins(broken);
         self.notice_evictions();
         match begun {
             Ok(Begun::AlreadyHere) => assert!(self.is_here(number)),
@@ -474,7 +514,6 @@ impl Model {
         (0..self.writing.len()).for_each(|_| self.commit(0));
         (0..self.reading.len()).for_each(|_| self.end_read(0, false));
         (0..self.lost.len()).for_each(|_| self.take(Step::Quiet));
-        (0..CHUNKS).for_each(|number| self.take(Step::Unpin(number)));
         self.now_us = self.seen_us + 1000;
         let count = (SLABS * SLAB_PAGES).min(max_chunks.into());
         let ids: Vec<ChunkId> = (0..count).map(|number| id(1000 + number as usize)).collect();

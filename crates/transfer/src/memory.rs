@@ -65,6 +65,17 @@ impl Memory {
         NonNull::new(start).map(|start| (start, len))
     }
 
+    /// Overwrites a span with zeros, and says whether it is there. The caller knows that nobody uses
+    /// the span meanwhile.
+    pub fn zero(&self, span: &Span) -> bool {
+        let backing = self.regions.read().get(&span.region).map(Arc::clone);
+        let (Some(_kept), Some((start, len))) = (backing, self.target(span)) else { return false };
+        // SAFETY: the bytes lie inside of the region, whose backing is kept alive here; nobody else
+        // uses them.
+        unsafe { start.write_bytes(0, len) };
+        true
+    }
+
     /// Address and length of a whole region, for links that resolve many spans of it. As valid as
     /// for [`host`](Memory::host).
     pub fn whole(&self, region: RegionId) -> Option<(NonNull<u8>, usize)> {

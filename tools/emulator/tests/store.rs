@@ -435,19 +435,20 @@ async fn a_link_that_fails_costs_a_computation_and_nothing_else() {
 
 #[tokio::test]
 async fn a_full_store_refuses_and_the_engine_goes_on() {
-    // Room for a few chunks; what is pinned may not be evicted.
+    // Room for a few chunks; what is leased may not be evicted.
     let rig = Rig::new(MIB, Box::new(HostLink::new(1).unwrap()));
     let config = config();
     let oracle = oracle(&config);
     let (engine, client) = rig.spawn(&config, 0).await;
     let room = MIB / CHUNK_BYTES;
+    let mut held = Vec::new();
     for seed in 0..12 {
         let prompt = tokens(1_024, seed);
         let (answer, _) = client.complete(&prompt, 5).await;
         assert_eq!(oracle.wrong_tokens(&prompt, &answer), 0);
         let ids = forebay_kv::chunk_ids(&config.namespace, &prompt, 256);
         tokio::time::sleep(Duration::from_millis(5)).await;
-        rig.store.pin(TenantId::default(), &ids);
+        held.push(rig.store.lease(TenantId::default(), &ids, 60_000_000));
     }
     let stat = rig.store.stat();
     assert!((1..=room).contains(&(stat.chunks as u64)), "{} chunks in room for {room}", stat.chunks);

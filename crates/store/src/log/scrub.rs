@@ -2,7 +2,7 @@
 //! that no living chunk has. This file knows which bytes.
 
 use super::format::Record;
-use super::segments::{Job, LogSlot, Segments, State};
+use super::segments::{Job, LogSlot, Scrubs, Segments, State};
 use super::tier::DiskTier;
 use crate::absence::Absence;
 use crate::entry::Row;
@@ -12,6 +12,9 @@ use forebay_kv::ChunkId;
 
 /// Bytes of one piece at most, so that scrubbing gives way to others in between.
 const PIECE_BYTES: u64 = 8 << 20;
+
+/// How often all that is dead is overwritten because chunks are forgotten, at most.
+const SWEEP_EVERY_US: u64 = 60_000_000;
 
 /// A stretch of a volume to be overwritten with zeros.
 #[derive(Debug)]
@@ -26,6 +29,22 @@ pub struct Scrub {
 }
 
 impl DiskTier {
+    /// Drops chunks as [`delete`](DiskTier::delete) does, and has their bytes overwritten: those of
+    /// their slots now, and with the next sweep every byte that no living chunk has, since the log
+    /// may have moved them before. Survives a crash. Says of each whether it was here.
+    pub fn forget(&mut self, now_us: u64, tenant: TenantId, ids: &[ChunkId]) -> Vec<bool> {
+        self.advance(now_us);
+        let is_here = |id: &ChunkId| !self.rows_of(tenant, std::slice::from_ref(id)).is_empty();
+        let gone: Vec<bool> = ids.iter().map(is_here).collect();
+        if gone.contains(&true) {
+            // Before the chunks go: a crash between the two leaves a chunk, and no bytes of one.
+            self.space.doom(TenantId::NOBODY);
+            self.space.scrubs.sweep_is_due = true;
+            self.delete_and_scrub(tenant, ids);
+        }
+        gone
+    }
+
     /// Drops chunks as [`delete`](DiskTier::delete) does, and has their bytes overwritten.
     pub fn delete_and_scrub(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         let own = |row: &Row| self.entry(*row).tenant == tenant;
@@ -44,22 +63,27 @@ impl DiskTier {
         let rows = (0..self.entries.len()).filter_map(Row::at);
         let own: Vec<Row> = rows.filter(|row| self.entry(*row).tenant == tenant).collect();
         let gone = own.into_iter().filter(|row| self.drop_bytes(*row, Absence::Deleted)).count();
+        self.space.doom(tenant);
+        self.sweep();
+        gone
+    }
+
+    /// Has every byte be overwritten that no living chunk has.
+    fn sweep(&mut self) {
         for number in self.space.open_segments() {
             // Bytes of earlier generations lie behind its frontier.
             self.space.seal(number);
         }
-        for volume in &mut self.space.volumes {
-            if !volume.doomed.contains(&tenant) {
-                volume.doomed.push(tenant);
-                volume.pending.push(Record::TenantDoomed { tenant });
-            }
-        }
         self.space.scrub_everything();
-        gone
+        let scrubs = &mut self.space.scrubs;
+        (scrubs.sweep_is_due, scrubs.swept_us) = (false, Some(self.clock_us));
     }
 
     pub fn next_scrub(&mut self, now_us: u64) -> Option<Scrub> {
         self.advance(now_us);
+        if self.space.scrubs.may_sweep(self.clock_us) {
+            self.sweep();
+        }
         for _ in 0..self.space.scrubs.jobs.len() {
             let job = self.space.scrubs.jobs.pop_front()?;
             if let Some(scrub) = self.space.scrub_of(job) {
@@ -102,7 +126,30 @@ impl DiskTier {
     }
 }
 
+impl Scrubs {
+    fn are_over(&self) -> bool {
+        self.jobs.is_empty() && self.under_way == 0
+    }
+
+    /// Whether all that is dead is to be overwritten now. One sweep follows the other, so that chunks
+    /// that are forgotten one by one cost a few of them.
+    fn may_sweep(&self, now_us: u64) -> bool {
+        let rested = self.swept_us.is_none_or(|swept_us| now_us >= swept_us.saturating_add(SWEEP_EVERY_US));
+        self.sweep_is_due && self.are_over() && rested
+    }
+}
+
 impl Segments {
+    /// Bytes of a tenant that is gone are to be overwritten, also after a crash.
+    fn doom(&mut self, tenant: TenantId) {
+        for volume in &mut self.volumes {
+            if !volume.doomed.contains(&tenant) {
+                volume.doomed.push(tenant);
+                volume.pending.push(Record::TenantDoomed { tenant });
+            }
+        }
+    }
+
     pub(super) fn scrub_everything(&mut self) {
         let in_question = (0..self.segments.len()).filter(|number| {
             let segment = &self.segments[*number];
@@ -206,7 +253,7 @@ impl Segments {
 
     /// Says that doomed tenants are gone once nothing is left to overwrite.
     fn scrubs_may_be_over(&mut self) {
-        if !self.scrubs.jobs.is_empty() || self.scrubs.under_way > 0 {
+        if !self.scrubs.are_over() || self.scrubs.sweep_is_due {
             return;
         }
         for volume in &mut self.volumes {

@@ -117,6 +117,10 @@ pub struct Segments {
 pub(super) struct Scrubs {
     pub jobs: VecDeque<Job>,
     pub under_way: usize,
+    /// All that is dead is to be overwritten when nothing else is, and time enough has passed since
+    /// that was begun last.
+    pub sweep_is_due: bool,
+    pub swept_us: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -435,6 +439,14 @@ impl SlotAllocator for Segments {
 
     fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused> {
         Ok(self.slot_shape(shape)?.stride_bytes())
+    }
+
+    fn bytes_of(&self, slot: LogSlot) -> u64 {
+        self.stride(slot)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.live_limit_bytes()
     }
 
     fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<LogSlot> {

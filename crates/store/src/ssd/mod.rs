@@ -44,7 +44,7 @@ pub use write::{Source, SsdWriteEnd};
 use crate::absence::AbsenceLog;
 use crate::log::{DiskTier, DiskTierConfig, Medium, PAGE_BYTES};
 use crate::tenant::TenantId;
-use crate::tier::{KnownChunk, Names};
+use crate::tier::{KnownChunk, Names, Unchanged};
 use committer::Committer;
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
@@ -187,15 +187,34 @@ impl Ssd {
         self.shared().look(|tier| tier.lookup(ids))
     }
 
-    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how
-    /// long it is.
-    pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.shared().change(|tier, _| tier.pin(tenant, ids))
+    /// Whether a chunk is here and the tenant's.
+    pub fn has(&self, tenant: TenantId, id: &ChunkId) -> bool {
+        self.shared().look(|tier| tier.has(tenant, id))
     }
 
-    /// Ends the pins of these chunks, and says how many there were.
-    pub fn unpin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.shared().change(|tier, _| tier.unpin(tenant, ids))
+    /// Keeps a chunk, and those that it continues, from being evicted for `ttl_us` or the longest
+    /// time that there is, and says until when.
+    pub fn pin(&self, tenant: TenantId, id: &ChunkId, ttl_us: u64) -> Result<u64, Unchanged> {
+        self.shared().change(|tier, now_us| tier.pin(now_us, tenant, id, ttl_us))
+    }
+
+    /// Ends the pin of a chunk.
+    pub fn unpin(&self, tenant: TenantId, id: &ChunkId) -> Result<(), Unchanged> {
+        self.shared().change(|tier, now_us| tier.unpin(now_us, tenant, id))
+    }
+
+    /// When the pin of a chunk ends, if it is pinned.
+    pub fn pinned_until_us(&self, tenant: TenantId, id: &ChunkId) -> Option<u64> {
+        self.shared().change_quietly(|tier, now_us| tier.pinned_until_us(now_us, tenant, id))
+    }
+
+    /// Drops these chunks as [`delete`](Ssd::delete) does, and has their bytes overwritten, also
+    /// after a crash; and then, once a minute at most, every byte that no chunk has. Says of each
+    /// whether it was here.
+    pub fn forget(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<bool> {
+        let gone = self.shared().change(|tier, now_us| tier.forget(now_us, tenant, ids));
+        self.shared().volumes.iter().for_each(|volume| volume.committer.hurry());
+        gone
     }
 
     /// Drops these chunks, even if leased, pinned or being written, and says how many there were.
@@ -212,8 +231,6 @@ impl Ssd {
         count
     }
 
-    /// From now on changes are kept for `key`, and `bell` is rung with the first one after each
-    /// [look](Ssd::take_changes).
     /// Who compares what is fetched with its checksums.
     pub(crate) fn check(&self) -> Check {
         self.shared().check
@@ -229,6 +246,8 @@ impl Ssd {
         }
     }
 
+    /// From now on changes are kept for `key`, and `bell` is rung with the first one after each
+    /// [look](Ssd::take_changes).
     pub(crate) fn watch(&self, key: u64, bell: Sender<()>) {
         self.shared().change_quietly(|tier, _| tier.changes.watch(key, bell));
     }

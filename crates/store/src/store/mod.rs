@@ -4,12 +4,15 @@
 //!
 //! `save.rs` stores chunks; `load.rs` loads them from memory and `load_disk.rs` from disk;
 //! `fetch.rs` and `reserve.rs` are for those who read and write the arena by themselves; `watch.rs`
-//! tells others what is here, and `whereabouts.rs` says why something is not. Behind the user's back `write_back` copies from memory to disk, and
-//! `promote.rs` brings into memory what is read from disk.
+//! tells others what is here, and `whereabouts.rs` says why something is not. `control.rs` keeps
+//! chunks where they are or sends them away, `forget.rs` overwrites them. Behind the user's back
+//! `write_back` copies from memory to disk, and `promote.rs` brings into memory what is read from disk.
 
+mod control;
 mod disk;
 mod fetch;
 mod fetch_layers;
+mod forget;
 mod lease;
 mod load;
 mod load_disk;
@@ -20,6 +23,7 @@ mod watch;
 mod whereabouts;
 mod write_back;
 
+pub use control::ChunkStatus;
 pub use disk::{DiskSideStat, Hits};
 pub use fetch::{NotFetched, ReadGuard};
 pub use fetch_layers::LayerGuard;
@@ -133,6 +137,7 @@ struct StoreInner {
     /// To the thread that takes the checksums of what has arrived.
     checksum_jobs: Sender<save::Job>,
     memory_full: LogGate,
+    pins_gave_way: LogGate,
     disk: Option<Disk>,
 }
 
@@ -235,9 +240,17 @@ impl Store {
             partial: fetch_layers::PartialChunks::default(),
             checksum_jobs,
             memory_full: LogGate::new(),
+            pins_gave_way: LogGate::new(),
             disk,
         };
         let shared = Arc::new(shared);
+        let (bell, rings) = channel();
+        shared.tier.lock().set_wipe_bell(bell);
+        let weak = Arc::downgrade(&shared);
+        // The thread ends with the tier, which has the bell.
+        std::thread::Builder::new()
+            .name("forebay-wipe".into())
+            .spawn(move || forget::overwrite_all(weak, rings))?;
         let listener = Arc::downgrade(&shared);
         mover.on_quiet(move |spans| {
             if let Some(shared) = listener.upgrade() {
@@ -258,22 +271,6 @@ impl Store {
     pub fn locate(&self, ids: &[ChunkId]) -> (usize, usize) {
         let in_memory = self.shared.tier.lock().lookup(ids);
         (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
-    }
-
-    /// Keeps the longest prefix that is here from being evicted until it is unpinned, and says how
-    /// long it is. A chunk is kept in memory or, if it is not there, on disk.
-    pub fn pin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let in_memory = self.shared.tier.lock().pin(tenant, ids);
-        in_memory + self.shared.open_disk().map_or(0, |disk| disk.ssd.pin(tenant, &ids[in_memory..]))
-    }
-
-    /// Ends the pins of these chunks, and says how many there were.
-    pub fn unpin(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        self.count_in_either(
-            ids,
-            |ids| self.shared.tier.lock().unpin(tenant, ids),
-            |ssd, ids| ssd.unpin(tenant, ids),
-        )
     }
 
     /// Drops these chunks, even if leased, pinned or being written, and says how many there were.

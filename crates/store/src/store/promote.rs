@@ -105,7 +105,7 @@ impl Promotion {
         // Whoever deleted it meanwhile cannot have found it in memory before it was there.
         let deleted = shared.disk.as_ref().is_some_and(|disk| !disk.ssd.contains(&id));
         if visible && deleted {
-            shared.tier.lock().delete(tenant, &[id]);
+            shared.tier.lock().forget(tenant, &id);
         }
         let there = visible && !deleted;
         shared.count_promotion(|stat| if there { &mut stat.promoted } else { &mut stat.failed });

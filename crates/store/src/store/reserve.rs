@@ -103,7 +103,16 @@ impl StoreInner {
         let on_disk = |id: &ChunkId| self.open_disk().is_some_and(|disk| disk.ssd.contains(id));
         let parent = name.parent.as_ref();
         let parent = parent.filter(|parent| self.tier.lock().takes_below(parent) || !on_disk(parent));
-        let begun = self.tier.lock().begin_write(self.now_us(), name.tenant, &name.id, parent, shape);
+        let mut tier = self.tier.lock();
+        let pins_broken = tier.pins_broken();
+        let begun = tier.begin_write(self.now_us(), name.tenant, &name.id, parent, shape);
+        let pins_broken = tier.pins_broken() - pins_broken;
+        drop(tier);
+        if pins_broken > 0
+            && let Some(repeated) = self.pins_gave_way.pass()
+        {
+            tracing::warn!(tenant = name.tenant.0, pins = pins_broken, repeated, "pins gave way");
+        }
         if let Err(reason @ (Refused::Full { .. } | Refused::Quota { .. } | Refused::IndexFull { .. })) =
             &begun
             && let Some(repeated) = self.memory_full.pass()

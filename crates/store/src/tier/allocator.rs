@@ -17,6 +17,12 @@ pub trait SlotAllocator: Debug {
     /// What a chunk of this shape takes, unless none can ever be taken in.
     fn slot_bytes(&self, shape: &ChunkShape) -> Result<u64, Refused>;
 
+    /// What the chunk in a slot takes.
+    fn bytes_of(&self, slot: Self::Slot) -> u64;
+
+    /// What all chunks together can take.
+    fn room_bytes(&self) -> u64;
+
     /// Gives `occupant` a slot for a chunk of this shape.
     fn take(&mut self, shape: &ChunkShape, occupant: Row) -> Taken<Self::Slot>;
 

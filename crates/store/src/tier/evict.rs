@@ -34,12 +34,15 @@ struct Search {
 }
 
 impl<S: SlotAllocator> Tier<S> {
-    /// Evicts until the index can take one more id.
+    /// Evicts until the index can take one more id. Pins give way last, here and below.
     pub(super) fn make_row(&mut self) -> Result<(), Refused> {
+        let mut most = 1;
         while !self.index.has_room() {
-            let victim =
-                self.victim(Recency::coldest).ok_or(Refused::IndexFull { limit: self.index.limit() })?;
-            self.evict(victim, Absence::Evicted);
+            match self.victim(Recency::coldest) {
+                Some(victim) => self.evict(victim, Absence::Evicted),
+                None if self.pins_give_way(None, most) => most *= 2,
+                None => return Err(Refused::IndexFull { limit: self.index.limit() }),
+            }
         }
         Ok(())
     }
@@ -59,16 +62,18 @@ impl<S: SlotAllocator> Tier<S> {
     /// Evicts chunks of the tenant until `needed_bytes` more are within its quota. None for what
     /// never is.
     pub(super) fn evict_within_quota(&mut self, tenant: TenantId, needed_bytes: u64) -> Result<(), Refused> {
+        let (quota_bytes, mut most) = (self.quotas.limit_bytes(tenant), 1);
+        let fits = needed_bytes <= quota_bytes;
         while !self.quotas.has_room(tenant, needed_bytes) {
-            let fits = needed_bytes <= self.quotas.limit_bytes(tenant);
             let victim = if fits { self.victim(|recency| recency.coldest_of(tenant)) } else { None };
-            let victim = victim.ok_or_else(|| Refused::Quota {
-                tenant,
-                used_bytes: self.quotas.used_bytes(tenant),
-                quota_bytes: self.quotas.limit_bytes(tenant),
-                needed_bytes,
-            })?;
-            self.evict(victim, Absence::EvictedForQuota);
+            match victim {
+                Some(victim) => self.evict(victim, Absence::EvictedForQuota),
+                None if fits && self.pins_give_way(Some(tenant), most) => most *= 2,
+                None => {
+                    let used_bytes = self.quotas.used_bytes(tenant);
+                    return Err(Refused::Quota { tenant, used_bytes, quota_bytes, needed_bytes });
+                }
+            }
         }
         Ok(())
     }
@@ -77,16 +82,20 @@ impl<S: SlotAllocator> Tier<S> {
     /// nothing in vain.
     pub(super) fn make_slot(&mut self, shape: &ChunkShape, occupant: Row) -> Result<S::Slot, Refused> {
         let full = Refused::Full { needed_bytes: self.space.slot_bytes(shape)? };
-        let mut search = Search::default();
+        let (mut search, mut most) = (Search::default(), 1);
         loop {
             match self.space.take(shape, occupant) {
                 Taken::Slot(slot) => return Ok(slot),
                 Taken::Full => return Err(full),
                 Taken::Evict => {}
             }
-            if !self.make_room(shape, &mut search) {
+            if self.make_room(shape, &mut search) {
+                continue;
+            }
+            if !self.pins_give_way(None, most) {
                 return Err(full);
             }
+            (search, most) = (Search::default(), most * 2);
         }
     }
 

@@ -4,6 +4,7 @@
 
 use super::{MemoryTier, TierConfig};
 use crate::entry::{Entry, Row, State};
+use crate::pins::Pins;
 use crate::shape::ChunkShape;
 use crate::slots::{SlabError, slot_bytes};
 use crate::tenant::TenantId;
@@ -11,6 +12,10 @@ use forebay_kv::ChunkId;
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
+
+/// How long a chunk stays pinned that came so from another process: until when that one had it
+/// pinned is not handed over.
+const PINNED_ON_US: u64 = 600_000_000;
 
 /// Chunks of a memory tier that nothing touches.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -147,11 +152,10 @@ impl MemoryTier {
         self.space.set_checksums(slot, checksums);
         self.quotas.charge_over(*tenant, slot_bytes(shape));
         let (slot, pinned) = (Some(slot), *pinned);
-        self.put_recovered(
-            row,
-            parent,
-            Entry { slot, pinned, state: State::Listed, ..Entry::unused(*tenant) },
-        );
+        self.put_recovered(row, parent, Entry { slot, state: State::Listed, ..Entry::unused(*tenant) });
+        if pinned {
+            self.set_pin(row, Pins::end_of(self.clock_us, PINNED_ON_US));
+        }
         Ok(row)
     }
 }
@@ -196,8 +200,8 @@ mod tests {
             match what {
                 0..5 => store(&mut tier, number, parent, kind),
                 5 => tier.used(TenantId(0), &[id(number)]),
-                6 => drop(tier.pin(TenantId(0), &[id(number)])),
-                7 => drop(tier.unpin(TenantId(0), &[id(number)])),
+                6 => drop(tier.pin(0, TenantId(0), &id(number), 1_000_000)),
+                7 => drop(tier.unpin(0, TenantId(0), &id(number))),
                 _ => drop(tier.delete(TenantId(0), &[id(number)])),
             }
         }

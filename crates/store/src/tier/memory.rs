@@ -1,13 +1,15 @@
 //! The memory tier: a tier whose medium is the arena. This file knows slabs and the checksums of
 //! what rests in them.
 
-use super::{SlotRead, SlotWrite, Tier, WriteBegun};
+use super::{SlotAllocator, SlotRead, SlotWrite, Tier, WriteBegun};
+use crate::absence::Absence;
 use crate::chunk_leases::{ChunkLeases, LeaseId};
 use crate::entry::{ChunkRef, State};
-use crate::slots::{SlabError, Slots};
+use crate::slots::{SlabError, SlotId, Slots};
 use crate::stat::{NotCommitted, Stat, Unreadable};
 use crate::tenant::{Quotas, TenantId};
 use forebay_kv::ChunkId;
+use std::sync::mpsc::Sender;
 
 /// Chunks in memory.
 pub type MemoryTier = Tier<Slots>;
@@ -52,6 +54,15 @@ impl TierConfig {
             quotas: Vec::new(),
         }
     }
+}
+
+/// The slot of a chunk that is forgotten, in the hands of whoever overwrites it.
+#[derive(Debug)]
+#[must_use = "the slot stays taken until the wipe is ended"]
+pub struct Wipe {
+    pub offset_bytes: u64,
+    pub bytes: u64,
+    slot: SlotId,
 }
 
 impl MemoryTier {
@@ -99,6 +110,46 @@ impl MemoryTier {
         let chunk = ChunkRef { row, generation: entry.generation };
         let checksums = self.space.checksums(slot).to_vec();
         Some((self.start_reading(chunk, slot), checksums))
+    }
+
+    /// Drops a chunk as [`delete`](MemoryTier::delete) does, and has its bytes overwritten before
+    /// anybody else gets them. Says whether it was here, or being written.
+    pub fn forget(&mut self, tenant: TenantId, id: &ChunkId) -> bool {
+        let Some(row) = self.index.find(id).filter(|row| self.entry(*row).tenant == tenant) else {
+            return false;
+        };
+        let slot = self.entry(row).slot;
+        slot.into_iter().for_each(|slot| self.space.wipes.want(slot));
+        self.drop_bytes(row, Absence::Deleted)
+    }
+
+    /// Has `bell` rung whenever a slot is to be overwritten that nobody uses any more.
+    pub(crate) fn set_wipe_bell(&mut self, bell: Sender<()>) {
+        self.space.wipes.set_bell(bell);
+    }
+
+    /// A slot to be overwritten now.
+    pub fn next_wipe(&mut self) -> Option<Wipe> {
+        let slot = self.space.wipes.next()?;
+        let (offset_bytes, bytes) = (self.space.offset_bytes(slot), self.space.bytes_of(slot));
+        Some(Wipe { offset_bytes, bytes, slot })
+    }
+
+    /// It was overwritten: others may have it.
+    pub fn end_wipe(&mut self, wipe: Wipe) {
+        self.space.end_wipe(wipe.slot);
+    }
+
+    /// Slots that are not overwritten yet.
+    pub fn to_overwrite(&self) -> usize {
+        self.space.wipes.slots().count()
+    }
+
+    /// The chunk that a chunk continues, and its length, if it is here and the tenant's.
+    pub(crate) fn described(&self, tenant: TenantId, id: &ChunkId) -> Option<(Option<ChunkId>, u64)> {
+        let row = self.index.find(id).filter(|_| self.has(tenant, id))?;
+        let slot = self.entry(row).slot?;
+        Some((self.parent_id(row), self.space.shape(slot).bytes()))
     }
 
     /// Whether the chunk is here or on its way, so that others may be stored below it.

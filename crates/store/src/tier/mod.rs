@@ -1,8 +1,9 @@
 //! A tier: which chunks rest on one medium, who may read them, and what goes when room is needed. A
 //! sans-IO state machine: time is an argument, and the bytes move elsewhere between a `begin` and
 //! its end. This file holds the state, lookups and what changes single chunks; `write.rs` lets
-//! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `memory.rs` is what only
-//! the memory tier has, `kept.rs` what another process goes on with. None of them must ever touch bytes or know what they mean.
+//! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `pin.rs` says what stays,
+//! `memory.rs` is what only the memory tier has, `kept.rs` what another process goes on with. None of
+//! them must ever touch bytes or know what they mean.
 
 mod allocator;
 mod changes;
@@ -10,6 +11,7 @@ mod evict;
 mod kept;
 mod known;
 mod memory;
+mod pin;
 mod read;
 mod write;
 
@@ -17,7 +19,8 @@ pub use allocator::{Refund, SlotAllocator, Taken};
 pub(crate) use changes::Names;
 pub use kept::{Kept, KeptChunk, NotAdopted};
 pub(crate) use known::KnownChunk;
-pub use memory::{Begun, MemoryTier, Read, TierConfig, Write};
+pub use memory::{Begun, MemoryTier, Read, TierConfig, Wipe, Write};
+pub use pin::Unchanged;
 pub use read::{ReadEnd, SlotRead};
 pub use write::{SlotWrite, WriteBegun};
 
@@ -25,6 +28,7 @@ use crate::absence::{Absence, AbsenceLog, REMEMBERED};
 use crate::chunk_leases::ChunkLeases;
 use crate::entry::{ChunkRef, Entry, Row, State};
 use crate::index::{BATCH, Index};
+use crate::pins::Pins;
 use crate::recency::Recency;
 use crate::stat::{Counters, Faults, Refusals};
 use crate::tenant::{Quotas, TenantId};
@@ -49,14 +53,16 @@ pub struct Tier<S: SlotAllocator> {
     pub(crate) space: S,
     leases: ChunkLeases,
     pub(crate) quotas: Quotas,
+    pins: Pins,
     pub(crate) changes: Changes,
     /// Why chunks are not here.
     pub(crate) absences: AbsenceLog,
     /// The latest time that any caller gave: time never runs backwards here.
-    clock_us: u64,
+    pub(crate) clock_us: u64,
     chunks: usize,
     stored: u64,
     evicted: u64,
+    pins_broken: u64,
     refusals: Refusals,
     faults: Faults,
 }
@@ -73,12 +79,14 @@ impl<S: SlotAllocator> Tier<S> {
             space,
             leases,
             quotas,
+            pins: Pins::default(),
             changes: Changes::default(),
             absences: AbsenceLog::new(REMEMBERED),
             clock_us: 0,
             chunks: 0,
             stored: 0,
             evicted: 0,
+            pins_broken: 0,
             refusals: Refusals::default(),
             faults: Faults::default(),
         }
@@ -101,28 +109,6 @@ impl<S: SlotAllocator> Tier<S> {
             .map_while(|row| row.filter(|row| self.entry(*row).is_resident()))
     }
 
-    /// Keeps the longest resident prefix of `ids` from being evicted until it is unpinned, and says
-    /// how long it is. What is pinned still counts against the tenant's quota.
-    pub fn pin(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let rows: Vec<Row> = self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
-        for row in &rows {
-            self.entry_mut(*row).pinned = true;
-        }
-        rows.len()
-    }
-
-    /// Ends the pins of these chunks, and says how many there were.
-    pub fn unpin(&mut self, tenant: TenantId, ids: &[ChunkId]) -> usize {
-        let mut count = 0;
-        for row in self.rows_of(tenant, ids) {
-            if std::mem::take(&mut self.entry_mut(row).pinned) {
-                count += 1;
-                self.relist(row);
-            }
-        }
-        count
-    }
-
     /// Drops these chunks, even if they are leased, pinned or being written, and says how many
     /// there were. Nobody finds or reads them from now on; memory that an operation still uses is
     /// free when that ends.
@@ -137,7 +123,7 @@ impl<S: SlotAllocator> Tier<S> {
         rows.into_iter().any(|row| self.drop_bytes(row, Absence::Corrupt))
     }
 
-    fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Row> {
+    pub(crate) fn rows_of(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<Row> {
         ids.iter()
             .filter_map(|id| self.index.find(id))
             .filter(|row| self.entry(*row).tenant == tenant)
@@ -152,6 +138,9 @@ impl<S: SlotAllocator> Tier<S> {
             leases_expired: self.leases.expired(),
             stored: self.stored,
             evicted: self.evicted,
+            pinned: self.pins.len(),
+            pinned_bytes: self.pins.bytes(),
+            pins_broken: self.pins_broken,
             absences_forgotten: self.absences.forgotten(),
             refusals: self.refusals,
             faults: self.faults,
@@ -163,12 +152,13 @@ impl<S: SlotAllocator> Tier<S> {
         }
     }
 
-    /// Takes in the time and ends the leases that are over.
+    /// Takes in the time and ends the leases and pins that are over.
     pub(crate) fn advance(&mut self, now_us: u64) {
         self.clock_us = self.clock_us.max(now_us);
         while let Some(ended) = self.leases.expire(self.clock_us) {
             self.let_go(&ended);
         }
+        self.expire_pins();
     }
 
     pub(crate) fn entry(&self, row: Row) -> &Entry<S::Slot> {
@@ -213,7 +203,11 @@ impl<S: SlotAllocator> Tier<S> {
         if state == State::Hole {
             return false;
         }
-        *entry = Entry { generation: entry.generation.saturating_add(1), ..Entry::unused(tenant) };
+        let (was_pinned, generation) = (entry.pinned, entry.generation.saturating_add(1));
+        *entry = Entry { generation, ..Entry::unused(tenant) };
+        if was_pinned {
+            self.pins.remove(row);
+        }
         if state != State::Writing {
             self.chunks -= 1;
             self.changes.note(self.index.id(row));

@@ -6,9 +6,9 @@ mod model;
 mod rig;
 
 use forebay_store::admission::Policy;
-use forebay_store::{StoreEnd, Timing, WriteBackConfig};
-use forebay_transfer::{End, Reason};
-use rig::{CHUNK_BYTES, Disk, MINUTE_US, Rig, TENANT, id, ids};
+use forebay_store::{StoreEnd, TenantId, Timing, Unchanged, WriteBackConfig};
+use forebay_transfer::{Backing, End, Reason};
+use rig::{CHUNK_BYTES, Disk, MINUTE_US, Rig, TENANT, id, ids, truth};
 use std::time::Duration;
 use testkit::{ended, eventually};
 
@@ -213,10 +213,76 @@ fn pinned_chunks_stay_wherever_they_are() {
     let rig = Rig::new(&disk, 4);
     rig.store_chain(&CHAIN[..2]);
     rig.store.flush().unwrap();
-    assert_eq!(rig.store.pin(TENANT, &ids(&CHAIN)), 2);
-    assert_eq!(rig.store_chain(&OTHER), 2, "only what is not pinned makes room");
-    assert_eq!(rig.lease(&CHAIN).in_memory(), 2);
-    assert_eq!(rig.store.unpin(TENANT, &ids(&CHAIN)), 2);
+    assert_eq!(rig.store.pin(TENANT, &id(20), 1), Err(Unchanged::NotHere));
+    rig.store.pin(TENANT, &id(0), MINUTE_US).unwrap();
+    let no_room = rig.store.pin(TENANT, &id(1), MINUTE_US);
+    assert!(matches!(no_room, Err(Unchanged::NoRoom { .. })), "a quarter of memory may be pinned");
+    assert_eq!(rig.store_chain(&OTHER[..3]), 3, "what is not pinned makes room");
+    assert_eq!(rig.lease(&CHAIN).in_memory(), 1);
+    let status = rig.store.status(TENANT, &id(1));
+    assert!(!status.in_memory && status.on_disk, "{status:?}");
+    rig.store.pin(TENANT, &id(1), MINUTE_US).unwrap();
+    assert!(rig.store.status(TENANT, &id(1)).pinned_until_us.is_some(), "pinned on disk");
+    assert_eq!(rig.store.unpin(TENANT, &id(1)), Ok(()));
+    assert_eq!(rig.store.unpin(TENANT, &id(0)), Ok(()));
+    assert_eq!(rig.store.unpin(TENANT, &id(0)), Err(Unchanged::NotPinned));
+}
+
+#[test]
+fn a_chunk_that_is_sent_away_leaves_memory_once_it_is_on_disk_and_the_last_one_first() {
+    let disk = Disk::new();
+    let rig = Rig::with_policy(&disk, 8, Policy::SecondHit);
+    rig.store_chain(&CHAIN[..2]);
+    assert_eq!(rig.store.demote(TENANT, &id(1)), Err(Unchanged::NotOnDisk));
+    assert_eq!(rig.store.demote(TENANT, &id(0)), Err(Unchanged::NotOnDisk));
+    rig.store.flush().unwrap();
+    eventually("the parent's turn made the chunk's", || rig.store.status(TENANT, &id(1)).on_disk);
+    assert_eq!(rig.store.demote(TENANT, &id(0)), Err(Unchanged::Continued));
+    let lease = rig.lease(&CHAIN);
+    assert_eq!(rig.store.demote(TENANT, &id(1)), Err(Unchanged::InUse));
+    drop(lease);
+    assert_eq!(rig.store.demote(TENANT, &id(1)), Ok(()));
+    assert_eq!(rig.store.demote(TENANT, &id(0)), Ok(()));
+    assert_eq!(rig.store.locate(&ids(&CHAIN)), (0, 2));
+    assert_eq!(rig.store.demote(TENANT, &id(2)), Err(Unchanged::NotHere));
+}
+
+/// Whether the bytes of a chunk are anywhere on the disk.
+fn is_on_disk(disk: &Disk, number: usize) -> bool {
+    let bytes = std::fs::read(disk.path()).unwrap();
+    let start = &truth(number)[..512];
+    bytes.chunks(512).any(|sector| sector == start)
+}
+
+/// The same in memory.
+fn is_in_memory(rig: &Rig, number: usize) -> bool {
+    let arena = rig.store.arena_memory();
+    // SAFETY: nobody writes the arena now; it lives as long as the store.
+    let bytes = unsafe { std::slice::from_raw_parts(arena.as_ptr(), arena.len()) };
+    bytes.chunks(512).any(|sector| sector == &truth(number)[..512])
+}
+
+#[test]
+fn a_forgotten_chunk_is_in_no_byte_of_memory_and_disk_when_its_last_reader_has_gone() {
+    let disk = Disk::new();
+    let rig = Rig::new(&disk, 8);
+    rig.store_chain(&CHAIN);
+    rig.store.flush().unwrap();
+    assert!(is_on_disk(&disk, 3) && is_in_memory(&rig, 3));
+    let lease = rig.lease(&CHAIN);
+    let guard = rig.store.read_guard(&lease, 3).unwrap();
+    assert_eq!(rig.store.forget(TENANT, &ids(&[3, 20])), [true, false]);
+    assert_eq!(rig.store.forget(TenantId(7), &ids(&[2])), [false], "another tenant's");
+    assert_eq!(rig.lease(&CHAIN).len(), 3, "nobody finds it");
+    assert!(guard.check() && is_in_memory(&rig, 3), "who reads it reads to the end");
+    drop((guard, lease));
+    eventually("memory is overwritten", || !is_in_memory(&rig, 3));
+    rig.store.flush().unwrap();
+    eventually("the disk is overwritten", || !is_on_disk(&disk, 3));
+    assert_eq!((rig.store.to_overwrite(), rig.load_all(&CHAIN[..3])), (0, 3));
+    drop(rig);
+    let rig = Rig::new(&disk, 8);
+    assert_eq!(rig.store.locate(&ids(&CHAIN)), (0, 3), "a new process has not got it either");
 }
 
 #[test]

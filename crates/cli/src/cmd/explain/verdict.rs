@@ -207,7 +207,9 @@ fn of_events(facts: &Explained, own: &Sequence, missing: &Run) -> Option<Verdict
             format!("{chunk} was evicted from the SSD {ago}: {}.", room_for(last.why)),
             "Give the node a larger SSD.",
         ),
-        Absence::Evicted | Absence::EvictedForQuota => evicted(facts, &chunk, &last, write_back),
+        Absence::Evicted | Absence::EvictedForQuota | Absence::Demoted => {
+            evicted(facts, &chunk, &last, write_back)
+        }
         refused => plain(
             Cause::Refused,
             format!("{chunk} was not taken into {from} {ago}: {}.", in_words(refused)),
@@ -240,6 +242,7 @@ fn evicted(facts: &Explained, chunk: &str, last: &Event, write_back: Option<Even
 fn room_for(why: Absence) -> &'static str {
     match why {
         Absence::EvictedForQuota => "its tenant's quota was used up",
+        Absence::Demoted => "a client sent it to the SSD",
         _ => "others needed its room",
     }
 }
@@ -249,6 +252,7 @@ fn in_words(why: Absence) -> &'static str {
         Absence::Evicted => "it gave way to others",
         Absence::EvictedForQuota => "its tenant's quota was used up",
         Absence::Deleted => "it was deleted",
+        Absence::Demoted => "a client sent it to the SSD",
         Absence::Corrupt => "its bytes did not match their checksums",
         Absence::NotWritten => "its write failed, or its writer gave it up or died",
         Absence::ParentMissing => "the chunk before it was not there",

@@ -86,6 +86,18 @@ impl WriteBack {
         }
     }
 
+    /// Has a chunk written that memory has and the disk has not, whatever admission says.
+    pub fn offer_admitted(&self, now_us: u64, dirty: Dirty) {
+        let mut state = self.state.lock();
+        if state.closed {
+            return;
+        }
+        state.queue.offer_admitted(now_us, dirty);
+        self.tell_losses(&mut state);
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Says in the log what was lost, once a minute.
     fn tell_losses(&self, state: &mut State) {
         if state.queue.has_losses() && self.lost.pass().is_some() {
@@ -276,7 +288,7 @@ impl Drop for Outgoing {
         };
         if let Some(disk) = self.shared.disk.as_ref().filter(|_| deleted) {
             // Whoever deleted it cannot have found it on the disk before it was there.
-            disk.ssd.delete(self.dirty.tenant, &[self.dirty.id]);
+            disk.ssd.forget(self.dirty.tenant, &[self.dirty.id]);
             self.written = Written::Gone;
         }
         self.write_back.ended(self.shared.now_us(), &self.dirty, self.written);

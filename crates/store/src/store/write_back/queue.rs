@@ -240,8 +240,29 @@ impl Queue {
 
     /// Offers a chunk that memory has and the disk has not. Says whether it waits now.
     pub fn offer(&mut self, now_us: u64, dirty: Dirty) -> bool {
+        if !self.has_place(now_us, &dirty) {
+            return false;
+        }
+        let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
+        if let Some(why) = Absence::of_verdict(self.admission.admit(chunk, now_us)) {
+            self.absences.note(now_us, &dirty.id, why);
+            return false;
+        }
+        self.wait(now_us, dirty);
+        true
+    }
+
+    /// The same of one that somebody wants to be on the disk: nobody asks how often it was used.
+    pub fn offer_admitted(&mut self, now_us: u64, dirty: Dirty) {
+        if self.has_place(now_us, &dirty) {
+            self.wait(now_us, dirty);
+        }
+    }
+
+    /// Whether a chunk that is offered is to wait, if it is let in.
+    fn has_place(&mut self, now_us: u64, dirty: &Dirty) -> bool {
         if self.writing.contains_key(&dirty.id) {
-            self.again.insert(dirty.id, dirty);
+            self.again.insert(dirty.id, *dirty);
         }
         if self.known.contains(&dirty.id) {
             return false;
@@ -252,12 +273,6 @@ impl Queue {
             self.absences.note(now_us, &dirty.id, Absence::QueueFull);
             return false;
         }
-        let chunk = Chunk { key: ChunkKey::from(&dirty.id), bytes: dirty.bytes };
-        if let Some(why) = Absence::of_verdict(self.admission.admit(chunk, now_us)) {
-            self.absences.note(now_us, &dirty.id, why);
-            return false;
-        }
-        self.wait(now_us, dirty);
         true
     }
 
