@@ -46,6 +46,8 @@ enum Command {
     Epp(Box<cmd::epp::Args>),
     /// Say why a prompt was no hit
     Explain(cmd::explain::Args),
+    /// Keep, fetch, send away or forget single chunks of KV, or say where they are
+    Kv(cmd::kv::Args),
     /// Run the daemon of a host, which keeps KV for its engines
     Node(cmd::node::Args),
     /// Check whether this host is fit for fast copies, and say what to do where it is not
@@ -103,6 +105,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => cmd::engine::run(args).map(done),
         Command::Epp(args) => cmd::epp::run(*args).map(done),
         Command::Explain(args) => cmd::explain::run(args).map(done),
+        Command::Kv(args) => cmd::kv::run(args).map(done),
         Command::Node(args) => cmd::node::run(args).map(done),
         Command::Preflight(args) => cmd::preflight::run(args),
         Command::Report(args) => cmd::report::run(*args).map(done),

@@ -3,6 +3,7 @@
 
 use super::{ClientOptions, ConnectError};
 use crate::protocol::answer::{Answer, NodeStat, Refusal};
+use crate::protocol::control::{Control, Report};
 use crate::protocol::explain::{Explained, Prompt};
 use crate::protocol::frame::{Frame, Inbox};
 use crate::protocol::request::{Hello, Request};
@@ -72,6 +73,15 @@ pub fn ask_why(options: &ClientOptions, prompt: Prompt) -> Result<Explained, Con
         Answer::Explained(explained) => Ok(*explained),
         Answer::Refused(_, why) => Err(ConnectError::Refused(why)),
         other => Err(ConnectError::Protocol(format!("no explanation but {other:?}"))),
+    }
+}
+
+/// What becomes of chunks, by name. The same.
+pub fn ask_control(options: &ClientOptions, control: Control) -> Result<Vec<Report>, ConnectError> {
+    match ask_once(options, &Request::Control(control))? {
+        Answer::Controlled(reports) => Ok(reports),
+        Answer::Refused(_, why) => Err(ConnectError::Refused(why)),
+        other => Err(ConnectError::Protocol(format!("no reports but {other:?}"))),
     }
 }
 

@@ -24,7 +24,7 @@ pub use crate::protocol::answer::{Found, NodeStat};
 pub use crate::protocol::request::NewChunk;
 pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
-pub use greeting::{ask_stat, ask_why};
+pub use greeting::{ask_control, ask_stat, ask_why};
 pub use lease::{LayerPlace, Lease};
 pub use leased_chunk::LeasedChunk;
 pub use leased_layers::LayerCame;
@@ -35,6 +35,7 @@ pub use slot::{Reserved, Slot};
 
 use crate::protocol::answer::Answer;
 use crate::protocol::bytes::BadBytes;
+use crate::protocol::control::{Control, Report, Verb};
 use crate::protocol::explain::{Description, Outcome};
 use crate::protocol::request::Request;
 use connection::{Connection, Question};
@@ -364,6 +365,18 @@ impl Client {
             connection.tell(&Request::Outcome(outcome));
         }
         Ok(())
+    }
+
+    /// Says what is to become of chunks, by name, and gives what the node says of each. `None` if it
+    /// is not there. Chunks that are fetched ahead come after the answer.
+    pub fn control(&self, verb: Verb, ids: &[ChunkId]) -> Result<Option<Vec<Report>>, BadBytes> {
+        let control = Control { verb, ids: ids.to_vec() };
+        control.check()?;
+        let answered = self.shared.ask(&Request::Control(control), |answer| match answer {
+            Answer::Controlled(reports) => Some(reports),
+            _ => None,
+        });
+        Ok(self.wait(answered))
     }
 
     /// Waits until the checksums of all that has been copied into slots are taken: then nothing but

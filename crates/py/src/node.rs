@@ -11,6 +11,7 @@ use crate::process::Own;
 use crate::rows;
 use crate::trace::within;
 use crate::watching::{Said, Watching};
+use forebay_client::protocol::control::{Report, Verb};
 use forebay_client::protocol::explain::{Description, Outcome};
 use forebay_client::{Client, ClientOptions};
 use forebay_kv::ChunkId;
@@ -119,6 +120,9 @@ impl Lease {
     }
 }
 
+/// What became of a chunk: verdict, reason, where it is, and for how many milliseconds it is pinned.
+type ChunkReport = (&'static str, &'static str, &'static str, u64);
+
 /// The client of the node of this host. For any number of threads.
 #[pyclass(frozen, module = "forebay")]
 pub struct Node(Own<State>);
@@ -150,7 +154,7 @@ impl<'py> FromPyObject<'_, 'py> for Tenant {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Tenant> {
-        let wrong = |_| invalid(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX));
+        let wrong = |_| invalid(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX - 1));
         value.extract().map(|number| Tenant(TenantId(number))).map_err(wrong)
     }
 }
@@ -404,6 +408,38 @@ impl Node {
         self.with(py, |client, _| client.used(&ids, chunk_bytes))
     }
 
+    /// Where each of these chunks is, and for how long it is still pinned.
+    fn list_chunks(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::List, ids)
+    }
+
+    /// Keeps chunks from being evicted from where they are.
+    #[pyo3(signature = (ids, *, ttl_ms))]
+    fn pin(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, ttl_ms: u64) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::Pin { ttl_ms }, ids)
+    }
+
+    /// Lets chunks be evicted again.
+    fn unpin(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::Unpin, ids)
+    }
+
+    /// Has chunks come into the node's memory, from its disk or from peers, behind what requests wait
+    /// for. They come after this returns.
+    fn prefetch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::Prefetch, ids)
+    }
+
+    /// Has chunks leave memory, as far as they are on the node's disk.
+    fn demote(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::Demote, ids)
+    }
+
+    /// Has chunks be gone from this node, and their bytes overwritten.
+    fn forget(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        self.control(py, Verb::Forget, ids)
+    }
+
     /// Tells the node what a namespace is made of, and what else is worth knowing of it, for
     /// `forebay explain`. Nodes that come later are told too.
     #[pyo3(signature = (fields, chunk_tokens, labels = BTreeMap::new()))]
@@ -468,6 +504,16 @@ impl Node {
 }
 
 impl Node {
+    fn control(&self, py: Python<'_>, verb: Verb, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
+        let ids = ids::ids(ids)?;
+        let reports = self.with(py, |client, _| client.control(verb, &ids))?.map_err(invalid)?;
+        let reports = reports.ok_or_else(|| PeerLostError::new_err("the node is not there"))?;
+        let told = |report: &Report| {
+            (report.verdict.name(), report.reason.name(), report.place_name(), report.pinned_ms)
+        };
+        Ok(reports.iter().map(told).collect())
+    }
+
     fn unregister(&self, py: Python<'_>, place: &Place) -> PyResult<()> {
         let region = place.region;
         let unregister = |client: &Client, mover: &MoverHandle| {

@@ -8,6 +8,7 @@ pub mod engine;
 pub mod epp;
 pub mod explain;
 mod findings;
+pub mod kv;
 pub mod node;
 mod node_socket;
 pub mod preflight;

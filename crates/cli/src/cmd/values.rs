@@ -1,5 +1,6 @@
 //! Values of options: sizes in bytes, and times in seconds.
 
+use forebay_kv::ChunkId;
 use std::time::Duration;
 
 /// A size above 0, as sizes are written everywhere.
@@ -23,6 +24,16 @@ pub fn seconds_or_none(text: &str) -> Result<Duration, String> {
     duration.ok_or_else(|| format!("'{text}' is not allowed: a number of seconds, 0 or more"))
 }
 
+/// A chunk's id, from hexadecimal.
+pub fn chunk_id(text: &str) -> Result<ChunkId, String> {
+    let allowed = format!("{text:?} is no chunk id; allowed are 64 hexadecimal digits");
+    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return Err(allowed);
+    }
+    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap_or_default();
+    Ok(ChunkId::from_bytes(std::array::from_fn(byte)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +55,16 @@ mod tests {
         for bad in ["0", "-1", "NaN", "1e300", "x", ""] {
             assert!(seconds(bad).unwrap_err().contains("not allowed"), "{bad}");
             assert_eq!(seconds_or_none(bad).is_ok(), bad == "0", "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_id_is_64_hexadecimal_digits() {
+        let text = format!("0a{}ff", "00".repeat(30));
+        let bytes = *chunk_id(&text).unwrap().as_bytes();
+        assert_eq!((bytes[0], bytes[1], bytes[31]), (10, 0, 255));
+        for wrong in ["", "0a", &text[1..], &text.replace('a', "é")] {
+            assert!(chunk_id(wrong).unwrap_err().contains("64 hexadecimal digits"), "{wrong}");
         }
     }
 }

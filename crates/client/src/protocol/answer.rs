@@ -1,6 +1,7 @@
 //! What a node answers its clients, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
+use super::control::Report;
 use super::explain::Explained;
 use super::frame::{Asked, Frame};
 use forebay_kv::ChunkId;
@@ -163,6 +164,8 @@ pub enum Answer {
     /// for this: its number is 0.
     Gone(Vec<ChunkId>),
     Explained(Box<Explained>),
+    /// What became of each chunk of a Control, in its order.
+    Controlled(Vec<Report>),
     Refused(Refusal, String),
 }
 
@@ -183,6 +186,7 @@ const WATCHED: u16 = 17;
 const GONE: u16 = 18;
 const EXPLAINED: u16 = 19;
 const RING: u16 = 20;
+const CONTROLLED: u16 = 21;
 
 impl Answer {
     /// The frame that says it, to whoever asked this.
@@ -202,6 +206,7 @@ impl Answer {
             Answer::Gone(ids) => (GONE, start.ids(ids)),
             Answer::Ring => (RING, start),
             Answer::Explained(explained) => (EXPLAINED, explained.encode(start)),
+            Answer::Controlled(all) => (CONTROLLED, start.list(all, |writer, one| one.encode(writer))),
             Answer::Refused(refusal, why) => (REFUSED, refusal.encode(why, start)),
         };
         Frame::answering(asked, kind, body)
@@ -225,13 +230,14 @@ impl Answer {
             GONE => Answer::Gone(body.ids()?),
             RING => Answer::Ring,
             EXPLAINED => Answer::Explained(Box::new(Explained::decode(&mut body)?)),
+            CONTROLLED => Answer::Controlled(body.list("chunks", 11, Report::decode)?),
             REFUSED => {
                 let (refusal, why) = Refusal::decode(&mut body)?;
                 Answer::Refused(refusal, why)
             }
             kind => {
                 let (what, value) = ("the kind of an answer", kind.into());
-                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 20" });
+                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 21" });
             }
         };
         body.end()?;

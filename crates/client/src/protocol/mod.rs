@@ -4,6 +4,7 @@
 
 pub mod answer;
 pub mod bytes;
+pub mod control;
 pub mod explain;
 pub mod frame;
 pub mod request;

@@ -1,6 +1,7 @@
 //! What a client asks of its node, as values and as the bytes of frames. Pure.
 
 use super::bytes::{BadBytes, Reader, Writer};
+use super::control::Control;
 use super::explain::{Description, Outcome, Prompt};
 use super::frame::Frame;
 use forebay_kv::ChunkId;
@@ -10,13 +11,15 @@ use forebay_transfer::{Class, TraceContext};
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"FBLOCAL\n";
 /// The version that this program speaks, and no other.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 pub const TOKEN_BYTES_MAX: usize = 4096;
 pub const NAME_BYTES_MAX: usize = 256;
 /// Chunks that can be named at a time.
 pub const IDS_MAX: usize = 65_536;
 /// Chunks that a Reserve, a Commit or a Bring names at most; each names one at least.
 pub const TOGETHER_MAX: usize = 256;
+/// Chunks that a Control names at most.
+pub const LISTED_MAX: usize = 16_384;
 
 /// Who a client says that it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +111,8 @@ pub enum Request {
     Outcome(Outcome),
     /// Why was this no hit? For root and the node's own user.
     Explain(Prompt),
+    /// What is to become of chunks, by name.
+    Control(Control),
     /// Make a ring for this client's requests. It comes with the answer.
     OpenRing,
     /// What does the node count?
@@ -138,6 +143,7 @@ const OUTCOME: u16 = 18;
 const EXPLAIN: u16 = 19;
 const TRACED: u16 = 20;
 const OPEN_RING: u16 = 21;
+const CONTROL: u16 = 22;
 
 impl Request {
     /// Whether a node takes it: on whoever names too many chunks at once it hangs up.
@@ -154,6 +160,7 @@ impl Request {
             Request::Describe(described) => described.check(),
             Request::Outcome(outcome) => outcome.check(),
             Request::Explain(prompt) => prompt.check(),
+            Request::Control(control) => control.check(),
             _ => Ok(()),
         }
     }
@@ -187,6 +194,7 @@ impl Request {
             Request::Describe(described) => (DESCRIBE, described.encode(start)),
             Request::Outcome(outcome) => (OUTCOME, outcome.encode(start)),
             Request::Explain(prompt) => (EXPLAIN, prompt.encode(start)),
+            Request::Control(control) => (CONTROL, control.encode(start)),
             Request::OpenRing => (OPEN_RING, start),
             Request::Stat => (STAT, start),
             Request::Ping => (PING, start),
@@ -207,6 +215,7 @@ impl Request {
             Request::Commit { .. } => Some("commit"),
             Request::Watch(_) => Some("watch"),
             Request::Explain(_) => Some("explain"),
+            Request::Control(control) => Some(control.verb.name()),
             _ => None,
         }
     }
@@ -247,11 +256,12 @@ impl Request {
             DESCRIBE => Request::Describe(Description::decode(&mut body)?),
             OUTCOME => Request::Outcome(Outcome::decode(&mut body)?),
             EXPLAIN => Request::Explain(Prompt::decode(&mut body)?),
+            CONTROL => Request::Control(Control::decode(&mut body)?),
             OPEN_RING => Request::OpenRing,
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
-            kind => return Err(value("the kind of a request", kind.into(), "1 to 21")),
+            kind => return Err(value("the kind of a request", kind.into(), "1 to 22")),
         };
         body.end()?;
         request.check()?;
@@ -284,7 +294,7 @@ impl Hello {
         }
         match body.u16("a version")? {
             VERSION => {}
-            version => return Err(value("the protocol's version", version.into(), "7")),
+            version => return Err(value("the protocol's version", version.into(), "8")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
         let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
@@ -293,6 +303,9 @@ impl Hello {
         }
         if name.len() > NAME_BYTES_MAX {
             return Err(value("the length of a name", name.len() as u64, "0 to 256"));
+        }
+        if tenant == TenantId::NOBODY {
+            return Err(value("a tenant", tenant.0.into(), "0 to 65534"));
         }
         Ok(Hello { token, name, tenant })
     }
@@ -327,6 +340,7 @@ fn value(what: &'static str, value: u64, allowed: &'static str) -> BadBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::control::Verb;
     use forebay_kv::NamespaceKey;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -370,6 +384,8 @@ mod tests {
             Request::Explain(Prompt::Tokens(vec![1, u32::MAX])),
             Request::Explain(Prompt::Ids(vec![id(1)])),
             Request::Explain(Prompt::Request("cmpl-1".into())),
+            Request::Control(Control { verb: Verb::Pin { ttl_ms: 9 }, ids: vec![id(1), id(2)] }),
+            Request::Control(Control { verb: Verb::Forget, ids: vec![] }),
             Request::Stat,
             Request::Ping,
             Request::Bye,

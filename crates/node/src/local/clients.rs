@@ -2,6 +2,7 @@
 //! whether the node still takes anybody. Each connection's thread has a share of it.
 
 use super::client::Client;
+use super::control::Controls;
 use super::described::DescribedByClients;
 use super::ring_counts::RingCounts;
 use crate::config::LimitsConfig;
@@ -45,6 +46,7 @@ pub struct Clients {
     /// What clients say of their namespaces and requests.
     pub described: Mutex<DescribedByClients>,
     pub rings: RingCounts,
+    pub controls: Controls,
     counts: Counts,
     /// Who is told of a node that wants this one's memory.
     on_successor: Mutex<Option<(Layout, OnSuccessor)>>,
@@ -128,6 +130,7 @@ impl Clients {
             greeting: AtomicUsize::new(0),
             described: Mutex::default(),
             rings: RingCounts::default(),
+            controls: Controls::default(),
             counts: Counts::default(),
             on_successor: Mutex::default(),
             refused_gates: [const { LogGate::new() }; REFUSALS],

@@ -5,13 +5,14 @@
 //! `ring` takes requests from memory that the client shares, and `ring_request` is one of them.
 //! `client` is what a client holds and watches, of which `leases` and `watch_list` are pure.
 //! `clients` is all of them together. `described` is what they say of themselves, and `explain` what
-//! the node knows of why a prompt was no hit.
+//! the node knows of why a prompt was no hit. `control` keeps, moves and forgets single chunks.
 
 mod answer_queue;
 mod bring;
 mod client;
 pub mod clients;
 mod connection;
+pub mod control;
 mod described;
 mod explain;
 mod leases;

@@ -4,6 +4,7 @@
 use super::bring::{BringRequest, BroughtEnd};
 use super::client::Client;
 use super::clients::Clients;
+use super::control::control;
 use super::described::Described;
 use super::explain::explain;
 use super::leases::ClientLeases;
@@ -145,6 +146,10 @@ impl Session {
             Request::Describe(description) => self.describe(description),
             Request::Outcome(outcome) => self.clients.described.lock().note(outcome),
             Request::Explain(prompt) => self.explain(asked, &prompt),
+            Request::Control(wanted) => {
+                let reports = control(&self.clients, self.client.tenant, &wanted);
+                self.answer(asked, &Answer::Controlled(reports));
+            }
             Request::OpenRing => return Next::OpenRing,
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
             Request::Ping => self.answer(asked, &Answer::Pong),

@@ -62,6 +62,7 @@ impl Node {
         metrics.add_part("clients", clients, |all, out| clients::collect(&all.stat(), &all.clients(), out));
         metrics.add_part("hand_overs", clients, |all, out| {
             clients::collect_rings(&all.rings.stat(), out);
+            clients::collect_controls(&all.controls.stat(), out);
             clients::collect_hand_overs(all.not_given(), all.inherited.get().copied(), out);
         });
         let (all, peering) = (Arc::downgrade(clients), self.peering.as_ref().map(Arc::downgrade));

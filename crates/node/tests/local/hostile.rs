@@ -29,7 +29,7 @@ fn hello_of(version: u16) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    hello_of(7)
+    hello_of(8)
 }
 
 /// A commit of so many slots, without checksums.
@@ -109,9 +109,9 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (vec![0x16; 64], "at most"),
         (frame(u32::MAX, 1, 0, b""), "at most"),
         (frame(0, 1, 9, b""), "not 0"),
-        (old_hello(), "the protocol's version is 3; allowed is 7"),
-        (hello_of(6), "the protocol's version is 6; allowed is 7"),
-        (hello_of(8), "the protocol's version is 8; allowed is 7"),
+        (old_hello(), "the protocol's version is 3; allowed is 8"),
+        (hello_of(7), "the protocol's version is 7; allowed is 8"),
+        (hello_of(9), "the protocol's version is 9; allowed is 8"),
         ([hello(), frame_with(0, 14, 0, b"", &[1; 8])].concat(), "its digest is wrong"),
         (
             [hello(), vec![4, 0, 0, 0, 14, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]].concat(),
@@ -121,7 +121,7 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (frame(0, 14, 0, b""), "no hello"),
         ([hello(), hello()].concat(), "second hello"),
         ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
-        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 21"),
+        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 22"),
         ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
         ([hello(), frame(4, 8, 0, &[0; 4])].concat(), "the number of chunks is 0; allowed is 1 to 256"),
         ([hello(), commit_of(257)].concat(), "the number of chunks is 257; allowed is 1 to 256"),

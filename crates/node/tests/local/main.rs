@@ -2,6 +2,7 @@
 //! get, what becomes of the dead, and what the node makes of the hostile.
 #![allow(clippy::unwrap_used)]
 
+mod control;
 mod hand_over;
 mod hostile;
 mod rig;

@@ -6,6 +6,7 @@ mod show;
 mod verdict;
 
 use super::node_socket;
+use super::values::chunk_id;
 use forebay_client::protocol::explain::{Explained, Prompt};
 use forebay_client::{ClientOptions, ask_why};
 use forebay_kv::ChunkId;
@@ -112,15 +113,6 @@ fn fact(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-fn chunk_id(text: &str) -> Result<ChunkId, String> {
-    let allowed = format!("{text:?} is no chunk id; allowed are 64 hexadecimal digits");
-    if text.len() != 64 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return Err(allowed);
-    }
-    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap_or_default();
-    Ok(ChunkId::from_bytes(std::array::from_fn(byte)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,16 +128,6 @@ mod tests {
         assert_eq!(read(r#"{"count": 1, "tokens": [7]}"#), Ok(vec![7]));
         for wrong in ["", "1 2", "[-1]", r#"{"prompt": "a"}"#] {
             assert!(read(wrong).unwrap_err().contains("allowed is a JSON list"), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_chunk_id_is_64_hexadecimal_digits() {
-        let text = format!("0a{}ff", "00".repeat(30));
-        let bytes = *chunk_id(&text).unwrap().as_bytes();
-        assert_eq!((bytes[0], bytes[1], bytes[31]), (10, 0, 255));
-        for wrong in ["", "0a", &text[1..], &text.replace('a', "é")] {
-            assert!(chunk_id(wrong).unwrap_err().contains("64 hexadecimal digits"), "{wrong}");
         }
     }
 }

@@ -3,8 +3,9 @@
 
 use super::{counter, gauge, push_each, push_one};
 use crate::metrics::{Family, Metric};
-use crate::node::{ClientStat, Inherited, RingStat};
+use crate::node::{ClientStat, ControlStat, Inherited, RingStat};
 use forebay_client::protocol::answer::NodeStat;
+use forebay_client::protocol::control::{Verb, Verdict};
 use std::collections::BTreeMap;
 
 const CLIENTS: Family = gauge("forebay_clients", "Clients that are connected, by the name they give.");
@@ -31,6 +32,12 @@ const RING_REFUSED: Family = counter(
 const RING_CLOSED: Family =
     counter("forebay_rings_closed_total", "Rings closed since their client wrote what it must not.");
 
+const CONTROLLED: Family = counter(
+    "forebay_control_chunks_total",
+    "Chunks of which clients said what is to become of them, by verb and verdict.",
+);
+const AHEAD: Family = counter("forebay_prefetched_chunks_total", "Chunks fetched ahead, by how it ended.");
+
 const NOT_GIVEN: Family = counter(
     "forebay_hand_overs_refused_total",
     "Nodes that were to go on with this one's memory and were refused it.",
@@ -47,6 +54,17 @@ pub fn collect_hand_overs(not_given: u64, inherited: Option<Inherited>, out: &mu
     push_one(out, &NOT_GIVEN, not_given as f64);
     push_one(out, &INHERITED, inherited.map_or(0.0, |inherited| inherited.chunks as f64));
     push_one(out, &INHERITED_TOOK, inherited.map_or(0.0, |inherited| inherited.took.as_secs_f64()));
+}
+
+/// What clients say of single chunks.
+pub fn collect_controls(stat: &ControlStat, out: &mut Vec<Metric>) {
+    for (verb, verdicts) in Verb::NAMES.iter().zip(stat.chunks) {
+        for (verdict, chunks) in Verdict::NAMES.iter().zip(verdicts) {
+            let labels = [("verb", *verb), ("verdict", *verdict)];
+            out.push(Metric::new(&CONTROLLED, &labels, chunks as f64));
+        }
+    }
+    push_each(out, &AHEAD, "end", &[("came", stat.came as u64), ("failed", stat.failed as u64)]);
 }
 
 /// What clients ask through their rings.

@@ -57,6 +57,7 @@ mod tests {
         let client = crate::ClientStat { name: "engine".into(), leases: 1, slots: 1 };
         clients::collect(&Default::default(), &[client], &mut out);
         clients::collect_rings(&crate::node::RingStat::default(), &mut out);
+        clients::collect_controls(&Default::default(), &mut out);
         clients::collect_hand_overs(0, None, &mut out);
         peering::collect(&Default::default(), &mut out);
         let room = forebay_transfer::listen::RoomStat::default();

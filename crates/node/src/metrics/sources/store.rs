@@ -13,6 +13,10 @@ const LEASES: Family = gauge("forebay_leases", "Leases alive, by tier.");
 const EXPIRED: Family = counter("forebay_leases_expired_total", "Leases that ended by time, by tier.");
 const STORED: Family = counter("forebay_chunks_stored_total", "Chunks written in full, by tier.");
 const EVICTED: Family = counter("forebay_chunks_evicted_total", "Chunks evicted, by tier.");
+const PINNED: Family = gauge("forebay_pinned_chunks", "Chunks that are pinned, by tier.");
+const PINNED_BYTES: Family = gauge("forebay_pinned_bytes", "What pinned chunks take, by tier.");
+const PINS_BROKEN: Family =
+    counter("forebay_pins_broken_total", "Pins that gave way since there was no other room, by tier.");
 const REFUSED: Family = counter("forebay_refused_total", "Wishes refused, by tier and reason.");
 const FORGOTTEN: Family = counter(
     "forebay_absences_forgotten_total",
@@ -61,6 +65,9 @@ fn collect_tier(tier: &'static str, counters: &Counters, out: &mut Vec<Metric>) 
     out.push(Metric::new(&EXPIRED, &[tier], counters.leases_expired as f64));
     out.push(Metric::new(&STORED, &[tier], counters.stored as f64));
     out.push(Metric::new(&EVICTED, &[tier], counters.evicted as f64));
+    out.push(Metric::new(&PINNED, &[tier], counters.pinned as f64));
+    out.push(Metric::new(&PINNED_BYTES, &[tier], counters.pinned_bytes as f64));
+    out.push(Metric::new(&PINS_BROKEN, &[tier], counters.pins_broken as f64));
     out.push(Metric::new(&FORGOTTEN, &[tier], counters.absences_forgotten as f64));
     let refusals = &counters.refusals;
     let reasons = [
