@@ -11,7 +11,7 @@ mod opening;
 mod taking;
 
 pub use crate::local::clients::{ClientStat, Inherited};
-pub use crate::local::control::ControlStat;
+pub use crate::local::control_counts::ControlStat;
 pub use crate::local::ring_counts::RingStat;
 pub use ending::{DrainError, Drained};
 pub use error::NodeError;

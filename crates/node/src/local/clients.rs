@@ -2,7 +2,7 @@
 //! whether the node still takes anybody. Each connection's thread has a share of it.
 
 use super::client::Client;
-use super::control::Controls;
+use super::control_counts::Controls;
 use super::described::DescribedByClients;
 use super::ring_counts::RingCounts;
 use crate::config::LimitsConfig;
