@@ -98,7 +98,7 @@ def test_what_is_forgotten_is_in_no_byte_of_the_disk_and_nobody_finds_it(site: D
     until(lambda: all(mark in log.read_bytes() for mark in marks))
     assert verdicts(session_reports(session.node.forget(session.ids[2:]))) == [("accepted", "none")] * 2
     assert session.places()[2:] == ["nowhere"] * 2 and session.node.lookup(session.ids) == 2
-    until(lambda: not any(mark in log.read_bytes() for mark in marks[2:]), 90)
+    until(lambda: not any(mark in log.read_bytes() for mark in marks[2:]))
     assert all(mark in log.read_bytes() for mark in marks[:2]), "the others stay"
     assert [session.loads(n) for n in range(2)] == session.data[:2]
     assert verdicts(kv(site, "forget", session.ids[2:])) == [("rejected", "not_stored")] * 2
