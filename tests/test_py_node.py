@@ -238,7 +238,7 @@ def test_why_a_chunk_was_not_stored_is_said_in_words(daemon: Daemon) -> None:
 
 
 def test_what_is_not_allowed_is_said_with_what_is(daemon: Daemon) -> None:
-    with pytest.raises(forebay.InvalidError, match="tenant is 70000; allowed: 0 to 65535"):
+    with pytest.raises(forebay.InvalidError, match="tenant is 70000; allowed: 0 to 65534"):
         forebay.Node(daemon.socket, tenant=70_000)
     for token in (-1, 1 << 32):
         with pytest.raises(forebay.InvalidError, match=f"a token is {token}; allowed: 0 to 4294967295"):

@@ -543,36 +543,6 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_prompt_whose_first_chunk_comes_last_all_are_written_side_by_side() {
-        const CHUNKS: u16 = 2048;
-        let mut config = WriteBackConfig::new(Policy::All, 1 << 20, 1 << 24, 64 << 10);
-        config.pacer.lots_min = 2;
-        let mut queue = Queue::new(&config);
-        let id = |number: u16| ChunkId::from_bytes([number.to_le_bytes(); 16].concat().try_into().unwrap());
-        let chunk = |number: u16| Dirty { id: id(number), parent: number.checked_sub(1).map(id), ..dirty(0) };
-        for number in (1..CHUNKS).chain([0]) {
-            assert!(queue.offer(0, chunk(number)));
-            if number > 0 {
-                assert_eq!(queue.next(0), Some(chunk(number)));
-                queue.ended(0, &chunk(number), Written::Refused);
-            }
-        }
-        let (mut begun, mut side_by_side) = (Vec::new(), 0);
-        let mut writing = VecDeque::new();
-        while !queue.is_idle() {
-            while let Some(dirty) = queue.next(0) {
-                queue.adopt(0, dirty.id);
-                writing.push_back(dirty);
-                begun.push(dirty);
-            }
-            side_by_side = side_by_side.max(writing.len());
-            queue.ended(0, &writing.pop_front().unwrap(), Written::Stored);
-        }
-        assert_eq!(begun, (0..CHUNKS).map(chunk).collect::<Vec<_>>(), "parents come first");
-        assert!(side_by_side > 1 && !queue.has_losses());
-    }
-
-    #[test]
     fn a_chunk_without_room_is_tried_again_before_those_behind_it_until_it_is_too_old() {
         let mut queue = queue(Policy::All);
         let child = Dirty { parent: Some(dirty(1).id), ..dirty(2) };
