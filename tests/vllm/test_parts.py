@@ -59,7 +59,7 @@ def facts(**different: Any) -> Facts:
         ({"nod": "x"}, "nod is 'x'; allowed is only node, "),
         ({"node": ""}, "node is ''; allowed is text"),
         ({"node": "/x" * 60}, "allowed is the path of a socket, of 1 to 107 bytes"),
-        ({"tenant": -1}, "tenant is -1; allowed is a whole number from 0 to 65535"),
+        ({"tenant": -1}, "tenant is -1; allowed is a whole number from 0 to 65534"),
         ({"verify": "cpu"}, "verify is 'cpu'; allowed is gpu, host or both"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0; allowed is a whole number from 1"),
         ({"chunk_tokens": True}, "chunk_tokens is True"),

@@ -116,7 +116,7 @@ class Settings:
 
     node: str = setting(NODE, lambda name, value: check_socket(text(name, value) or NODE))
     token_file: str | None = setting(None, text)
-    tenant: int = setting(0, lambda name, value: number(name, value, 0, 0xFFFF))
+    tenant: int = setting(0, lambda name, value: number(name, value, 0, 0xFFFE))
     salt_file: str | None = setting(None, text)
     # None: CHUNK_TOKENS, or the next multiple of the engine's block size.
     chunk_tokens: int | None = setting(None, lambda name, value: number(name, value, 1, 1 << 20))
