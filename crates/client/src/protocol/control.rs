@@ -3,8 +3,10 @@
 
 use super::bytes::{BadBytes, Reader, Writer};
 use super::explain::Place;
-use super::request::LISTED_MAX;
 use forebay_kv::ChunkId;
+
+/// Chunks that a Control names at most.
+pub const LISTED_MAX: usize = 16_384;
 
 /// What is to become of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

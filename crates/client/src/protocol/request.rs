@@ -18,8 +18,6 @@ pub const NAME_BYTES_MAX: usize = 256;
 pub const IDS_MAX: usize = 65_536;
 /// Chunks that a Reserve, a Commit or a Bring names at most; each names one at least.
 pub const TOGETHER_MAX: usize = 256;
-/// Chunks that a Control names at most.
-pub const LISTED_MAX: usize = 16_384;
 
 /// Who a client says that it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

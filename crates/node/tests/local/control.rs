@@ -1,9 +1,8 @@
 //! What clients say of single chunks, by name: to keep, fetch ahead, send away and forget them.
 
 use crate::rig::*;
-use forebay_client::protocol::control::{Reason, Report, Verb, Verdict};
+use forebay_client::protocol::control::{LISTED_MAX, Reason, Report, Verb, Verdict};
 use forebay_client::protocol::explain::Place;
-use forebay_client::protocol::request::LISTED_MAX;
 use forebay_node::{Node, NodeConfig, SsdConfig, WriteBackPolicy};
 use forebay_store::{PIN_US_MAX, StoreEnd, TenantId};
 use testkit::eventually;

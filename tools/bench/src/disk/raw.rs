@@ -3,7 +3,6 @@
 
 use super::memory::{At, Buffers, Direction, Objects};
 use crate::output::Error;
-use forebay_transfer::Backing;
 use io_uring::types::Fixed;
 use io_uring::{IoUring, opcode};
 use std::collections::VecDeque;
@@ -28,10 +27,14 @@ impl Raw {
         let ring = IoUring::new(buffers.objects.depth as u32)?;
         let descriptors: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         ring.submitter().register_files(&descriptors)?;
-        let arena = &buffers.arena;
-        let whole = libc::iovec { iov_base: arena.as_ptr().cast(), iov_len: arena.len() };
-        // SAFETY: the arena lives as long as the ring, which holds the buffers.
-        unsafe { ring.submitter().register_buffers(&[whole]) }?;
+        // The kernel takes no buffer of more than 1 GiB: each object has one of its own.
+        let Objects { bytes, slots, .. } = buffers.objects;
+        let both = [Direction::Write, Direction::Read];
+        let starts = both.iter().flat_map(|side| (0..slots).map(|slot| buffers.start(*side, slot)));
+        let buffer = |start: *mut u8| libc::iovec { iov_base: start.cast(), iov_len: bytes as usize };
+        let all: Vec<libc::iovec> = starts.map(buffer).collect();
+        // SAFETY: the buffers lie in the arena, which lives as long as the ring that holds it.
+        unsafe { ring.submitter().register_buffers(&all) }?;
         Ok(Raw { ring, buffers: buffers.clone(), files })
     }
 
@@ -64,11 +67,12 @@ impl Raw {
     }
 
     fn push(&mut self, direction: Direction, slot: usize, at: At) -> Result<(), Error> {
-        let (start, len) = (self.buffers.start(direction, slot), self.buffers.objects.bytes as u32);
-        let file = Fixed(at.file as u32);
+        let (start, bytes) = (self.buffers.start(direction, slot), self.buffers.objects.bytes);
+        let (file, len) = (Fixed(at.file as u32), bytes as u32);
+        let buffer = (self.buffers.offset(direction, slot) / bytes) as u16;
         let entry = match direction {
-            Direction::Read => opcode::ReadFixed::new(file, start, len, 0).offset(at.offset).build(),
-            Direction::Write => opcode::WriteFixed::new(file, start, len, 0).offset(at.offset).build(),
+            Direction::Read => opcode::ReadFixed::new(file, start, len, buffer).offset(at.offset).build(),
+            Direction::Write => opcode::WriteFixed::new(file, start, len, buffer).offset(at.offset).build(),
         };
         // SAFETY: the buffer is part of the arena, and nothing else uses it while the benchmark is
         // here.

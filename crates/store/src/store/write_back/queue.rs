@@ -200,7 +200,7 @@ pub struct Queue {
     /// has deleted, and stored again since: they have another turn.
     again: HashMap<ChunkId, Dirty>,
     /// Chunks that were refused because they came before their parents: as many as may wait.
-    orphans: Orphans,
+    orphans: Orphans<Dirty>,
     /// Why chunks are not on the disk.
     absences: AbsenceLog,
     stat: WriteBackStat,
