@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ssd_formulas import Costs, profile
 
 MEMORY = Path("/dev/shm")
 SIZES = ("80kib", "1mib")
+UNMOUNT_LIMIT_S = 20.0
 # A log and the ceiling's room take as much each, and the log's segments and the file system some more.
 OVERHEAD, SPARE_BYTES = 2.4, 768 << 20
 CHUNK_TOKENS = 64
@@ -84,8 +86,18 @@ def device(undo: contextlib.ExitStack, folder: Path, size: int) -> Path:
         raise RuntimeError(f"{loop} is not the device of {image}")
     said("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", loop)
     said("mount", loop, mounted)
-    undo.callback(said, "umount", mounted)
+    undo.callback(unmount, mounted)
     return mounted
+
+
+def unmount(mounted: Path) -> None:
+    """Unmounts. The kernel lets go of the files of a ring a moment after its process has ended."""
+    end = time.monotonic() + UNMOUNT_LIMIT_S
+    while subprocess.run(["umount", mounted], capture_output=True).returncode != 0:
+        if time.monotonic() > end:
+            said("umount", mounted)  # Says why not.
+            return
+        time.sleep(0.1)
 
 
 def measured(forebay: Forebay, count: int, runs: int, run_mib: int) -> list[Row]:
