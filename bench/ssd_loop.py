@@ -211,7 +211,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / "ssd-loop.json", help="where the results go")
     parser.add_argument("--forebay", help="the program")
     args = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+    # A checkout has the extension only if it was built there: an installed package comes first.
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
     # What was made is undone on this signal, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     forebay, rows = Forebay(vllm_engine.program(args.forebay)), []
