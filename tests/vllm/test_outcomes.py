@@ -95,7 +95,7 @@ def test_a_request_of_vllm_is_explained_by_its_name(model: Path, tmp_path: Path)
     with node, Engine(arguments(model, transfer(node.socket)), tmp_path / "log") as engine:
         engine.generate(prompts=[tokens], tokens=1)
         engine.settle()
-        said = explain("--request", "0")
+        said = explain("--request", "r1-")
         assert said["facts"]["requests"][0]["reason"] == "not_found"
         file = tmp_path / "tokens.json"
         file.write_text(json.dumps(tokens))
