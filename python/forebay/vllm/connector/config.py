@@ -67,6 +67,13 @@ def verifier(name: str, value: Any) -> Any:
     return value
 
 
+def hints(name: str, value: Any) -> Any:
+    """Whose hints are obeyed."""
+    if value not in ("off", "typed", "any"):
+        raise refuse(name, value, "off, typed or any")
+    return value
+
+
 def digest(name: str, value: Any) -> bytes | None:
     """A digest in hexadecimal digits, or None."""
     given = text(name, value)
@@ -131,6 +138,8 @@ class Settings:
     verify: Any = setting(None, verifier)
     profile: str | None = setting(None, text)
     gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
+    # "typed": vLLM's field, which no client can set. "any": also kv_transfer_params, which clients can.
+    kv_hints: str = setting("typed", hints)
     keep_on_reset: bool = setting(False, flag)  # True where weights never change
     layout: str = setting("HND", layout)
     one_copy: bool = setting(False, flag)  # a chunk for each KV head, which any TP size reads

@@ -14,7 +14,14 @@ from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
-from forebay.vllm.connector.tracked import ChunkIds, Found, Lookup, PendingHandover, TrackedRequest
+from forebay.vllm.connector.tracked import (
+    ChunkIds,
+    Found,
+    Lookup,
+    PendingHandover,
+    TrackedRequest,
+    name_chunks,
+)
 
 limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
 
@@ -148,16 +155,17 @@ class Matcher:
         most = len(prompt) - self.facts.ends_at_chunks  # the last one needs the state before
         ids = tracked.ids
         if ticket.shape != ids.shape:
-            ids = ChunkIds(ticket.shape, self.namespaces(tracked, ticket.shape), size, ids.media)
+            ids = self.ids_in(tracked, ticket.shape)
         ids.grow(prompt)
         whole = min(ticket.tokens, most) // size
         has_tail = ticket.tokens <= most and not self.facts.has_rings
         covered = ticket.tokens if has_tail else whole * size
         return Found(ticket.shape, ids.with_tail(prompt[:covered], whole), covered)
 
-    def namespaces(self, tracked: TrackedRequest, shape: Shape) -> list[bytes]:
-        digest = tracked.adapter.digest if tracked.adapter is not None else None
-        return self.facts.namespaces(tracked.request.cache_salt, shape, digest)
+    def ids_in(self, tracked: TrackedRequest, shape: Shape) -> ChunkIds:
+        """The chunk ids of a request in a shape, none yet."""
+        media, shared = tracked.ids.media, tracked.shared_tokens
+        return name_chunks(self.facts, shape, tracked.request, tracked.adapter, media, shared)
 
     def prefix(self, tracked: TrackedRequest, others: int) -> Found | None:
         """The longest prefix that is there and worth loading, in any shape that this engine reads.
@@ -196,7 +204,7 @@ class Matcher:
         for shape in self.shapes:
             ids = tracked.ids if shape == self.facts.shape else tracked.other_ids.get(shape)
             if ids is None:
-                ids = ChunkIds(shape, self.namespaces(tracked, shape), size, tracked.ids.media)
+                ids = self.ids_in(tracked, shape)
                 tracked.other_ids[shape] = ids
             ids.grow(tokens)
             limit = len(ids.ranks[0]) if tracked.chunk_limit is None else tracked.chunk_limit

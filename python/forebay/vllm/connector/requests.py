@@ -15,12 +15,13 @@ from forebay.errors import InvalidError
 from forebay.vllm.connector import compat, handover
 from forebay.vllm.connector.adapters import Adapter, Adapters
 from forebay.vllm.connector.config import Settings
+from forebay.vllm.connector.hints import Hints
 from forebay.vllm.connector.media import Media, media_of
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.offers import Offers
 from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.stats import Counts
-from forebay.vllm.connector.tracked import ChunkIds, TrackedRequest
+from forebay.vllm.connector.tracked import TrackedRequest, name_chunks
 
 limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
 
@@ -38,11 +39,12 @@ class Requests:
         lora_config: Any,
         stores_kv: bool,
         outcomes: Outcomes,
+        hints: Hints,
     ) -> None:
         """`lora_config`: vLLM's, None without adapters."""
         self.facts, self.settings, self.node = facts, settings, node
         self.offers, self.counts, self.stores_kv = offers, counts, stores_kv
-        self.outcomes = outcomes
+        self.outcomes, self.hints = outcomes, hints
         self.tracked: dict[str, TrackedRequest] = {}
         self.adapters = Adapters(lora_config)
         compat.when_adapters_load(self.adapters.look)
@@ -51,6 +53,7 @@ class Requests:
 
     def add(self, request: Any) -> None:
         """Tracks a request if its KV depends on tokens, salt, adapter and named contents alone."""
+        self.hints.added(request)
         media = media_of(request, self.facts.media)
         if (
             request.prompt_token_ids is None
@@ -72,10 +75,9 @@ class Requests:
 
     def track(self, request: Any, media: Media, adapter: Adapter | None) -> None:
         """Begins to track a request, all of whose dependencies are known."""
-        digest = adapter.digest if adapter is not None else None
-        namespaces = self.facts.namespaces(request.cache_salt, self.facts.shape, digest)
-        ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, media)
-        tracked = TrackedRequest(request, ids, adapter, self.facts.resets)
+        shared = self.hints.shared_tokens(request.request_id)
+        ids = name_chunks(self.facts, self.facts.shape, request, adapter, media, shared)
+        tracked = TrackedRequest(request, ids, adapter, self.facts.resets, shared)
         try:
             params, tokens = self.params(request), request.num_prompt_tokens
             tracked.ticket = handover.ticket_of(params, tokens, self.facts, self.offers.reader())
@@ -88,6 +90,7 @@ class Requests:
         self.tracked[tracked.name] = tracked
         if tracked.ticket is None:
             self.announce_use(tracked)
+        self.hints.tracked(tracked)
 
     def announce_use(self, tracked: TrackedRequest) -> None:
         """Tells the node which chunks a prompt needs: its disk admits chunks by their use.

@@ -22,6 +22,7 @@ from forebay.vllm.connector.corrections import Corrections, before_counts_are_re
 from forebay.vllm.connector.events import Events
 from forebay.vllm.connector.finder import Finder
 from forebay.vllm.connector.groups import fail_as_one
+from forebay.vllm.connector.hints import Hints
 from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwise
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.matcher import Matcher
@@ -32,7 +33,7 @@ from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.requests import Requests
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.stores import Stores
-from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest, state_id
+from forebay.vllm.connector.tracked import Found, Loading, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
 limited = LimitedLog(logger)
@@ -91,6 +92,7 @@ class SchedulerHalf:
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.outcomes = Outcomes(node, facts)
+        self.hints = Hints(node, facts, self.counts, settings.kv_hints)
         facts.namespaces(None, facts.shape)  # described before a request comes
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
         self.requests = Requests(
@@ -102,6 +104,7 @@ class SchedulerHalf:
             vllm_config.lora_config,
             self.stores_kv,
             self.outcomes,
+            self.hints,
         )
         self.tracked = self.requests.tracked
         self.running: set[str] = set()  # computed in the last step, or admitted to this one
@@ -309,6 +312,15 @@ class SchedulerHalf:
     def request_finished(
         self, request: Any, blocks: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended: whether stores read its blocks, and what its client is told."""
+        waits, params = self.end_request(request, blocks)
+        answers = self.hints.finished(request.request_id)
+        # Another connector that does hand-overs may have something to say, and only one may.
+        if answers and self.settings.handovers:
+            params = {**(params or {}), "kv_hint_answers": answers}
+        return waits, params
+
+    def end_request(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """A request ended: whether stores read its blocks, and what a prefiller hands over."""
         name = request.request_id
         self.running.discard(name)
@@ -563,8 +575,7 @@ class SchedulerHalf:
             self.events.forget()
         for tracked in self.tracked.values():
             named = len(tracked.ids.ranks[0])
-            namespaces = self.matcher.namespaces(tracked, self.facts.shape)
-            tracked.ids = ChunkIds(self.facts.shape, namespaces, self.facts.chunk_tokens, tracked.ids.media)
+            tracked.ids = self.matcher.ids_in(tracked, self.facts.shape)
             tracked.ids.grow(tracked.request.all_token_ids, named)
             tracked.resets = self.facts.resets
             tracked.forget()
@@ -576,4 +587,5 @@ class SchedulerHalf:
             for hold in load.holds:
                 hold.release()
         self.requests.close()
+        self.hints.close()
         self.node.close()

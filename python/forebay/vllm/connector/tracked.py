@@ -15,6 +15,7 @@ from forebay.vllm.connector.adapters import Adapter
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.handover import Ticket
 from forebay.vllm.connector.media import Media
+from forebay.vllm.connector.namespace import Facts
 
 # Where chunks may be, the nearest first.
 TIERS = ("memory", "disk", "peer")
@@ -25,21 +26,39 @@ def state_id(chunk_id: bytes) -> bytes:
     return hashlib.sha256(b"forebay state " + chunk_id).digest()
 
 
+@dataclass(frozen=True)
+class Shared:
+    """The first chunks of a request that others may use, whatever their salt."""
+
+    chunks: int
+    namespaces: Sequence[bytes]  # without the request's salt
+
+
 class ChunkIds:
     """The chunk ids of a request's tokens, for each rank of a shape. They grow with these."""
 
-    def __init__(self, shape: Shape, namespaces: Sequence[bytes], chunk_tokens: int, media: Media) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        namespaces: Sequence[bytes],
+        chunk_tokens: int,
+        media: Media,
+        shared: Shared | None = None,
+    ) -> None:
         self.shape, self.media = shape, media
         self.chunk_tokens = chunk_tokens
-        self.namespaces = namespaces
+        self.namespaces, self.shared = namespaces, shared
         self.ranks: list[list[bytes]] = [[] for _ in namespaces]
 
     def grow(self, tokens: Sequence[int], chunks: int | None = None) -> None:
         """Adds the ids of the whole chunks of `tokens`, or of the first `chunks`."""
         have, size = len(self.ranks[0]), self.chunk_tokens
         whole = len(tokens) // size
-        for first, last, shown in self.runs(have, whole if chunks is None else min(chunks, whole)):
-            self.extend(self.ranks, tokens[first * size : last * size], shown)
+        end = whole if chunks is None else min(chunks, whole)
+        private = have if self.shared is None else min(max(have, self.shared.chunks), end)
+        for start, stop in ((have, private), (private, end)):
+            for first, last, shown in self.runs(start, stop):
+                self.extend(self.ranks, tokens[first * size : last * size], shown)
 
     def runs(self, first: int, end: int) -> Iterator[tuple[int, int, bytes]]:
         """The chunks from `first` to `end`: runs of text, and each chunk with media."""
@@ -58,7 +77,9 @@ class ChunkIds:
         self, ranks: list[list[bytes]], tokens: Sequence[int], shown: bytes, tail: bool = False
     ) -> None:
         """Adds the ids of the chunks of `tokens` to those of `ranks`."""
-        for namespace, ids in zip(self.namespaces, ranks, strict=True):
+        is_shared = self.shared is not None and not tail and len(ranks[0]) < self.shared.chunks
+        namespaces = self.shared.namespaces if self.shared is not None and is_shared else self.namespaces
+        for namespace, ids in zip(namespaces, ranks, strict=True):
             key = hashlib.sha256(namespace + shown).digest() if shown else namespace
             parent = ids[-1] if ids else None
             ids.extend(forebay.chunk_ids(key, tokens, self.chunk_tokens, parent=parent, tail=tail))
@@ -70,6 +91,18 @@ class ChunkIds:
         if len(tokens) > start:
             self.extend(found, tokens[start:], self.media.within(start, len(tokens)), tail=True)
         return found
+
+
+def name_chunks(
+    facts: Facts, shape: Shape, request: Any, adapter: Adapter | None, media: Media, shared_tokens: int = 0
+) -> ChunkIds:
+    """The chunk ids of a request in a shape, none yet. The first `shared_tokens` have names without salt."""
+    digest = adapter.digest if adapter is not None else None
+    namespaces = facts.namespaces(request.cache_salt, shape, digest)
+    shared = None
+    if shared_tokens >= facts.chunk_tokens and request.cache_salt is not None:
+        shared = Shared(shared_tokens // facts.chunk_tokens, facts.namespaces(None, shape, digest))
+    return ChunkIds(shape, namespaces, facts.chunk_tokens, media, shared)
 
 
 def digest_of(ids: Sequence[Sequence[bytes]]) -> bytes:
@@ -182,6 +215,7 @@ class TrackedRequest:
     ids: ChunkIds
     adapter: Adapter | None = None
     resets: int = 0  # of the engine, before its chunks were named
+    shared_tokens: int = 0  # from the first one on, that are named without its salt
     # What is looked up and found.
     other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # in other shapes
     ticket: Ticket | None = None  # of a hand-over
