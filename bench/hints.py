@@ -50,24 +50,27 @@ def round_of(case: list[tuple[str, dict[str, Any]]] | None) -> list[float]:
     """Microseconds of each request, from its coming to the answers."""
     facts: Any = SimpleNamespace(chunk_tokens=64, has_states=False)
     node: Any = Silent()
-    took = []
-    for start in range(0, REQUESTS, 100):
-        hints = Hints(node, facts, Counts(), "any")
-        for number in range(start, start + 100):
-            name = str(number)
-            request: Any = SimpleNamespace(request_id=name, kv_hints=None, kv_transfer_params=params(case))
-            # Its stores never end here, so that what is measured is this thread alone.
-            tracked: Any = SimpleNamespace(
-                name=name, stores={1}, is_stored=False, ids=SimpleNamespace(ranks=[[]])
-            )
-            before = time.perf_counter_ns()
-            hints.added(request)
-            hints.shared_tokens(name)
-            hints.tracked(tracked)
-            hints.finished(name)
+    hints, took = Hints(node, facts, Counts(), "any"), []
+    for number in range(-1, REQUESTS):
+        name = str(number)
+        # The first one starts the thread that talks to the node, once for an engine.
+        request: Any = SimpleNamespace(
+            request_id=name, kv_hints=None, kv_transfer_params=params(CASES["pin"] if number < 0 else case)
+        )
+        # Its stores never end here, so that what is measured is this thread alone.
+        tracked: Any = SimpleNamespace(
+            name=name, stores={1}, is_stored=False, ids=SimpleNamespace(ranks=[[]])
+        )
+        before = time.perf_counter_ns()
+        hints.added(request)
+        hints.shared_tokens(name)
+        hints.tracked(tracked)
+        hints.finished(name)
+        if number >= 0:
             took.append((time.perf_counter_ns() - before) / 1000)
-        hints.errands.waiting.clear()
-        hints.close()
+        with hints.errands.changed:
+            hints.errands.waiting.clear()
+    hints.close()
     return took
 
 

@@ -12,6 +12,7 @@ from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector import compat, handover, namespace, step_recovery, stores  # noqa: E402
 from forebay.vllm.connector.config import Shape, settings_of  # noqa: E402
 from forebay.vllm.connector.groups import Group  # noqa: E402
+from forebay.vllm.connector.hints import Hints  # noqa: E402
 from forebay.vllm.connector.load_mode import layerwise_is_possible, runs_layerwise  # noqa: E402
 from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.matcher import Matcher  # noqa: E402
@@ -459,7 +460,8 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     )
     offers = Offers(two, 0, reads=False)
     outcomes = Outcomes(node, two)
-    requests = Requests(two, settings_of({}), node, offers, Counts(), None, True, outcomes)
+    hints = Hints(node, two, Counts(), "typed")
+    requests = Requests(two, settings_of({}), node, offers, Counts(), None, True, outcomes, hints)
     request = SimpleNamespace(
         request_id="one",
         prompt_token_ids=list(range(200)),

@@ -247,11 +247,13 @@ class Errands:
             if self.closed or len(self.waiting) >= WAITING_MAX:
                 job.answer.update(verdict="rejected", reason="busy")
                 return
-            heapq.heappush(self.waiting, (time.monotonic() + wait_s, next(self.numbers), job))
+            entry = time.monotonic() + wait_s, next(self.numbers), job
+            heapq.heappush(self.waiting, entry)
             if self.thread is None:
                 self.thread = threading.Thread(target=self.run, name="forebay-hints", daemon=True)
                 self.thread.start()
-            self.changed.notify()
+            if self.waiting[0] is entry:
+                self.changed.notify()
 
     def run(self) -> None:
         while (job := self.next()) is not None:
