@@ -435,7 +435,7 @@ impl Node {
         self.control(py, Verb::Demote, ids)
     }
 
-    /// Has chunks be gone from this node, and their bytes overwritten.
+    /// Has chunks be gone from this node and from its peers, and their bytes overwritten.
     fn forget(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
         self.control(py, Verb::Forget, ids)
     }

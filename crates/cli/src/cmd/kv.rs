@@ -35,7 +35,8 @@ enum Command {
     Prefetch(Chunks),
     /// Have chunks leave memory, as far as they are on the SSD
     Demote(Chunks),
-    /// Have chunks be gone from this node, and their bytes overwritten in memory and on the SSD
+    /// Have chunks be gone from this node and its peers, and their bytes overwritten in memory and
+    /// on the SSD
     Forget(Chunks),
 }
 

@@ -22,7 +22,7 @@ pub enum Verb {
     Prefetch,
     /// To leave memory, if it is on disk.
     Demote,
-    /// To be gone from this node, and its bytes overwritten.
+    /// To be gone from this node and from its peers, and its bytes overwritten.
     Forget,
 }
 
@@ -63,6 +63,8 @@ pub enum Reason {
     /// As many chunks come into memory as may at a time.
     Busy,
     Draining,
+    /// A peer did not answer and may still have it: ask again.
+    PeersUnreached,
 }
 
 /// What the node says of a chunk.
@@ -78,7 +80,7 @@ pub struct Report {
 
 const VERDICTS: [Verdict; 3] = [Verdict::Accepted, Verdict::Clipped, Verdict::Rejected];
 
-const REASONS: [(Reason, &str); 12] = [
+const REASONS: [(Reason, &str); 13] = [
     (Reason::None, "none"),
     (Reason::TtlCut, "ttl_cut"),
     (Reason::OverBudget, "over_budget"),
@@ -91,6 +93,7 @@ const REASONS: [(Reason, &str); 12] = [
     (Reason::NotOnDisk, "not_on_disk"),
     (Reason::Busy, "busy"),
     (Reason::Draining, "draining"),
+    (Reason::PeersUnreached, "peers_unreached"),
 ];
 
 const PLACES: [(Place, &str); 4] =
@@ -186,7 +189,7 @@ impl Report {
         let code = body.u8("a verdict")?;
         let verdict = *VERDICTS.get(usize::from(code)).ok_or(bad("a verdict", code, "0 to 2"))?;
         let code = body.u8("a reason")?;
-        let (reason, _) = *REASONS.get(usize::from(code)).ok_or(bad("a reason", code, "0 to 11"))?;
+        let (reason, _) = *REASONS.get(usize::from(code)).ok_or(bad("a reason", code, "0 to 12"))?;
         let code = body.u8("a place")?;
         let (place, _) = *PLACES.get(usize::from(code)).ok_or(bad("a place", code, "0 to 3"))?;
         Ok(Report { verdict, reason, place, pinned_ms: body.u64("a time to live")? })
@@ -202,6 +205,6 @@ mod tests {
         assert!(VERDICTS.iter().enumerate().all(|(code, verdict)| *verdict as usize == code));
         assert!(REASONS.iter().enumerate().all(|(code, (reason, _))| *reason as usize == code));
         assert_eq!((Verb::Forget.name(), Verdict::Rejected.name()), ("forget", "rejected"));
-        assert_eq!(Reason::Draining.name(), "draining");
+        assert_eq!(Reason::PeersUnreached.name(), "peers_unreached");
     }
 }

@@ -1,9 +1,9 @@
 //! What clients say of single chunks, by name: each becomes a call of the store, and each chunk has a
 //! report. It runs on the client's thread and never waits for a disk or a peer: what is fetched ahead
-//! comes after the answer.
+//! comes after the answer, and the answer to what peers forget too comes when they have answered.
 
 use super::clients::Clients;
-use crate::peering::PullRequest;
+use crate::peering::{Forgotten, PullRequest};
 use forebay_client::protocol::control::{Control, Reason, Report, Verb, Verdict};
 use forebay_client::protocol::explain::Place;
 use forebay_kv::ChunkId;
@@ -14,24 +14,26 @@ use std::sync::Arc;
 /// How long chunks are leased that are fetched ahead, and how long that may take.
 const AHEAD_US: u64 = 30_000_000;
 
-/// Carries out what a client of this tenant wants of chunks, and says what became of each.
-pub fn control(clients: &Arc<Clients>, tenant: TenantId, wanted: &Control) -> Vec<Report> {
+/// Carries out what a client of this tenant wants of chunks. `on_end` is told once what became of
+/// each, on any thread.
+pub fn control(
+    clients: &Arc<Clients>,
+    tenant: TenantId,
+    wanted: Control,
+    on_end: impl FnOnce(Vec<Report>) + Send + 'static,
+) {
     let look = Look { clients, tenant };
-    let ids = &wanted.ids;
+    let Control { verb, ids } = wanted;
     let each = |act: &dyn Fn(&ChunkId) -> Report| ids.iter().map(act).collect();
-    let mut reports: Vec<Report> = match wanted.verb {
+    let reports: Vec<Report> = match verb {
         Verb::List => each(&|_| Report::new(Verdict::Accepted, Reason::None)),
         Verb::Pin { ttl_ms } => each(&|id| look.pin(id, ttl_ms)),
-        Verb::Unpin => look.last_first(ids, |id| clients.store.unpin(tenant, id)),
-        Verb::Demote => look.last_first(ids, |id| clients.store.demote(tenant, id)),
-        Verb::Prefetch => look.prefetch(ids),
-        Verb::Forget => look.forget(ids),
+        Verb::Unpin => look.last_first(&ids, |id| clients.store.unpin(tenant, id)),
+        Verb::Demote => look.last_first(&ids, |id| clients.store.demote(tenant, id)),
+        Verb::Prefetch => look.prefetch(&ids),
+        Verb::Forget => return look.forget(ids, on_end),
     };
-    for (report, id) in reports.iter_mut().zip(ids) {
-        (report.place, report.pinned_ms) = look.whereabouts(id);
-    }
-    clients.controls.count(wanted.verb, &reports);
-    reports
+    on_end(look.told(verb, &ids, reports));
 }
 
 /// A client's view of the node.
@@ -41,6 +43,15 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
+    /// The reports as the client is told them, counted.
+    fn told(&self, verb: Verb, ids: &[ChunkId], mut reports: Vec<Report>) -> Vec<Report> {
+        for (report, id) in reports.iter_mut().zip(ids) {
+            (report.place, report.pinned_ms) = self.whereabouts(id);
+        }
+        self.clients.controls.count(verb, &reports);
+        reports
+    }
+
     fn pin(&self, id: &ChunkId, ttl_ms: u64) -> Report {
         let ttl_us = ttl_ms.saturating_mul(1000);
         match self.clients.store.pin(self.tenant, id, ttl_us) {
@@ -56,9 +67,22 @@ impl Look<'_> {
         reports
     }
 
-    fn forget(&self, ids: &[ChunkId]) -> Vec<Report> {
-        let gone = self.clients.store.forget(self.tenant, ids);
-        gone.into_iter().map(|gone| report(if gone { Ok(()) } else { Err(Unchanged::NotHere) })).collect()
+    fn forget(&self, ids: Vec<ChunkId>, on_end: impl FnOnce(Vec<Report>) + Send + 'static) {
+        let (clients, tenant) = (self.clients, self.tenant);
+        let Some(remote) = clients.remote() else {
+            let had = clients.store.forget(tenant, &ids);
+            let reports = forgotten(&Forgotten { had, by_all: true });
+            return on_end(self.told(Verb::Forget, &ids, reports));
+        };
+        // Weak, so that the node does not end on a thread of its own.
+        let (clients, named) = (Arc::downgrade(clients), ids.clone());
+        let on_forgotten = move |told: Result<Forgotten, _>| {
+            let Some(clients) = clients.upgrade() else { return };
+            let busy = |_| vec![Report::new(Verdict::Clipped, Reason::Busy); named.len()];
+            let reports = told.map_or_else(busy, |told| forgotten(&told));
+            on_end(Look { clients: &clients, tenant }.told(Verb::Forget, &named, reports));
+        };
+        remote.forget(tenant, &ids, Box::new(on_forgotten));
     }
 
     /// Has the longest prefix that is somewhere come into memory.
@@ -122,6 +146,16 @@ impl Look<'_> {
         let left_us = status.pinned_until_us.map(|until| until.saturating_sub(self.clients.now_us()));
         (place, left_us.map_or(0, |left_us| left_us.div_ceil(1000)))
     }
+}
+
+/// What is said of chunks that were to be forgotten.
+fn forgotten(told: &Forgotten) -> Vec<Report> {
+    let each = |had: &bool| match had {
+        _ if !told.by_all => Report::new(Verdict::Clipped, Reason::PeersUnreached),
+        true => Report::new(Verdict::Accepted, Reason::None),
+        false => Report::new(Verdict::Rejected, Reason::NotStored),
+    };
+    told.had.iter().map(each).collect()
 }
 
 fn report(done: Result<(), Unchanged>) -> Report {

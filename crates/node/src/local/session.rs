@@ -147,8 +147,14 @@ impl Session {
             Request::Outcome(outcome) => self.clients.described.lock().note(outcome),
             Request::Explain(prompt) => self.explain(asked, &prompt),
             Request::Control(wanted) => {
-                let reports = control(&self.clients, self.client.tenant, &wanted);
-                self.answer(asked, &Answer::Controlled(reports));
+                // Weak, so that the node does not end on a thread of its own.
+                let session = Arc::downgrade(self);
+                let on_end = move |reports| {
+                    if let Some(session) = session.upgrade() {
+                        session.answer(asked, &Answer::Controlled(reports));
+                    }
+                };
+                control(&self.clients, self.client.tenant, wanted, on_end);
             }
             Request::OpenRing => return Next::OpenRing,
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),

@@ -2,6 +2,7 @@
 //! follow it may have one, and until it is here or failed. Pure: this file keeps what waits and
 //! gives it back when its time has come; it must never run it.
 
+use super::bar::{Bar, TooMany};
 use forebay_kv::ChunkId;
 use forebay_store::{ReadGuard, TenantId};
 use std::collections::HashMap;
@@ -18,19 +19,24 @@ pub struct Arrivals {
     /// Chunks that may be asked for at a time. As many others may come along with them.
     asked_max: usize,
     chunks: HashMap<(TenantId, ChunkId), Waiting>,
+    forgotten: Bar,
 }
 
-/// As many chunks are on their way as may be.
+/// Why a chunk may not set out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("{limit} chunks are on their way from peers; no more may be")]
-pub struct Full {
-    limit: usize,
+pub enum NotTaken {
+    #[error("{limit} chunks are on their way from peers; no more may be")]
+    Full { limit: usize },
+    #[error("the chunk was forgotten a moment ago")]
+    Forgotten,
 }
 
 /// What waits for a chunk.
 #[derive(Default)]
 pub struct Waiting {
     has_slot: bool,
+    /// It must not arrive.
+    is_forgotten: bool,
     /// For its slot.
     pub jobs: Vec<Job>,
     pub on_ends: Vec<OnPulled>,
@@ -39,21 +45,46 @@ pub struct Waiting {
 impl Arrivals {
     /// None, of which so many may be asked for at a time.
     pub fn new(asked_max: usize) -> Arrivals {
-        Arrivals { asked_max, chunks: HashMap::new() }
+        Arrivals { asked_max, ..Arrivals::default() }
     }
 
-    /// How many may come along with one that is asked for. They never take the place of one that
-    /// may be asked for.
-    pub fn room(&self) -> Result<usize, Full> {
+    /// How many may come along with this one, which is asked for. They never take the place of one
+    /// that may be asked for.
+    pub fn room(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> Result<usize, NotTaken> {
         let (arrivals, limit) = (self.chunks.len(), self.asked_max.saturating_mul(2));
         if arrivals >= limit {
-            return Err(Full { limit });
+            return Err(NotTaken::Full { limit });
+        }
+        if self.forgotten.has(now_us, tenant, id) {
+            return Err(NotTaken::Forgotten);
         }
         Ok(self.asked_max.saturating_sub(arrivals + 1))
     }
 
-    pub fn has(&self, tenant: TenantId, id: &ChunkId) -> bool {
+    fn has(&self, tenant: TenantId, id: &ChunkId) -> bool {
         self.chunks.contains_key(&(tenant, *id))
+    }
+
+    /// Whether a chunk may come along: it is not on its way, and may be.
+    pub fn may_come_along(&mut self, now_us: u64, tenant: TenantId, id: &ChunkId) -> bool {
+        !self.has(tenant, id) && !self.forgotten.has(now_us, tenant, id)
+    }
+
+    /// These chunks are forgotten: those on their way must not arrive, and none may set out before
+    /// peers have forgotten them too.
+    pub fn forget(&mut self, now_us: u64, tenant: TenantId, ids: &[ChunkId]) -> Result<(), TooMany> {
+        self.forgotten.add(now_us, tenant, ids)?;
+        for id in ids {
+            if let Some(waiting) = self.chunks.get_mut(&(tenant, *id)) {
+                waiting.is_forgotten = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a chunk was forgotten since it set out.
+    pub fn is_forgotten(&self, tenant: TenantId, id: &ChunkId) -> bool {
+        self.chunks.get(&(tenant, *id)).is_some_and(|waiting| waiting.is_forgotten)
     }
 
     /// A chunk is on its way from now on.
@@ -140,15 +171,31 @@ mod tests {
             let mut numbers = (0u8..).map(|number| ChunkId::from_bytes([number; 32]));
             let mut add = |arrivals: &mut Arrivals| arrivals.add(TENANT, &numbers.next().unwrap());
             for _ in 0..20 {
-                let along = arrivals.room().unwrap().min(batch - 1);
+                let along = arrivals.room(0, TENANT, &ID).unwrap().min(batch - 1);
                 (0..=along).for_each(|_| add(&mut arrivals));
             }
-            while arrivals.room().is_ok() {
+            while arrivals.room(0, TENANT, &ID).is_ok() {
                 add(&mut arrivals);
             }
-            let full = arrivals.room().unwrap_err().to_string();
+            let full = arrivals.room(0, TENANT, &ID).unwrap_err().to_string();
             assert_eq!(full, "40 chunks are on their way from peers; no more may be");
         }
+    }
+
+    #[test]
+    fn a_forgotten_chunk_neither_arrives_nor_sets_out() {
+        let (mut arrivals, other) = (Arrivals::new(20), ChunkId::from_bytes([2; 32]));
+        arrivals.add(TENANT, &ID);
+        arrivals.forget(0, TENANT, &[ID, other]).unwrap();
+        assert!(arrivals.is_forgotten(TENANT, &ID));
+        assert_eq!(arrivals.room(0, TENANT, &other), Err(NotTaken::Forgotten));
+        assert!(!arrivals.may_come_along(0, TENANT, &other));
+        assert!(arrivals.may_come_along(0, TenantId(4), &other), "another tenant's");
+        arrivals.end(TENANT, &ID);
+        let later_us = 60_000_000;
+        assert!(arrivals.room(later_us, TENANT, &ID).is_ok());
+        arrivals.add(TENANT, &ID);
+        assert!(!arrivals.is_forgotten(TENANT, &ID), "it has set out since");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::sync::Arc;
 const VERSION: u8 = 3;
 /// Chunks that a peer is asked for at a time.
 pub const LOOKUP_IDS_MAX: usize = 16_384;
+const FORGET_IDS_MAX: usize = 16_384;
 pub const LEASE_IDS_MAX: usize = 64;
 /// Longest time that a lease is for.
 pub const LEASE_US_MAX: u64 = 60_000_000;
@@ -40,6 +41,8 @@ pub enum Question {
     Renew(u64, u64),
     /// This chunk came with other bytes than were leased: are they wrong where they lie?
     Wrong(TenantKey, ChunkId),
+    /// Forget these chunks, and ask nobody else to.
+    Forget(TenantKey, Vec<ChunkId>),
 }
 
 /// What a peer leases to this node.
@@ -62,6 +65,8 @@ pub enum Answer {
     Heard,
     /// As much is leased to the one that asks as may be: not before it has given something back.
     NotNow,
+    /// They are forgotten: of each, whether it was there.
+    Forgotten(Vec<bool>),
 }
 
 impl TenantKey {
@@ -87,6 +92,7 @@ impl Question {
             Question::Return(lease) => start.u8(3).u64(*lease),
             Question::Renew(lease, ttl_us) => start.u8(4).u64(*lease).u64(*ttl_us),
             Question::Wrong(key, id) => write_key(start.u8(5), key).bytes(id.as_bytes()),
+            Question::Forget(key, ids) => write_key(start.u8(6), key).ids(ids),
         };
         bytes
     }
@@ -102,8 +108,9 @@ impl Question {
             3 => Question::Return(body.u64("a lease")?),
             4 => Question::Renew(body.u64("a lease")?, body.u64("a time to live")?.min(LEASE_US_MAX)),
             5 => Question::Wrong(read_key(&mut body)?, body.id()?),
+            6 => Question::Forget(read_key(&mut body)?, ids(&mut body, FORGET_IDS_MAX, "0 to 16384")?),
             kind => {
-                return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 5" });
+                return Err(BadBytes::Value { what: "a question", value: kind.into(), allowed: "1 to 6" });
             }
         };
         body.end()?;
@@ -126,6 +133,7 @@ impl Answer {
             }
             Answer::Heard => start.u8(3),
             Answer::NotNow => start.u8(4),
+            Answer::Forgotten(had) => start.u8(5).list(had, |writer, had| writer.u8((*had).into())),
         };
         bytes
     }
@@ -143,7 +151,8 @@ impl Answer {
             }
             3 => Answer::Heard,
             4 => Answer::NotNow,
-            kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 4" }),
+            5 => Answer::Forgotten(body.list("chunks", 1, |body| body.bool("whether it was there"))?),
+            kind => return Err(BadBytes::Value { what: "an answer", value: kind.into(), allowed: "1 to 5" }),
         };
         body.end()?;
         Ok(told)
@@ -229,6 +238,7 @@ mod tests {
         let within = TraceContext { trace: [1; 16], span: [2; 8], sampled: true };
         let traced = Question::Lease(key, 5, Class::Demand, vec![id], Some(within));
         let small = [traced, Question::Return(9), Question::Renew(9, 5), Question::Wrong(key, id)];
+        let small = small.into_iter().chain([Question::Forget(key, vec![id; 2])]);
         let asks: Vec<Question> =
             [Question::Lookup(key, vec![id; 3]), Question::Lease(key, 5, Class::Prefetch, vec![id], None)]
                 .into_iter()
@@ -240,7 +250,9 @@ mod tests {
             assert!(whole && (0..bytes.len()).all(|cut| Question::decode(&bytes[..cut]).is_err()));
             assert!(Question::decode(&[bytes, vec![0]].concat()).is_err());
         }
-        for told in [Answer::Found(7), told, Answer::Heard, Answer::NotNow] {
+        for told in
+            [Answer::Found(7), told, Answer::Heard, Answer::NotNow, Answer::Forgotten(vec![true, false])]
+        {
             let bytes = told.encode();
             assert_eq!(Answer::decode(&bytes), Ok(told));
             assert!((0..bytes.len()).all(|cut| Answer::decode(&bytes[..cut]).is_err()));

@@ -4,11 +4,14 @@
 //! A pull has four steps. **Lookup** (`hints`, `choice`): who has a chunk, and whom to ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still
 //! and says where they lie. **Read** (`pull`): the mover reads them into slots of the arena, and
 //! every byte is compared with its checksum. **Arrival** (`arrivals`): everybody who waits is told.
+//! `forget` has chunks leave this node and its peers, and `bar` keeps them from coming back.
 //! `messages` is what nodes say. What a directory or a peer says is never believed: it costs a
 //! question at most.
 
 mod arrivals;
+mod bar;
 mod choice;
+mod forget;
 mod hints;
 mod lease_queue;
 mod messages;
@@ -38,6 +41,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+pub(crate) use forget::Forgotten;
+
 /// How long a lookup waits for peers that are connected.
 const LOOK_LIMIT_US: u64 = 50_000;
 /// How long a peer that is not connected may take to come about; nobody waits for it.
@@ -57,7 +62,7 @@ pub(crate) struct Puller {
     /// `None` ends the thread.
     jobs: Sender<Option<Job>>,
     known: Mutex<Hints>,
-    arrivals: Mutex<Arrivals>,
+    arrivals: Arc<Mutex<Arrivals>>,
     lease_queue: Mutex<LeaseQueue<Pull>>,
     counts: Counts,
     retried_gate: LogGate,
@@ -72,6 +77,8 @@ struct Counts {
     denied: AtomicU64,
     corrupt: AtomicU64,
     retried: AtomicU64,
+    /// Questions to forget chunks that a peer did not answer, by peer.
+    unforgotten: Mutex<HashMap<String, (u64, LogGate)>>,
 }
 
 /// Other nodes, from this one's side.
@@ -124,6 +131,8 @@ pub struct PeeringStat {
     pub complaints: u64,
     /// Of those, chunks that were wrong here too, and were dropped.
     pub wrong: u64,
+    /// Questions to forget chunks that a peer did not answer, by peer.
+    pub unforgotten: Vec<(String, u64)>,
 }
 
 /// Answers of peers that a lookup waits for.
@@ -146,7 +155,9 @@ impl Peering {
         spans: Arc<Spans>,
     ) -> Result<Peering, AgentError> {
         let (token, lent_per_peer) = (config.token.clone(), config.lent_per_peer);
-        let owner = Owner::new(store.clone(), mover.clone(), token, lent_per_peer, Arc::clone(&spans));
+        let arrivals = Arc::new(Mutex::new(Arrivals::new(limits.loads())));
+        let here_and_coming = (store.clone(), Arc::clone(&arrivals));
+        let owner = Owner::new(here_and_coming, mover.clone(), token, lent_per_peer, Arc::clone(&spans));
         let owner = Arc::new(owner);
         let agent = AgentConfig {
             node: Some(crate::directory::node_of_name(name)),
@@ -182,7 +193,7 @@ impl Peering {
             mover: mover.clone(),
             jobs,
             known: Mutex::default(),
-            arrivals: Mutex::new(Arrivals::new(limits.loads())),
+            arrivals,
             lease_queue: Mutex::default(),
             counts: Counts::default(),
             retried_gate: LogGate::new(),
@@ -220,6 +231,7 @@ impl Peering {
             refused: load(&of_owner.refused),
             complaints: load(&of_owner.complaints),
             wrong: load(&of_owner.wrong),
+            unforgotten: self.puller.unforgotten(),
         }
     }
 
@@ -465,16 +477,18 @@ impl Puller {
     fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
         let mut arrivals = self.arrivals.lock();
         let Some(on_end) = arrivals.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
-        let along = match arrivals.room() {
+        let now_us = self.mover.now_us();
+        let along = match arrivals.room(now_us, tenant, &ids[0]) {
             Ok(along) => along.min(BATCH - 1),
-            Err(full) => {
+            Err(not_taken) => {
                 drop(arrivals);
-                on_end(Err(full.to_string()));
+                on_end(Err(not_taken.to_string()));
                 return 0;
             }
         };
-        let free =
-            |id: &&ChunkId| !arrivals.has(tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0;
+        let free = |id: &&ChunkId| {
+            arrivals.may_come_along(now_us, tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0
+        };
         let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
         ids[..batch].iter().for_each(|id| arrivals.add(tenant, id));
         // It has just been added.
@@ -537,8 +551,18 @@ impl Puller {
     /// A peer does not lease what it was said to have.
     pub fn denied(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
         self.counts.denied.fetch_add(1, Ordering::Relaxed);
+        self.has_none(tenant, ids, peer);
+    }
+
+    /// A peer has none of these chunks.
+    fn has_none(&self, tenant: TenantId, ids: &[ChunkId], peer: &str) {
         let mut known = self.known.lock();
         ids.iter().for_each(|id| known.deny(tenant, id, peer));
+    }
+
+    /// A chunk was forgotten while it was on its way.
+    pub fn is_forgotten(&self, tenant: TenantId, id: &ChunkId) -> bool {
+        self.arrivals.lock().is_forgotten(tenant, id)
     }
 
     /// No slab here holds a chunk: whoever looks for it finds it on no peer.

@@ -4,6 +4,8 @@
 //! A chunk on disk comes into memory before it is leased. As long as a lease lives its chunks lie
 //! still; after it has ended no read of it ends well, whatever it has got by then.
 
+use super::arrivals::Arrivals;
+use super::forget::forget_here;
 use super::messages::{Answer, Question, RemoteLease, TenantKey};
 use forebay_client::protocol::answer::ChunkPlace;
 use forebay_kv::ChunkId;
@@ -27,6 +29,8 @@ const ANSWER_BYTES_MAX: usize = 900 << 10;
 /// The owner's end.
 pub struct Owner {
     store: Store,
+    /// What comes here from peers.
+    arrivals: Arc<Mutex<Arrivals>>,
     mover: MoverHandle,
     token: Vec<u8>,
     /// Bytes that may be leased to a peer at a time.
@@ -85,7 +89,7 @@ type Traced = (Reply, Option<ActiveSpan>);
 impl Owner {
     /// An owner that leases nothing before [`open`](Owner::open).
     pub fn new(
-        store: Store,
+        (store, arrivals): (Store, Arc<Mutex<Arrivals>>),
         mover: MoverHandle,
         token: Vec<u8>,
         leased_bytes_max: u64,
@@ -93,6 +97,7 @@ impl Owner {
     ) -> Owner {
         Owner {
             store,
+            arrivals,
             mover,
             token,
             leased_bytes_max,
@@ -184,6 +189,13 @@ impl Owner {
             Ok(()) => reply.send(Answer::Heard.encode()),
             Err(error) => self.refuse(reply, error.to_string()),
         }
+    }
+
+    /// A peer has these chunks forgotten, wherever they are.
+    fn forget(&self, key: &TenantKey, ids: &[ChunkId]) -> Result<Answer, String> {
+        let (tenant, here) = (self.tenant(key)?, (&self.store, &*self.arrivals));
+        let had = forget_here(here, self.mover.now_us(), tenant, ids);
+        had.map(Answer::Forgotten).map_err(|error| error.to_string())
     }
 
     /// A peer found a chunk wrong. Only what is wrong here too is dropped: the peer's memory may be
@@ -355,6 +367,10 @@ impl Service for PeerService {
             }
             Ok(Question::Renew(lease, ttl_us)) => owner.renew(&from, lease, ttl_us, reply),
             Ok(Question::Wrong(key, id)) => Owner::examine(owner, from, &key, id, reply),
+            Ok(Question::Forget(key, ids)) => match owner.forget(&key, &ids) {
+                Ok(forgotten) => reply.send(forgotten.encode()),
+                Err(why) => owner.refuse(reply, why),
+            },
             Err(bad) => owner.refuse(reply, bad.to_string()),
         }
     }
@@ -410,13 +426,17 @@ mod tests {
         }
 
         fn ask_by(asker: &Agent, ask: &Question) -> Result<Answer, String> {
+            Rig::ask_bytes(asker, ask.encode())
+        }
+
+        fn ask_bytes(asker: &Agent, ask: Vec<u8>) -> Result<Answer, String> {
             let (sender, answered) = channel();
             let on_reply = move |reply: Result<Vec<u8>, PeerError>| {
                 let bytes = reply.map_err(|why| why.to_string());
                 let told = bytes.and_then(|bytes| Answer::decode(&bytes).map_err(|bad| bad.to_string()));
                 drop(sender.send(told));
             };
-            asker.call("left", ask.encode(), LIMIT.as_micros() as u64, on_reply).unwrap();
+            asker.call("left", ask, LIMIT.as_micros() as u64, on_reply).unwrap();
             answered.recv_timeout(2 * LIMIT).unwrap()
         }
 
@@ -479,6 +499,29 @@ mod tests {
         let rig = Rig::new();
         rig.leased(60_000_000);
         assert_eq!(rig.node.drain(Duration::from_millis(50)).unwrap().cut_off, 1);
+    }
+
+    #[test]
+    fn a_peer_has_its_own_tenants_chunks_forgotten_and_no_others() {
+        let rig = Rig::new();
+        let forget = |key| rig.ask(&Question::Forget(key, vec![RIGHT, ChunkId::from_bytes([9; 32])]));
+        assert!(forget(TenantKey::of(b"guessed", TenantId(0))).is_err());
+        let of_another = forget(TenantKey::of(b"", TenantId(1)));
+        assert_eq!(of_another, Ok(Answer::Forgotten(vec![false, false])));
+        assert_eq!(rig.node.store().lookup(&[RIGHT]), 1);
+        assert_eq!(forget(key()), Ok(Answer::Forgotten(vec![true, false])));
+        assert_eq!((rig.node.store().lookup(&[RIGHT]), rig.node.store().lookup(&[WRONG])), (0, 1));
+    }
+
+    #[test]
+    fn a_question_that_only_later_programs_know_is_refused_and_the_next_one_is_answered() {
+        let rig = Rig::new();
+        let mut unknown = Question::Lookup(key(), vec![RIGHT]).encode();
+        unknown[1] = 7;
+        let refused = Rig::ask_bytes(&rig.asker, unknown).unwrap_err();
+        assert!(refused.contains("a question is 7; allowed is 1 to 6"), "{refused}");
+        assert_eq!(rig.ask(&Question::Lookup(key(), vec![RIGHT])), Ok(Answer::Found(1)));
+        assert!(rig.asker.stats()[0].counts.faults.is_empty(), "the connection is the same");
     }
 
     #[test]

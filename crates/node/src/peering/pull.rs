@@ -18,6 +18,8 @@ const LEASE_US: u64 = 20_000_000;
 /// How long a peer may take to lease them. One that is frozen is found by its silence; one whose
 /// disk is busy is not. What it leases later is given back at once.
 const LEASE_LIMIT_US: u64 = 30_000_000;
+/// Why a chunk does not arrive that was forgotten on its way.
+const FORGOTTEN: &str = "it was forgotten while it was on its way";
 
 /// Chunks to be pulled from a peer, one behind the other in their sequence.
 pub struct Pull {
@@ -202,6 +204,11 @@ impl Pull {
                 continue;
             };
             match puller.store.reserve_over(self.tenant, *id, before, &chunk.shape) {
+                // Nothing has been written to the slot.
+                Ok(Some(_)) if puller.is_forgotten(self.tenant, id) => {
+                    fail(&mut trace, FORGOTTEN);
+                    puller.ended(self.tenant, id, Err(FORGOTTEN.into()));
+                }
                 Ok(Some(slot)) => {
                     let why = "the mover takes nothing in".to_owned();
                     let (lease, tenant, sums) = (Arc::clone(&lease), self.tenant, chunk.sums);
@@ -276,8 +283,8 @@ impl Read {
     /// Compares what arrived with what its owner said.
     fn check(mut self) {
         let Some(slot) = self.slot.take() else { return };
+        let ReadLease { puller, peer, .. } = &*self.lease;
         if slot.checksums() != self.sums {
-            let ReadLease { puller, peer, .. } = &*self.lease;
             puller.is_wrong(self.tenant, &self.id, peer);
             "other bytes came than were lent".clone_into(&mut self.why);
             self.on_failure = Retry::OtherPeer;
@@ -290,7 +297,9 @@ impl Read {
             }
             Err(error) => {
                 // The chunk before it has failed, and took this one along.
-                self.on_failure = if error == NotCommitted::Deleted { Retry::SamePeer } else { Retry::No };
+                let is_taken_along =
+                    error == NotCommitted::Deleted && !puller.is_forgotten(self.tenant, &self.id);
+                self.on_failure = if is_taken_along { Retry::SamePeer } else { Retry::No };
                 self.why = error.to_string();
             }
         }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod etcd;
+mod forget;
 #[path = "../metrics/http.rs"]
 mod http;
 mod neighbours;

@@ -59,7 +59,8 @@ mod tests {
         clients::collect_rings(&crate::node::RingStat::default(), &mut out);
         clients::collect_controls(&Default::default(), &mut out);
         clients::collect_hand_overs(0, None, &mut out);
-        peering::collect(&Default::default(), &mut out);
+        let unforgotten = vec![("two".to_owned(), 1)];
+        peering::collect(&crate::PeeringStat { unforgotten, ..Default::default() }, &mut out);
         let room = forebay_transfer::listen::RoomStat::default();
         let peers = forebay_net::ServerStats {
             refused: HashMap::from([

@@ -23,6 +23,8 @@ const COMPLAINTS: Family = counter(
     "Chunks of this node that peers found wrong, by whether they are.",
 );
 const REFUSED: Family = counter("forebay_peering_refused_total", "Questions of peers that were refused.");
+const UNFORGOTTEN: Family =
+    counter("forebay_peering_unforgotten_total", "Questions to forget chunks that the peer did not answer.");
 
 pub fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
     push_each(out, &PULLS, "end", &[("pulled", stat.pulled), ("failed", stat.not_pulled)]);
@@ -33,4 +35,6 @@ pub fn collect(stat: &PeeringStat, out: &mut Vec<Metric>) {
     push_one(out, &REFUSED, stat.refused as f64);
     let right = stat.complaints.saturating_sub(stat.wrong);
     push_each(out, &COMPLAINTS, "here", &[("wrong", stat.wrong), ("right", right)]);
+    let unforgotten = stat.unforgotten.iter();
+    out.extend(unforgotten.map(|(peer, count)| Metric::new(&UNFORGOTTEN, &[("peer", peer)], *count as f64)));
 }
