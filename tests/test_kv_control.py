@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Daemon, binary, kill, start_node, until
+from processes import Daemon, binary, free_port, kill, start_node, until
 
 import forebay
 
@@ -24,6 +24,11 @@ path = '{folder}/log'
 size = '64MiB'
 segment_size = '4MiB'
 """
+PEERS = """[peers]
+listen = '127.0.0.1:{port}'
+[directory]
+file = '{list}'
+"""
 
 
 @pytest.fixture
@@ -34,6 +39,25 @@ def site(tmp_path: Path) -> Iterator[Daemon]:
     made = Daemon(tmp_path, start_node(config))
     yield made
     kill(made.process)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two of them that know of each other."""
+    ports = {name: free_port() for name in ("left", "right")}
+    nodes, entry = tmp_path / "nodes.toml", "[[nodes]]\nname = '{}'\naddress = '127.0.0.1:{}'\n"
+    nodes.write_text("".join(entry.format(*node) for node in ports.items()))
+    made = []
+    for name, port in ports.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        config = f"name = '{name}'\n" + CONFIG.format(folder=folder) + PEERS.format(port=port, list=nodes)
+        (folder / "node.toml").write_text(config)
+        made.append(Daemon(folder, start_node(folder / "node.toml")))
+    left, right = made
+    yield left, right
+    left.kill()
+    right.kill()
 
 
 class Session:
@@ -102,6 +126,20 @@ def test_what_is_forgotten_is_in_no_byte_of_the_disk_and_nobody_finds_it(site: D
     assert all(mark in log.read_bytes() for mark in marks[:2]), "the others stay"
     assert [session.loads(n) for n in range(2)] == session.data[:2]
     assert verdicts(kv(site, "forget", session.ids[2:])) == [("rejected", "not_stored")] * 2
+
+
+def test_what_one_node_forgets_is_in_no_byte_of_its_peers_disk(pair: tuple[Daemon, Daemon]) -> None:
+    left, right = pair
+    session, log = Session(left, 4), left.folder / "log"
+    marks = [data[4096:4160] for data in session.data]
+    until(lambda: all(mark in log.read_bytes() for mark in marks))
+    until(lambda: forebay.Node(right.socket).lookup(session.ids) == 4)
+    assert verdicts(kv(right, "forget", session.ids[2:])) == [("accepted", "none")] * 2
+    assert session.places() == ["memory"] * 2 + ["nowhere"] * 2
+    until(lambda: not any(mark in log.read_bytes() for mark in marks[2:]))
+    assert all(mark in log.read_bytes() for mark in marks[:2]), "the others stay"
+    left.kill()
+    assert verdicts(kv(right, "forget", session.ids)) == [("clipped", "peers_unreached")] * 4
 
 
 def session_reports(reports: list[tuple[str, str, str, int]]) -> list[dict[str, Any]]:
