@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from explain_causes import FIELDS
 from processes import Daemon, binary, free_port, kill, start_node, until
 
 import forebay
@@ -171,3 +172,34 @@ def test_chunks_that_nobody_stored_are_rejected_and_a_wrong_id_is_told(site: Dae
     command = [binary(), "kv", "list", "--node", str(site.socket), "--keys", "12ab"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "64 hexadecimal digits" in done.stderr, done.stderr
+
+
+def test_a_prompt_of_an_engine_is_named_by_its_tokens_for_its_tenant_alone(site: Daemon) -> None:
+    session = Session(site, 3)
+    fields = FIELDS
+    key, tokens = forebay.namespace_key(fields), list(range(64 * 3 + 5))
+    file = site.folder / "prompt.json"
+    file.write_text(json.dumps({"count": len(tokens), "tokens": tokens}))
+
+    def said(verb: str, *more: str) -> subprocess.CompletedProcess[str]:
+        asked = ["--node", str(site.socket), "--prompt-file", str(file), "--json", *more]
+        return subprocess.run([binary(), "kv", verb, *asked], capture_output=True, text=True, timeout=60)
+
+    assert "no engine of tenant 0 has told this node how it names chunks" in said("list").stderr
+    session.node.describe(fields, 64)
+    session.node.describe(fields | {"dtype": "float32"}, 64)
+    until(lambda: said("list").returncode == 0)
+    ids = forebay.chunk_ids(key, tokens, 64)
+    memory = session.node.register_memory(bytearray(session.data[0]))
+    assert session.node.store(ids[0], None, layers(memory.address)).wait()
+    until(lambda: len(json.loads(said("list").stdout)["chunks"]) == 6)
+    chunks = {one["id"]: one["place"] for one in json.loads(said("list").stdout)["chunks"]}
+    assert [chunks[id.hex()] for id in ids] == ["memory", "nowhere", "nowhere"]
+    assert "no engine of tenant 7" in said("list", "--tenant", "7").stderr
+    gone = json.loads(said("forget").stdout)["chunks"]
+    assert {one["id"]: one["verdict"] for one in gone}[ids[0].hex()] == "accepted"
+    assert json.loads(said("list").stdout)["chunks"][0]["place"] == "nowhere"
+    file.write_text("[1, 2]")
+    assert "--prompt-file: 2 tokens are less than a chunk" in said("pin").stderr
+    file.write_text('{"prompt": "a"}')
+    assert "allowed is a JSON list of numbers" in said("pin").stderr

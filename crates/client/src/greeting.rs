@@ -8,6 +8,7 @@ use crate::protocol::explain::{Explained, Prompt};
 use crate::protocol::frame::{Frame, Inbox};
 use crate::protocol::request::{Hello, Request};
 use crate::protocol::socket;
+use forebay_kv::ChunkId;
 use rustix::fd::OwnedFd;
 use std::time::Duration;
 
@@ -82,6 +83,21 @@ pub fn ask_control(options: &ClientOptions, control: Control) -> Result<Vec<Repo
         Answer::Controlled(reports) => Ok(reports),
         Answer::Refused(_, why) => Err(ConnectError::Refused(why)),
         other => Err(ConnectError::Protocol(format!("no reports but {other:?}"))),
+    }
+}
+
+/// What the chunks of a prompt are called in each namespace that clients of this tenant have
+/// described. The same.
+pub fn ask_names(options: &ClientOptions, tokens: &[u32]) -> Result<Vec<Vec<ChunkId>>, ConnectError> {
+    let mut named = Vec::new();
+    loop {
+        let request = Request::NameChunks { tokens: tokens.to_vec(), namespace: named.len() as u32 };
+        match ask_once(options, &request)? {
+            Answer::Named { ids, namespaces } if (named.len() as u32) < namespaces => named.push(ids),
+            Answer::Named { .. } => return Ok(named),
+            Answer::Refused(_, why) => return Err(ConnectError::Refused(why)),
+            other => return Err(ConnectError::Protocol(format!("no names but {other:?}"))),
+        }
     }
 }
 

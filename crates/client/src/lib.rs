@@ -24,7 +24,7 @@ pub use crate::protocol::answer::{Found, NodeStat};
 pub use crate::protocol::request::NewChunk;
 pub use arena::{NodeArena, OnArena};
 pub use fetch::fetch;
-pub use greeting::{ask_control, ask_stat, ask_why};
+pub use greeting::{ask_control, ask_names, ask_stat, ask_why};
 pub use lease::{LayerPlace, Lease};
 pub use leased_chunk::LeasedChunk;
 pub use leased_layers::LayerCame;

@@ -2,9 +2,10 @@
 //! it or to be forgotten, and where they are. The node judges; this file asks it and prints.
 
 use super::node_socket;
+use super::prompt_file::read_tokens;
 use super::values::chunk_id;
 use forebay_client::protocol::control::{Control, Report, Verb};
-use forebay_client::{ClientOptions, ask_control};
+use forebay_client::{ClientOptions, ask_control, ask_names};
 use forebay_kv::ChunkId;
 use forebay_results::output::CommandResult;
 use forebay_store::TenantId;
@@ -49,8 +50,12 @@ struct Chunks {
     #[arg(long, value_name = "FILE")]
     node_token: Option<PathBuf>,
     /// Chunk ids in hexadecimal, the first one of the prompt first
-    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = chunk_id, required = true)]
+    #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = chunk_id)]
     keys: Vec<ChunkId>,
+    /// Instead of --keys: file with a prompt's tokens, a JSON list or what vLLM's /tokenize answers; '-'
+    /// for standard input. Its chunks are meant in each namespace that the tenant's engines use
+    #[arg(long, value_name = "FILE", conflicts_with = "keys", required_unless_present = "keys")]
+    prompt_file: Option<PathBuf>,
     /// Whose chunks they are
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     tenant: u16,
@@ -75,8 +80,15 @@ impl Chunks {
         let socket = self.node.clone().unwrap_or_else(node_socket::usual_one);
         let options = node_socket::options("kv", &socket, self.node_token.as_deref())?;
         let options = ClientOptions { tenant: TenantId(self.tenant), ..options };
-        let reports = ask_control(&options, Control { verb, ids: self.keys.clone() })?;
-        let told: Vec<_> = self.keys.iter().zip(&reports).collect();
+        let sequences = match &self.prompt_file {
+            None => vec![self.keys],
+            Some(file) => named(&options, &read_tokens("--prompt-file", file)?)?,
+        };
+        let mut told = Vec::new();
+        for ids in sequences {
+            let reports = ask_control(&options, Control { verb, ids: ids.clone() })?;
+            told.extend(ids.into_iter().zip(reports));
+        }
         match self.json {
             true => {
                 let all: Vec<_> = told.iter().map(|(id, report)| as_json(id, report)).collect();
@@ -85,6 +97,19 @@ impl Chunks {
             false => told.iter().for_each(|(id, report)| println!("{}", line_of(id, report))),
         }
         Ok(())
+    }
+}
+
+/// The chunks of a prompt in each namespace of the tenant's engines.
+fn named(options: &ClientOptions, tokens: &[u32]) -> Result<Vec<Vec<ChunkId>>, String> {
+    let named = ask_names(options, tokens).map_err(|error| error.to_string())?;
+    let (tenant, tokens) = (options.tenant.0, tokens.len());
+    match named.iter().all(Vec::is_empty) {
+        true if named.is_empty() => {
+            Err(format!("--prompt-file: no engine of tenant {tenant} has told this node how it names chunks"))
+        }
+        true => Err(format!("--prompt-file: {tokens} tokens are less than a chunk")),
+        false => Ok(named),
     }
 }
 

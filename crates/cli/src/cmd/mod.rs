@@ -13,6 +13,7 @@ pub mod node;
 mod node_socket;
 pub mod preflight;
 mod program;
+mod prompt_file;
 mod python;
 mod reading;
 pub mod replay;

@@ -166,6 +166,11 @@ pub enum Answer {
     Explained(Box<Explained>),
     /// What became of each chunk of a Control, in its order.
     Controlled(Vec<Report>),
+    /// What a prompt's first chunks are called, 16,384 at most, and how many namespaces there are.
+    Named {
+        ids: Vec<ChunkId>,
+        namespaces: u32,
+    },
     Refused(Refusal, String),
 }
 
@@ -187,6 +192,7 @@ const GONE: u16 = 18;
 const EXPLAINED: u16 = 19;
 const RING: u16 = 20;
 const CONTROLLED: u16 = 21;
+const NAMED: u16 = 22;
 
 impl Answer {
     /// The frame that says it, to whoever asked this.
@@ -207,6 +213,7 @@ impl Answer {
             Answer::Ring => (RING, start),
             Answer::Explained(explained) => (EXPLAINED, explained.encode(start)),
             Answer::Controlled(all) => (CONTROLLED, start.list(all, |writer, one| one.encode(writer))),
+            Answer::Named { ids, namespaces } => (NAMED, start.u32(*namespaces).ids(ids)),
             Answer::Refused(refusal, why) => (REFUSED, refusal.encode(why, start)),
         };
         Frame::answering(asked, kind, body)
@@ -231,13 +238,14 @@ impl Answer {
             RING => Answer::Ring,
             EXPLAINED => Answer::Explained(Box::new(Explained::decode(&mut body)?)),
             CONTROLLED => Answer::Controlled(body.list("chunks", 11, Report::decode)?),
+            NAMED => Answer::Named { namespaces: body.u32("namespaces")?, ids: body.ids()? },
             REFUSED => {
                 let (refusal, why) = Refusal::decode(&mut body)?;
                 Answer::Refused(refusal, why)
             }
             kind => {
                 let (what, value) = ("the kind of an answer", kind.into());
-                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 21" });
+                return Err(BadBytes::Value { what, value, allowed: "1 to 5, 7, 8, 12 to 14 and 16 to 22" });
             }
         };
         body.end()?;
@@ -499,6 +507,7 @@ mod tests {
             Answer::Watched(vec![ChunkId::from_bytes([1; 32])]),
             Answer::Gone(vec![ChunkId::from_bytes([2; 32]), ChunkId::from_bytes([3; 32])]),
             Answer::Explained(Box::new(Explained { up_s: 3, ..Explained::default() })),
+            Answer::Named { ids: vec![ChunkId::from_bytes([4; 32])], namespaces: 2 },
             Answer::Refused(Refusal::Draining, "the node is shutting down".into()),
         ]
     }

@@ -204,12 +204,15 @@ impl Outcome {
     }
 }
 
+/// Whether a prompt is not too long.
+pub(super) fn check_tokens(tokens: &[u32]) -> Result<(), BadBytes> {
+    at_most("the number of tokens", tokens.len(), TOKENS_MAX, "0 to 1048576")
+}
+
 impl Prompt {
     pub fn check(&self) -> Result<(), BadBytes> {
         match self {
-            Prompt::Tokens(tokens) => {
-                at_most("the number of tokens", tokens.len(), TOKENS_MAX, "0 to 1048576")
-            }
+            Prompt::Tokens(tokens) => check_tokens(tokens),
             // As all lists of ids: by the request.
             Prompt::Ids(_) => Ok(()),
             Prompt::Request(name) => {

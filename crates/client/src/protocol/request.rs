@@ -2,7 +2,7 @@
 
 use super::bytes::{BadBytes, Reader, Writer};
 use super::control::Control;
-use super::explain::{Description, Outcome, Prompt};
+use super::explain::{Description, Outcome, Prompt, check_tokens};
 use super::frame::Frame;
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, TenantId};
@@ -111,6 +111,9 @@ pub enum Request {
     Explain(Prompt),
     /// What is to become of chunks, by name.
     Control(Control),
+    /// What are the chunks of a prompt called in one of the namespaces that clients of this tenant
+    /// have described? For root and the node's own user.
+    NameChunks { tokens: Vec<u32>, namespace: u32 },
     /// Make a ring for this client's requests. It comes with the answer.
     OpenRing,
     /// What does the node count?
@@ -142,6 +145,7 @@ const EXPLAIN: u16 = 19;
 const TRACED: u16 = 20;
 const OPEN_RING: u16 = 21;
 const CONTROL: u16 = 22;
+const NAME_CHUNKS: u16 = 23;
 
 impl Request {
     /// Whether a node takes it: on whoever names too many chunks at once it hangs up.
@@ -159,6 +163,7 @@ impl Request {
             Request::Outcome(outcome) => outcome.check(),
             Request::Explain(prompt) => prompt.check(),
             Request::Control(control) => control.check(),
+            Request::NameChunks { tokens, .. } => check_tokens(tokens),
             _ => Ok(()),
         }
     }
@@ -193,6 +198,10 @@ impl Request {
             Request::Outcome(outcome) => (OUTCOME, outcome.encode(start)),
             Request::Explain(prompt) => (EXPLAIN, prompt.encode(start)),
             Request::Control(control) => (CONTROL, control.encode(start)),
+            Request::NameChunks { tokens, namespace } => {
+                let head = start.u32(*namespace);
+                (NAME_CHUNKS, head.list(tokens, |writer, token| writer.u32(*token)))
+            }
             Request::OpenRing => (OPEN_RING, start),
             Request::Stat => (STAT, start),
             Request::Ping => (PING, start),
@@ -214,6 +223,7 @@ impl Request {
             Request::Watch(_) => Some("watch"),
             Request::Explain(_) => Some("explain"),
             Request::Control(control) => Some(control.verb.name()),
+            Request::NameChunks { .. } => Some("name_chunks"),
             _ => None,
         }
     }
@@ -255,11 +265,15 @@ impl Request {
             OUTCOME => Request::Outcome(Outcome::decode(&mut body)?),
             EXPLAIN => Request::Explain(Prompt::decode(&mut body)?),
             CONTROL => Request::Control(Control::decode(&mut body)?),
+            NAME_CHUNKS => Request::NameChunks {
+                namespace: body.u32("a namespace's place")?,
+                tokens: body.list("tokens", 4, |body| body.u32("a token"))?,
+            },
             OPEN_RING => Request::OpenRing,
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
-            kind => return Err(value("the kind of a request", kind.into(), "1 to 22")),
+            kind => return Err(value("the kind of a request", kind.into(), "1 to 23")),
         };
         body.end()?;
         request.check()?;
@@ -384,6 +398,7 @@ mod tests {
             Request::Explain(Prompt::Request("cmpl-1".into())),
             Request::Control(Control { verb: Verb::Pin { ttl_ms: 9 }, ids: vec![id(1), id(2)] }),
             Request::Control(Control { verb: Verb::Forget, ids: vec![] }),
+            Request::NameChunks { tokens: vec![1, u32::MAX], namespace: 2 },
             Request::Stat,
             Request::Ping,
             Request::Bye,

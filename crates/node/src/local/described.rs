@@ -36,6 +36,14 @@ impl DescribedByClients {
         self.forgotten += push(&mut self.outcomes, outcome, OUTCOMES_MAX);
     }
 
+    /// The namespaces that clients of a tenant have described, in the order of their keys.
+    pub fn of_tenant(&self, tenant: TenantId) -> Vec<Description> {
+        let theirs = self.namespaces.iter().filter(|one| one.tenant == tenant);
+        let mut all: Vec<_> = theirs.map(|one| one.description.clone()).collect();
+        all.sort_by_key(|one| *one.key.as_bytes());
+        all
+    }
+
     pub fn namespaces(&self) -> Vec<Described> {
         self.namespaces.iter().cloned().collect()
     }

@@ -5,6 +5,7 @@
 use super::clients::Clients;
 use super::described::Described;
 use crate::peering::Peering;
+use forebay_client::protocol::control::LISTED_MAX;
 use forebay_client::protocol::explain::{
     Event, Explained, Outcome, PeerFacts, Place, Prompt, Run, Sequence, Step, TierFacts,
 };
@@ -46,6 +47,22 @@ pub fn explain(clients: &Clients, tenant: TenantId, prompt: &Prompt) -> Explaine
     let (memory, ssd) = look.tiers();
     let peers = clients.remote().map_or_else(Vec::new, peers);
     Explained { up_s: now_s, memory, ssd, peers, sequences, requests, forgotten }
+}
+
+/// What a prompt's chunks are called in one of the tenant's namespaces, and how many there are.
+pub fn name_chunks(
+    clients: &Clients,
+    tenant: TenantId,
+    tokens: &[u32],
+    namespace: u32,
+) -> (Vec<ChunkId>, u32) {
+    let described = clients.described.lock().of_tenant(tenant);
+    let ids = described.get(namespace as usize).map_or_else(Vec::new, |one| {
+        let chunk_tokens = one.chunk_tokens as usize;
+        let most = tokens.len().min(chunk_tokens.saturating_mul(LISTED_MAX));
+        forebay_kv::chunk_ids(&one.key, &tokens[..most], chunk_tokens)
+    });
+    (ids, described.len() as u32)
 }
 
 fn peers(peering: &Arc<Peering>) -> Vec<PeerFacts> {

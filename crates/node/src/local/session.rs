@@ -6,7 +6,7 @@ use super::client::Client;
 use super::clients::Clients;
 use super::control::control;
 use super::described::Described;
-use super::explain::explain;
+use super::explain::{explain, name_chunks};
 use super::leases::ClientLeases;
 use super::traces::Traces;
 use crate::peering::PullRequest;
@@ -146,6 +146,7 @@ impl Session {
             Request::Describe(description) => self.describe(description),
             Request::Outcome(outcome) => self.clients.described.lock().note(outcome),
             Request::Explain(prompt) => self.explain(asked, &prompt),
+            Request::NameChunks { tokens, namespace } => self.name_chunks(asked, &tokens, namespace),
             Request::Control(wanted) => {
                 // Weak, so that the node does not end on a thread of its own.
                 let session = Arc::downgrade(self);
@@ -453,6 +454,15 @@ impl Session {
     }
 
     /// It tells of all tenants, so not everybody may ask.
+    fn name_chunks(&self, asked: Asked, tokens: &[u32], namespace: u32) {
+        if !self.is_operator {
+            let why = "only root and the node's own user may ask what chunks of a prompt are called";
+            return self.refuse(asked, Refusal::NotAllowed, why);
+        }
+        let (ids, namespaces) = name_chunks(&self.clients, self.client.tenant, tokens, namespace);
+        self.answer(asked, &Answer::Named { ids, namespaces });
+    }
+
     fn explain(&self, asked: Asked, prompt: &Prompt) {
         if !self.is_operator {
             let why = "only root and the node's own user may ask why a prompt was no hit";

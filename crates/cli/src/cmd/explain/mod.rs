@@ -6,14 +6,14 @@ mod show;
 mod verdict;
 
 use super::node_socket;
+use super::prompt_file::read_tokens;
 use super::values::chunk_id;
 use forebay_client::protocol::explain::{Explained, Prompt};
 use forebay_client::{ClientOptions, ask_why};
 use forebay_kv::ChunkId;
 use forebay_results::output::{CommandResult, Error};
 use forebay_store::TenantId;
-use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A node that asks its peers takes longer than one that counts.
 const ANSWER_LIMIT_US: u64 = 10_000_000;
@@ -61,7 +61,7 @@ pub fn run(args: Args) -> CommandResult {
     }
     if let Some(file) = &args.tokens {
         let requests = std::mem::take(&mut explained.requests);
-        explained = Explained { requests, ..ask(&options, Prompt::Tokens(read_tokens(file)?))? };
+        explained = Explained { requests, ..ask(&options, Prompt::Tokens(read_tokens("--tokens", file)?))? };
     } else if args.request.is_none() {
         explained = ask(&options, Prompt::Ids(args.keys.clone()))?;
     }
@@ -87,47 +87,7 @@ fn ask(options: &ClientOptions, prompt: Prompt) -> Result<Explained, Error> {
     Ok(ask_why(options, prompt)?)
 }
 
-/// Tokens of a prompt, as a list or as vLLM's /tokenize answers.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Tokens {
-    List(Vec<u32>),
-    Tokenized { tokens: Vec<u32> },
-}
-
-fn read_tokens(file: &Path) -> Result<Vec<u32>, Error> {
-    let text = match file.to_str() {
-        Some("-") => std::io::read_to_string(std::io::stdin()),
-        _ => std::fs::read_to_string(file),
-    };
-    let text = text.map_err(|error| format!("--tokens: {}: {error}", file.display()))?;
-    let allowed = "allowed is a JSON list of numbers, or an object with one as `tokens`";
-    match serde_json::from_str(&text) {
-        Ok(Tokens::List(tokens) | Tokens::Tokenized { tokens }) => Ok(tokens),
-        Err(error) => Err(format!("--tokens: {}: {error}; {allowed}", file.display()).into()),
-    }
-}
-
 fn fact(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("it is not FACT=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_are_a_list_or_what_vllm_answers_and_anything_else_is_refused() {
-        let read = |text: &str| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), text).unwrap();
-            read_tokens(file.path()).map_err(|error| error.to_string())
-        };
-        assert_eq!(read("[1, 2]"), Ok(vec![1, 2]));
-        assert_eq!(read(r#"{"count": 1, "tokens": [7]}"#), Ok(vec![7]));
-        for wrong in ["", "1 2", "[-1]", r#"{"prompt": "a"}"#] {
-            assert!(read(wrong).unwrap_err().contains("allowed is a JSON list"), "{wrong}");
-        }
-    }
 }
