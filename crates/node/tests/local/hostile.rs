@@ -121,7 +121,7 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (frame(0, 14, 0, b""), "no hello"),
         ([hello(), hello()].concat(), "second hello"),
         ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
-        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 22"),
+        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 23"),
         ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
         ([hello(), frame(4, 8, 0, &[0; 4])].concat(), "the number of chunks is 0; allowed is 1 to 256"),
         ([hello(), commit_of(257)].concat(), "the number of chunks is 257; allowed is 1 to 256"),

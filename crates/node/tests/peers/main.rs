@@ -274,9 +274,13 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
     right.kill();
     drop(held);
     eventually("they could be lent", || left.store().locate(&ids()).0 == CHUNKS);
-    std::thread::sleep(Duration::from_secs(2));
     left.store().delete(TenantId(0), &ids());
-    assert_eq!(left.store().stat().arena.draining_bytes, 0, "{:?}", left.peering_stat());
+    // Leases last 20 s.
+    let (since, lent) = (Instant::now(), || left.store().stat().arena.draining_bytes);
+    while lent() > 0 && since.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(lent(), 0, "{:?}", left.peering_stat());
 }
 
 #[test]
