@@ -89,7 +89,9 @@ def replay(
     last: dict[str, Sequence[int]] = {}  # Of each session, the prompt before: what a platform can name.
     for at_s, is_turn, turn in sorted(events, key=lambda event: event[:2]):
         if not is_turn:
-            memory.use(coming(last[turn.session], memory, int(ssd_blocks_per_s * (turn.at_s - at_s))))
+            # Nothing, if the turn before is recorded at the same time.
+            named = last.get(turn.session, ())
+            memory.use(coming(named, memory, int(ssd_blocks_per_s * (turn.at_s - at_s))))
             continue
         if turn.gap_s is not None:
             shared = prefix(turn.blocks, stored)
