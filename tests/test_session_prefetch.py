@@ -60,6 +60,14 @@ def test_what_is_said_ahead_brings_as_much_as_the_ssd_reads_until_then(gaps: Mod
     assert found(gaps, room=4, lead_s=90.0) == [(0, 3)]
 
 
+def test_turns_at_the_same_time_are_replayed_in_their_order(gaps: ModuleType) -> None:
+    said = [
+        {"session": "a", "turn": turn, "arrival_us": 0, "service_us": 0, "blocks": [1]} for turn in (0, 1)
+    ]
+    (found,) = gaps.replay(gaps.gaps(said), 4, 2.0, ssd_blocks_per_s=1.0)
+    assert found[1] == gaps.Return(1, 0)
+
+
 def test_a_load_takes_the_time_of_both_tiers(gaps: ModuleType) -> None:
     assert gaps.load_s(gaps.Return(10, 4), {"memory": 5.0, "ssd": 1.0}, 10**9) == pytest.approx(6.0)
 
