@@ -188,7 +188,8 @@ fn what_paths_carry_is_told_for_each_of_them() {
         assert_eq!((rates.len(), measured.len()), (8, 2), "{rates:?}");
         for (over, rate) in (0..).zip(measured) {
             assert_eq!((rate.gpu, rate.direction, rate.over), (0, Direction::HostToDevice, over));
-            assert!((0.24e9..0.36e9).contains(&rate.bytes_per_s), "{rate:?}");
+            // The driver of the tests keeps 0.3 GB/s as well as a busy machine lets it.
+            assert!((0.2e9..0.45e9).contains(&rate.bytes_per_s), "{rate:?}");
         }
     });
 }
