@@ -68,8 +68,8 @@ def round_of(case: list[tuple[str, dict[str, Any]]] | None) -> list[float]:
         hints.finished(name)
         if number >= 0:
             took.append((time.perf_counter_ns() - before) / 1000)
-        with hints.errands.changed:
-            hints.errands.waiting.clear()
+        with hints.executor.changed:
+            hints.executor.waiting.clear()
     hints.close()
     return took
 

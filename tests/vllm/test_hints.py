@@ -68,7 +68,7 @@ def hinted(said: Any, chunks: int = 4, obeyed: str = "any", salt: str | None = N
     half.request_added(request)
     tracked: TrackedRequest = half.tracked["one"]
     answers = all_hints.finished("one")
-    until(lambda: not all_hints.errands.waiting)
+    until(lambda: not all_hints.executor.waiting)
     all_hints.close()
     return SimpleNamespace(node=node, tracked=tracked, answers=answers, counts=counts.totals)
 
@@ -196,6 +196,31 @@ def test_a_storm_of_hints_is_answered_busy_and_one_with_too_many_actions_is_cut(
     many = read(envelope(*[action("kv.unpin")] * 40))
     assert len(many.actions) == hints.ACTIONS_MAX and len(many.answers) == hints.ACTIONS_MAX + 1
     assert many.answers[-1]["reason"] == "there are 40 actions; allowed are 16"
+
+
+@pytest.mark.smoke
+def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no_other() -> None:
+    node, half = Node(), Half()
+    all_hints = Hints(node, half.facts, half.counts, "any")  # type: ignore[arg-type]
+    half.requests.hints = half.hints = all_hints
+    request = a_request("one", 2 * SIZE)
+    request.computed = 2 * SIZE
+    request.kv_transfer_params = {"kv_hint": envelope(action("kv.pin", ttl_ms=5))}
+    half.request_added(request)
+    tracked = half.tracked["one"]
+    tracked.stores.add(1)
+    all_hints.finished("one")
+    broken: Any = SimpleNamespace(name="broken", stores=set(), is_stored=True)
+    unlikely = hints.Job(hints.Action("pin"), {}, broken, 0.0)
+    for _ in range(2 * hints.WAITING_MAX):
+        all_hints.executor.put(unlikely, 60)
+    all_hints.executor.put(unlikely, 0)
+    with all_hints.executor.changed:
+        all_hints.executor.wait(unlikely, 0)
+    time.sleep(0.1)
+    tracked.stores.clear()
+    until(lambda: [verb for verb, _, _ in node.told] == ["pin"], 10)
+    all_hints.close()
 
 
 @pytest.mark.smoke

@@ -18,13 +18,14 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay._log import LimitedLog
-from forebay.errors import ForebayError, InvalidError
+from forebay.errors import InvalidError
 from forebay.vllm.connector.config import number
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.tracked import ChunkIds, TrackedRequest, state_id
 
-limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
+logger = init_logger("vllm.forebay.scheduler")
+limited = LimitedLog(logger)
 
 # The actions, all of version 1.0, and what the node is asked for.
 VERBS = {
@@ -69,7 +70,7 @@ class Action:
 
 
 @dataclass
-class Hinted:
+class RequestHints:
     """The hints of one request, and what is answered to each."""
 
     # What is to be done, and what is answered to it.
@@ -88,9 +89,9 @@ class Hinted:
         self.actions.clear()
 
 
-def read(envelope: object) -> Hinted:
+def read(envelope: object) -> RequestHints:
     """The actions of an envelope, each with its answer."""
-    hinted = Hinted()
+    hinted = RequestHints()
     actions = part(envelope, "actions")
     if not isinstance(actions, Sequence) or isinstance(actions, str | bytes):
         hinted.answer("", "rejected", f"actions is {kind(actions)}; allowed is a list")
@@ -174,8 +175,8 @@ class Hints:
     def __init__(self, node: forebay.Node, facts: Facts, counts: Counts, obeyed: str) -> None:
         """`obeyed`: a value of the setting `kv_hints`."""
         self.facts, self.counts, self.obeyed = facts, counts, obeyed
-        self.of: dict[str, Hinted] = {}
-        self.errands = Errands(node, facts)
+        self.of: dict[str, RequestHints] = {}
+        self.executor = HintExecutor(node, facts)
 
     def added(self, request: Any) -> None:
         """Reads the hints of a new request, if it has any."""
@@ -203,7 +204,7 @@ class Hints:
         for action, answer in hinted.actions:
             if action.is_of_the_present:
                 ids = within(action, tracked.ids.ranks, self.facts.chunk_tokens)
-                self.errands.put(Job(action, answer, tracked, time.monotonic(), ids), 0.0)
+                self.executor.put(Job(action, answer, tracked, time.monotonic(), ids), 0.0)
 
     def finished(self, name: str) -> list[dict[str, str]]:
         """A request has ended: what was left for then is done. Gives the answers to all its hints."""
@@ -216,7 +217,7 @@ class Hints:
             if hinted.tracked is None or action.is_of_the_present or action.verb == "share":
                 continue
             wait_s = max(0.0, (action.back_in_ms or 0) / 1000 - AHEAD_S)
-            self.errands.put(Job(action, answer, hinted.tracked, time.monotonic()), wait_s)
+            self.executor.put(Job(action, answer, hinted.tracked, time.monotonic()), wait_s)
         for verdict, count in Counter(answer["verdict"] for answer in hinted.answers).items():
             self.counts.add(f"hints_{verdict}", count)
         for answer in hinted.answers:
@@ -227,10 +228,10 @@ class Hints:
     def close(self) -> None:
         """What has not been done yet is not done any more."""
         self.of.clear()
-        self.errands.close()
+        self.executor.close()
 
 
-class Errands:
+class HintExecutor:
     """Tells the node of actions, each at its time, on a thread that is started with the first one."""
 
     def __init__(self, node: forebay.Node, facts: Facts) -> None:
@@ -247,25 +248,31 @@ class Errands:
             if self.closed or len(self.waiting) >= WAITING_MAX:
                 job.answer.update(verdict="rejected", reason="busy")
                 return
-            entry = time.monotonic() + wait_s, next(self.numbers), job
-            heapq.heappush(self.waiting, entry)
+            self.wait(job, wait_s)
             if self.thread is None:
                 self.thread = threading.Thread(target=self.run, name="forebay-hints", daemon=True)
                 self.thread.start()
-            if self.waiting[0] is entry:
-                self.changed.notify()
+
+    def wait(self, job: Job, wait_s: float) -> None:
+        """Has an action wait for its time. `changed` is held."""
+        entry = time.monotonic() + wait_s, next(self.numbers), job
+        heapq.heappush(self.waiting, entry)
+        if self.waiting[0] is entry:
+            self.changed.notify()
 
     def run(self) -> None:
         while (job := self.next()) is not None:
             try:
                 wait_s = self.do(job)
-            except ForebayError as error:
+            except Exception as error:  # The thread has others' actions to do.
                 wait_s = None
                 limited.warning(
                     "request %s: its hint %s failed: %s", job.tracked.name, job.action.verb, error
                 )
             if wait_s is not None:
-                self.put(job, wait_s)
+                # It was accepted: however many wait by now, it is not dropped.
+                with self.changed:
+                    self.wait(job, wait_s)
 
     def next(self) -> Job | None:
         """The next action, at its time; None at the end."""
@@ -335,6 +342,8 @@ class Errands:
             self.changed.notify()
         if self.thread is not None:
             self.thread.join(timeout=5)
+        if self.waiting:
+            logger.warning("the engine ends before %d hints were done", len(self.waiting))
 
 
 def within(action: Action, ranks: Sequence[Sequence[bytes]], size: int) -> list[list[bytes]]:
