@@ -212,10 +212,9 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
     all_hints.finished("one")
     broken: Any = SimpleNamespace(name="broken", stores=set(), is_stored=True)
     unlikely = hints.Job(hints.Action("pin"), {}, broken, 0.0)
-    for _ in range(2 * hints.WAITING_MAX):
-        all_hints.executor.put(unlikely, 60)
-    all_hints.executor.put(unlikely, 0)
     with all_hints.executor.changed:
+        for _ in range(2 * hints.WAITING_MAX):
+            all_hints.executor.wait(unlikely, 60)
         all_hints.executor.wait(unlikely, 0)
     time.sleep(0.1)
     tracked.stores.clear()
