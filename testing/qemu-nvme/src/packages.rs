@@ -29,7 +29,7 @@ impl Program {
         if let Some(path) = installed() {
             return Ok(Program::Installed(path));
         }
-        let folder = target_folder()?.join("qemu");
+        let folder = profile_folder()?.join("qemu");
         let root = folder.join("root");
         std::fs::create_dir_all(&folder).map_err(Error::io(format!("making {}", folder.display())))?;
         let lock = File::create(folder.join("lock")).map_err(Error::io("making the lock file"))?;
@@ -73,13 +73,11 @@ fn installed() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|file| file.is_file())
 }
 
-/// Cargo's target folder, in which this test was built.
-fn target_folder() -> Result<PathBuf, Error> {
-    let test = std::env::current_exe().map_err(Error::io("no path of this program"))?;
-    let target = test.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
-    let missing =
-        || Error::Missing(format!("{} is in no target folder of cargo to fetch into", test.display()));
-    target.map(Path::to_owned).ok_or_else(missing)
+/// The folder of cargo's profile, in whose `deps` or `examples` this program was built.
+fn profile_folder() -> Result<PathBuf, Error> {
+    let program = std::env::current_exe().map_err(Error::io("no path of this program"))?;
+    let missing = || Error::Missing(format!("{} is in no folder to fetch into", program.display()));
+    program.ancestors().nth(2).map(Path::to_owned).ok_or_else(missing)
 }
 
 /// Fetches QEMU with the libraries that are not installed, and unpacks them as `root`.

@@ -63,8 +63,9 @@ fn qemu_ends_with_a_test_that_panics() {
 #[test]
 fn qemu_ends_with_the_thread_that_started_it() {
     // A thread that ends without dropping it stands for a test that is killed.
-    let pid = std::thread::spawn(|| started().map(|qemu| std::mem::ManuallyDrop::new(qemu).pid()));
-    let Some(pid) = pid.join().unwrap() else { return };
+    let start = || started().map(|qemu| std::mem::ManuallyDrop::new(qemu).pid());
+    let thread = std::thread::Builder::new().name(std::thread::current().name().unwrap().to_owned());
+    let Some(pid) = thread.spawn(start).unwrap().join().unwrap() else { return };
     // Nobody has waited for it, so its pid is not used again.
     testkit::eventually("QEMU is killed", || state(pid) == Some('Z'));
 }

@@ -20,7 +20,8 @@ const LIST: &str = "FOREBAY_SKIPS";
 /// `PACKAGE::TEST<tab>REASON`, a line each.
 ///
 /// # Panics
-/// Where the list cannot be written: a skip that nobody sees is a defect.
+/// Where the list cannot be written, or the thread has not the name of a test: a skip that nobody
+/// sees, or expects, is a defect.
 pub fn skipped(why: impl Display) {
     eprintln!("SKIPPED: {why}");
     if let Some(list) = std::env::var_os(LIST) {
@@ -32,7 +33,7 @@ fn add(list: &std::path::Path, why: &str) {
     let thread = std::thread::current();
     // Cargo tells a test its package, and libtest names a test's thread after the test.
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
-    let test = thread.name().unwrap_or("a thread without a name");
+    let test = thread.name().expect("what skips a test runs in the test's thread, or has its name");
     let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
     let line = format!("{package}::{test}\t{why}\n");
     let file = std::fs::File::options().create(true).append(true).open(list);
