@@ -16,6 +16,7 @@ use crate::protocol::answer::{Answer, Refusal};
 use crate::protocol::frame::{Asked, BadFrame, Frame, Inbox};
 use crate::protocol::request::Request;
 use crate::protocol::socket;
+use forebay_store::TenantId;
 use forebay_transfer::lock::Mutex;
 use forebay_transfer::{Arena, Backing, MoverHandle, Place, Process, TraceContext};
 use rustix::fd::OwnedFd;
@@ -27,22 +28,39 @@ use std::time::{Duration, Instant};
 /// Bytes that are received at a time.
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// A request, and the span that it is part of, if that is traced.
+/// What requests are asked for, beside the client itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cause {
+    /// The span that they are part of, if that is traced.
+    pub within: Option<TraceContext>,
+    /// Whose chunks are meant, if they are not the client's own tenant's.
+    pub tenant: Option<TenantId>,
+}
+
+impl Cause {
+    /// What is said before the request of this number.
+    fn encode(self, number: u64) -> Vec<Frame> {
+        let span = self.within.map(|within| Request::Traced(within).encode(number));
+        span.into_iter().chain(self.tenant.map(|tenant| Request::For(tenant).encode(number))).collect()
+    }
+}
+
+/// A request, and what it is asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
     request: &'a Request,
-    within: Option<TraceContext>,
+    cause: Cause,
 }
 
 impl<'a> Question<'a> {
-    pub fn within(request: &'a Request, within: Option<TraceContext>) -> Question<'a> {
-        Question { request, within }
+    pub fn new(request: &'a Request, cause: Cause) -> Question<'a> {
+        Question { request, cause }
     }
 }
 
 impl<'a> From<&'a Request> for Question<'a> {
     fn from(request: &'a Request) -> Question<'a> {
-        Question { request, within: None }
+        Question::new(request, Cause::default())
     }
 }
 
@@ -144,14 +162,15 @@ impl Connection {
         let mut gone = |answer| {
             on_answer(answer);
         };
-        let Question { request, within } = question.into();
+        let Question { request, cause } = question.into();
         if let Err(bad) = request.check() {
             return gone(Some(Answer::Refused(Refusal::BadRequest, bad.to_string())));
         }
         if !self.process.is_current() {
             return gone(None);
         }
-        let frame = request.encode(self.next_number.fetch_add(1, Ordering::Relaxed));
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let (mut frames, frame) = (cause.encode(number), request.encode(number));
         let mut pending = self.pending.lock();
         if pending.broken {
             drop(pending);
@@ -161,24 +180,27 @@ impl Connection {
             pending.heard = Some(Instant::now());
         }
         let waiting = Waiting { asked: frame.asked(), on_answer: Box::new(on_answer) };
-        pending.waiting.insert(frame.number, waiting);
+        pending.waiting.insert(number, waiting);
         drop(pending);
-        if let Some(within) = within {
-            self.send(&Request::Traced(within).encode(frame.number));
-        }
-        self.send(&frame);
+        frames.push(frame);
+        self.send(&frames);
     }
 
     /// Says something that is not answered, unless the node would hang up.
-    pub fn tell(&self, request: &Request) {
+    pub fn tell<'a>(&self, question: impl Into<Question<'a>>) {
+        let Question { request, cause } = question.into();
         if self.is_alive() && request.check().is_ok() {
-            self.send(&request.encode(0));
+            // Only what is answered is traced.
+            let mut frames = Cause { within: None, ..cause }.encode(0);
+            frames.push(request.encode(0));
+            self.send(&frames);
         }
     }
 
-    fn send(&self, frame: &Frame) {
-        self.messages.fetch_add(1, Ordering::Relaxed);
-        let bytes = frame.encode();
+    /// Sends frames with nothing between them.
+    fn send(&self, frames: &[Frame]) {
+        self.messages.fetch_add(frames.len() as u64, Ordering::Relaxed);
+        let bytes: Vec<u8> = frames.iter().flat_map(Frame::encode).collect();
         let (mut rest, mut cut_off) = (&bytes[..], self.sending.lock());
         if !self.is_alive() {
             return;

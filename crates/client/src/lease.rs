@@ -4,12 +4,12 @@
 //! was asked. So what is verified while the client believes it was read while the node kept it.
 
 use super::Shared;
-use super::connection::Connection;
+use super::connection::{Cause, Connection};
 use crate::protocol::answer::{ChunkPlace, Leased};
 use crate::protocol::request::Request;
 use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
+use forebay_transfer::Span;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Span, TraceContext};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,8 +36,8 @@ pub(super) struct Held {
     expires_us: AtomicU64,
     /// What the client wished.
     pub ttl_us: u64,
-    /// What loads under it are part of, if that is traced.
-    pub within: Option<TraceContext>,
+    /// What it was asked for, and loads under it are.
+    pub cause: Cause,
     places: Mutex<HashMap<usize, ChunkPlace>>,
     /// Of those chunks that come layer by layer, as far as they have come.
     partial: Mutex<HashMap<usize, ChunkPlace>>,
@@ -57,12 +57,12 @@ impl Lease {
         Lease { held: None, in_memory: 0, on_disk: 0, on_peers: 0 }
     }
 
-    /// What the node granted to a request that was made at `asked_us`, as part of this.
+    /// What the node granted to a request that was made at `asked_us`, for this.
     pub(super) fn granted(
         shared: Arc<Shared>,
         connection: Arc<Connection>,
         leased: Leased,
-        (asked_us, within): (u64, Option<TraceContext>),
+        (asked_us, cause): (u64, Cause),
     ) -> Lease {
         if leased.lease == 0 {
             return Lease::none();
@@ -74,7 +74,7 @@ impl Lease {
             id: leased.lease,
             expires_us: AtomicU64::new(asked_us.saturating_add(leased.ttl_us)),
             ttl_us: leased.ttl_us,
-            within,
+            cause,
             places: Mutex::new(places),
             partial: Mutex::default(),
         };

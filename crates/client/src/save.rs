@@ -73,7 +73,7 @@ impl Client {
             }
         };
         let chunk = NewChunk { id, parent };
-        slot::reserve(&self.shared, &connection, &shape, &[chunk], Arc::new(on_reserved));
+        slot::reserve(self, &connection, &shape, &[chunk], Arc::new(on_reserved));
         Ok(())
     }
 }

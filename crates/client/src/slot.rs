@@ -6,7 +6,7 @@
 //! few messages, a chunk that is reserved alone is committed at once, and no timer is needed.
 
 use super::arena::NodeArena;
-use super::connection::Connection;
+use super::connection::{Connection, Question};
 use super::load::failed;
 use super::{Client, Shared};
 use crate::protocol::answer::{Answer, Commitment, Reservation};
@@ -72,7 +72,7 @@ impl Client {
         on_end: impl Fn(usize, Reserved) + Send + Sync + 'static,
     ) {
         match self.shared.connection() {
-            Some(connection) => reserve(&self.shared, &connection, shape, chunks, Arc::new(on_end)),
+            Some(connection) => reserve(self, &connection, shape, chunks, Arc::new(on_end)),
             None => {
                 (0..chunks.len()).for_each(|chunk| on_end(chunk, Reserved::Refused(self.shared.why_gone())))
             }
@@ -82,17 +82,18 @@ impl Client {
 
 /// Asks the node of a connection for slots.
 pub(super) fn reserve(
-    shared: &Arc<Shared>,
+    client: &Client,
     connection: &Arc<Connection>,
     shape: &ChunkShape,
     chunks: &[NewChunk],
     on_end: OnReserved,
 ) {
+    let shared = &client.shared;
     for (number, chunks) in chunks.chunks(TOGETHER_MAX).enumerate() {
         let request = Request::Reserve { shape: shape.clone(), chunks: chunks.to_vec() };
         let (first, asked, on_end) = (number * TOGETHER_MAX, chunks.len(), Arc::clone(&on_end));
         let (holder, shape) = ((Arc::clone(shared), Arc::clone(connection)), shape.clone());
-        shared.ask_patiently(connection, &request, move |answer| {
+        shared.ask_patiently(connection, Question::new(&request, client.cause), move |answer| {
             let why = match answer {
                 Some(Answer::Reserved(all)) if all.len() == asked => {
                     let all = Group::slots(holder, shape, all);

@@ -20,6 +20,7 @@ use crate::verify::Verify;
 use forebay_client::{Client, ClientOptions};
 use forebay_cuda::remote::NodeRelays;
 use forebay_net::Agent;
+use forebay_store::TenantId;
 use forebay_transfer::MAX_COPY_THREADS;
 use forebay_transfer::lock::{Mutex, RwLock};
 use forebay_transfer::{Forked, Limits, MoverHandle, MoverThread, Process};
@@ -302,6 +303,18 @@ impl PagedCache {
         tables: PageTables,
         stream: u64,
     ) -> Result<(), NotBegun> {
+        self.store_for(None, job, parts, tables, stream)
+    }
+
+    /// The same for this tenant; `None` is the client's own.
+    pub fn store_for(
+        &self,
+        tenant: Option<TenantId>,
+        job: u64,
+        parts: Vec<Vec<NewChunk>>,
+        tables: PageTables,
+        stream: u64,
+    ) -> Result<(), NotBegun> {
         self.here()?;
         let shared = &self.shared;
         tables.check(&shared.cache, self.tokens_of(&parts)?, false)?;
@@ -312,7 +325,7 @@ impl PagedCache {
         if !shared.jobs.begin_store(job) {
             return Err(BadValue::new("job", job, "a number of which no store is under way").into());
         }
-        Storing::begin(shared, job, parts, tables, copying);
+        Storing::begin(shared, (job, tenant), parts, tables, copying);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::stats::{add, take};
 use crate::thread_pool::Urgency;
 use forebay_client::{Reserved, Slot};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, StoreEnd};
+use forebay_store::{ChunkShape, StoreEnd, TenantId};
 use forebay_transfer::Span;
 use forebay_transfer::lock::Mutex;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ pub struct NewChunk {
 pub struct Storing {
     shared: Arc<Shared>,
     job: u64,
+    /// Whose chunks they are to be, if not the client's own tenant's.
+    tenant: Option<TenantId>,
     tables: PageTables,
     /// Into how many equal parts the heads are cut.
     parts: u32,
@@ -78,7 +80,7 @@ impl Storing {
     /// Begins a store: the chunks of each part one after another, with the pages of `tables`.
     pub fn begin(
         shared: &Arc<Shared>,
-        job: u64,
+        (job, tenant): (u64, Option<TenantId>),
         parts: Vec<Vec<NewChunk>>,
         tables: PageTables,
         copying: Arc<dyn Job>,
@@ -86,7 +88,7 @@ impl Storing {
         let left = AtomicUsize::new(1);
         let (shared, missing) = (Arc::clone(shared), Mutex::default());
         let (over_limit, of) = (AtomicUsize::new(0), parts.len() as u32);
-        let store = Storing { shared, job, tables, parts: of, copying, left, missing, over_limit };
+        let store = Storing { shared, job, tenant, tables, parts: of, copying, left, missing, over_limit };
         let (store, chunks) = (Arc::new(store), parts.first().map_or(0, Vec::len));
         let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks * parts.len()));
         for place in 0..chunks {
@@ -154,7 +156,7 @@ impl Storing {
         let places = stored.chunk_by(|one, other| one.number == other.number);
         let places: Vec<_> = places.flat_map(|parts| vec![Place::of(parts.len()); parts.len()]).collect();
         let stored: Vec<_> = stored.into_iter().zip(places).map(|stored| Mutex::new(Some(stored))).collect();
-        client.reserve(&shape, &chunks, move |number, reserved| {
+        client.for_tenant(self.tenant).reserve(&shape, &chunks, move |number, reserved| {
             let Some((stored, place)) = stored.get(number).and_then(|stored| stored.lock().take()) else {
                 return;
             };

@@ -125,8 +125,13 @@ type ChunkReport = (&'static str, &'static str, &'static str, u64);
 
 /// The client of the node of this host. For any number of threads.
 #[pyclass(frozen, module = "forebay")]
-pub struct Node(Own<State>);
+pub struct Node {
+    state: Arc<Own<State>>,
+    /// Whose chunks, if they are not the client's own tenant's.
+    tenant: Option<TenantId>,
+}
 
+/// What a client and the same one for tenants share.
 struct State {
     /// `None` after `close`. Taken before `places` are let go of: then nothing touches them any
     /// more.
@@ -148,7 +153,7 @@ struct Inner {
 }
 
 /// Whose chunks, as Python numbers them.
-struct Tenant(TenantId);
+pub struct Tenant(pub TenantId);
 
 impl<'py> FromPyObject<'_, 'py> for Tenant {
     type Error = PyErr;
@@ -194,17 +199,21 @@ impl Node {
         py: Python<'_>,
         act: impl FnOnce(&Client, &MoverHandle) -> T + Send,
     ) -> PyResult<T> {
-        self.with_inner(py, |inner| act(&inner.client, &inner.mover.handle()))
+        let act = |inner: &Inner| match self.tenant {
+            None => act(&inner.client, &inner.mover.handle()),
+            tenant => act(&inner.client.for_tenant(tenant), &inner.mover.handle()),
+        };
+        self.with_inner(py, act)
     }
 
     fn with_inner<T: Send>(&self, py: Python<'_>, act: impl FnOnce(&Inner) -> T + Send) -> PyResult<T> {
-        let state = self.0.get()?;
+        let state = self.state.get()?;
         let done = py.detach(|| state.inner.read().as_ref().map(act));
         done.ok_or_else(|| PeerLostError::new_err("this client of the node is closed"))
     }
 
     fn places(&self) -> PyResult<MutexGuard<'_, Places>> {
-        Ok(self.0.get()?.places.lock())
+        Ok(self.state.get()?.places.lock())
     }
 
     fn layers(&self, layers: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Piece>>> {
@@ -214,7 +223,7 @@ impl Node {
     }
 
     fn end(&self, py: Python<'_>) -> PyResult<()> {
-        let state = self.0.get()?;
+        let state = self.state.get()?;
         py.detach(|| {
             let mut inner = state.inner.write();
             let Some(Inner { client, mover, .. }) = inner.take() else { return };
@@ -228,8 +237,11 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Another process only forgets it.
-        let _ = Python::attach(|py| self.end(py));
+        // The interpreter's lock is held until this one is gone, so one of them is the last.
+        if Arc::strong_count(&self.state) == 1 {
+            // Another process only forgets it.
+            let _ = Python::attach(|py| self.end(py));
+        }
     }
 }
 
@@ -254,7 +266,15 @@ impl Node {
         }
         let inner = py.detach(|| Inner::start(options, copy_threads, wait))?;
         let (places, watching) = (Mutex::default(), Watching::default());
-        Ok(Node(Own::new(State { inner: RwLock::new(Some(inner)), places, watching })))
+        let state = State { inner: RwLock::new(Some(inner)), places, watching };
+        Ok(Node { state: Arc::new(Own::new(state)), tenant: None })
+    }
+
+    /// The same client for requests of a tenant: its chunks are found, loaded, stored and
+    /// controlled, and those of the client's own tenant are not. The client ends with the last of
+    /// them, or when one of them is closed.
+    fn for_tenant(&self, tenant: Tenant) -> Node {
+        Node { state: Arc::clone(&self.state), tenant: Some(tenant.0) }
     }
 
     /// Whether the node is there, as far as is known. It is looked for in the background while it
@@ -342,7 +362,7 @@ impl Node {
     /// waiting. Gives the number of this question.
     fn watch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<u64> {
         let ids = ids::ids(ids)?;
-        let watching = &self.0.get()?.watching;
+        let watching = &self.state.get()?.watching;
         self.with(py, |client, _| watching.ask(client, &ids))
     }
 
@@ -354,7 +374,7 @@ impl Node {
             Said::Gone(ids) => (None, names(ids)),
             Said::All => (None, None),
         };
-        Ok(self.0.get()?.watching.take().into_iter().map(said).collect())
+        Ok(self.state.get()?.watching.take().into_iter().map(said).collect())
     }
 
     /// Loads a chunk of a lease, counted from 0, into memory: for each layer the descriptors whose

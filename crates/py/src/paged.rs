@@ -3,6 +3,7 @@
 
 use crate::errors::{PeerLostError, failed, invalid, not_moved, of_absent, of_forked};
 use crate::ids::{id, ids};
+use crate::node::Tenant;
 use crate::process::Own;
 use crate::trace::within;
 use forebay_client::ClientOptions;
@@ -38,7 +39,7 @@ impl PagedCache {
     #[new]
     #[pyo3(signature = (
         socket, layers, *, page_tokens, chunk_tokens, heads, device = None, token = Vec::new(), name = None,
-        tenant = 0, copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None, direct = None,
+        tenant = Tenant(TenantId(0)), copy_threads = 2, sibling_devices = Vec::new(), kept_pages = None, direct = None,
         verify = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a constructor")]
@@ -52,7 +53,7 @@ impl PagedCache {
         device: Option<u16>,
         token: Vec<u8>,
         name: Option<String>,
-        tenant: u16,
+        tenant: Tenant,
         copy_threads: usize,
         sibling_devices: Vec<u16>,
         kept_pages: Option<Vec<u32>>,
@@ -67,7 +68,7 @@ impl PagedCache {
             py.detach(|| layers.iter().try_for_each(check_layer)).map_err(of_absent)?;
         }
         let direct = direct.map(|name| DirectOptions { name, token: token.clone() });
-        let mut client = ClientOptions { token, tenant: TenantId(tenant), ..ClientOptions::new(socket) };
+        let mut client = ClientOptions { token, tenant: tenant.0, ..ClientOptions::new(socket) };
         if let Some(name) = name {
             client.name = name;
         }
@@ -99,10 +100,11 @@ impl PagedCache {
 
     /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends
     /// when nothing of it has come for so long, or nothing of those before it while it waits for
-    /// its turn. `trace` is a `traceparent`: the node's spans hang below it.
+    /// its turn. `trace` is a `traceparent`: the node's spans hang below it. The chunks are those of
+    /// `tenant`, or of this cache's own.
     #[pyo3(signature = (
         job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000,
-        trace = None
+        trace = None, tenant = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn load(
@@ -117,6 +119,7 @@ impl PagedCache {
         stream: u64,
         limit_us: u64,
         trace: Option<&str>,
+        tenant: Option<Tenant>,
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let source = |(chunks, first_there, first_here, heads): &(Bound<'_, PyAny>, u32, u32, u32)| {
@@ -125,8 +128,8 @@ impl PagedCache {
         };
         let sources = sources.iter().map(source).collect::<PyResult<_>>()?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, true).map_err(invalid)?;
-        let request =
-            LoadRequest { job, sources, tables, tokens, layerwise, limit_us, within: within(trace) };
+        let (within, tenant) = (within(trace), tenant.map(|tenant| tenant.0));
+        let request = LoadRequest { job, sources, tables, tokens, layerwise, limit_us, within, tenant };
         py.detach(|| cache.load(request, stream)).map_err(not_begun)
     }
 
@@ -145,8 +148,9 @@ impl PagedCache {
     }
 
     /// Begins to store chunks, one after another in their sequence: of each equal part of the heads
-    /// the same ones. One part is whole pages.
-    #[pyo3(signature = (job, parts, pages, *, stream = 0))]
+    /// the same ones. One part is whole pages. They will be those of `tenant`, or of this cache's
+    /// own.
+    #[pyo3(signature = (job, parts, pages, *, stream = 0, tenant = None))]
     fn store(
         &self,
         py: Python<'_>,
@@ -154,6 +158,7 @@ impl PagedCache {
         parts: Vec<Vec<Named<'_>>>,
         pages: Vec<Bound<'_, PyAny>>,
         stream: u64,
+        tenant: Option<Tenant>,
     ) -> PyResult<()> {
         let cache = self.0.get()?;
         let chunk = |(name, parent, tokens): &Named<'_>| {
@@ -164,7 +169,8 @@ impl PagedCache {
         let parts = parts.iter().map(part).collect::<PyResult<Vec<_>>>()?;
         let tokens = cache.tokens_of(&parts).map_err(not_begun)?;
         let tables = PageTables::new(cache.cache(), tables(&pages)?, tokens, false).map_err(invalid)?;
-        py.detach(|| cache.store(job, parts, tables, stream)).map_err(not_begun)
+        let tenant = tenant.map(|tenant| tenant.0);
+        py.detach(|| cache.store_for(tenant, job, parts, tables, stream)).map_err(not_begun)
     }
 
     /// What other engines need to hand over directly from this one; None: it does not.

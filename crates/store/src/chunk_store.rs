@@ -148,7 +148,7 @@ impl ChunkStore for TenantStore {
     }
 
     fn lookup(&self, ids: &[ChunkId]) -> usize {
-        self.store.lookup(ids)
+        self.store.lookup(self.tenant, ids)
     }
 
     fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {

@@ -48,7 +48,7 @@ fn touch(tier: &mut MemoryTier, prefix: &[u8]) {
 }
 
 fn here<const N: usize>(tier: &MemoryTier, numbers: [u8; N]) -> [bool; N] {
-    numbers.map(|number| tier.lookup(&[id(number)]) == 1)
+    numbers.map(|number| tier.contains(&id(number)))
 }
 
 /// Keeps a chunk from being evicted.
@@ -61,7 +61,7 @@ fn the_chunk_leased_longest_ago_goes_first_and_looking_does_not_count() {
     let mut tier = tier(1, 3);
     (1..4).for_each(|number| store(&mut tier, number, None));
     touch(&mut tier, &[1]);
-    assert_eq!(tier.lookup(&[id(2)]), 1);
+    assert_eq!(tier.lookup(TENANT, &[id(2)]), 1);
     store(&mut tier, 4, None);
     assert_eq!(here(&tier, [1, 2, 3, 4]), [true, false, true, true]);
     store(&mut tier, 5, None);

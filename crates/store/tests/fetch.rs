@@ -87,7 +87,8 @@ impl Rig {
     /// Writes a chunk by hand, as another process would.
     fn put(&self, number: usize) {
         let shape = ChunkShape::new([LAYER_BYTES as u64; LAYERS]).unwrap();
-        let parent = number.checked_sub(1).map(id).filter(|parent| self.store.lookup(&[*parent]) == 1);
+        let parent =
+            number.checked_sub(1).map(id).filter(|parent| self.store.lookup(TENANT, &[*parent]) == 1);
         let slot = self.store.reserve(TENANT, id(number), parent, &shape).unwrap().unwrap();
         self.write(slot.offset_bytes(), &truth(number));
         let checksums = slot.checksums();
@@ -161,7 +162,7 @@ fn a_chunk_that_is_no_longer_what_it_was_is_found_by_a_check() {
     assert!(loan.check());
     rig.write(loan.offset_bytes() + 15_000, &[!truth(0)[15_000]]);
     assert!(!loan.check());
-    assert_eq!((rig.store.lookup(&[id(0)]), rig.store.stat().faults.corrupt), (0, 1));
+    assert_eq!((rig.store.lookup(TENANT, &[id(0)]), rig.store.stat().faults.corrupt), (0, 1));
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn a_reservation_that_is_dropped_was_never_there() {
     let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
     assert!(rig.store.reserve(TENANT, id(0), None, &shape).is_err(), "somebody writes it");
     drop(slot);
-    assert_eq!((rig.store.lookup(&[id(0)]), rig.store.stat().arena.used_bytes), (0, 0));
+    assert_eq!((rig.store.lookup(TENANT, &[id(0)]), rig.store.stat().arena.used_bytes), (0, 0));
     let slot = rig.store.reserve(TENANT, id(0), None, &shape).unwrap().unwrap();
     assert!(slot.commit(&[1]).is_err(), "one checksum for two layers");
     assert_eq!(rig.store.stat().arena.used_bytes, 0);
@@ -359,7 +360,7 @@ fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
     assert_ne!(slot.offset_bytes(), loan.offset_bytes(), "it may still write its slot");
     let checksums = slot.checksums();
     assert_eq!(slot.commit(&checksums), Err(NotCommitted::Deleted));
-    assert!(loan.check() && rig.store.locate(&[id(0)]) == (1, 0));
+    assert!(loan.check() && rig.store.locate(TENANT, &[id(0)]) == (1, 0));
 }
 
 #[test]
@@ -432,7 +433,7 @@ fn what_goes_is_told_when_it_is_in_neither_tier_and_until_nobody_listens() {
             rig.store.flush().unwrap();
         }
     }
-    let place = |number: &usize| rig.store.locate(&[id(*number)]);
+    let place = |number: &usize| rig.store.locate(TENANT, &[id(*number)]);
     let evicted = (3..240).find(|number| place(number) == (0, 1)).expect("on disk alone");
     let in_both = (3..240).find(|number| place(number) == (1, 0)).expect("in memory, and on disk");
     assert_eq!(rig.store.delete(TENANT, &[id(evicted), id(in_both)]), 2);

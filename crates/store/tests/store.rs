@@ -142,7 +142,7 @@ fn what_is_stored_is_what_is_loaded() {
     for number in 0..CHUNKS {
         assert_eq!(rig.store(number), StoreEnd::Stored { bytes: CHUNK_BYTES });
     }
-    assert_eq!(rig.store.lookup(&ids()), CHUNKS);
+    assert_eq!(rig.store.lookup(TENANT, &ids()), CHUNKS);
     let lease = rig.lease();
     for number in 0..lease.len() {
         assert_eq!(rig.load(&lease, number), End::Done { bytes: CHUNK_BYTES });
@@ -238,11 +238,11 @@ fn a_chunk_is_invisible_until_its_last_layer_is_in() {
     let end = rig.begin_store(0).unwrap();
     let child = rig.begin_store(1).unwrap();
     assert_eq!(rig.begin_store(0).unwrap_err(), NotStored::Refused(Refused::BeingWritten));
-    assert_eq!((rig.store.lookup(&ids()), rig.lease().len()), (0, 0));
+    assert_eq!((rig.store.lookup(TENANT, &ids()), rig.lease().len()), (0, 0));
     rig.faulty.set(Fault::None);
     assert_eq!(ended(&end), StoreEnd::Stored { bytes: CHUNK_BYTES });
     assert_eq!(ended(&child), StoreEnd::Stored { bytes: CHUNK_BYTES });
-    assert_eq!(rig.store.lookup(&ids()), 2);
+    assert_eq!(rig.store.lookup(TENANT, &ids()), 2);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_failed_store_is_never_a_hit_and_frees_its_slot() {
     rig.faulty.set(Fault::Fail);
     assert!(matches!(rig.store(0), StoreEnd::Failed(End::Failed(_))));
     let stat = rig.store.stat();
-    assert_eq!((rig.store.lookup(&ids()), stat.arena.used_bytes, stat.faults.writes), (0, 0, 1));
+    assert_eq!((rig.store.lookup(TENANT, &ids()), stat.arena.used_bytes, stat.faults.writes), (0, 0, 1));
     rig.faulty.set(Fault::None);
     assert_eq!(rig.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
 }
@@ -291,7 +291,7 @@ fn a_flipped_bit_is_found_wherever_it_flipped_and_ends_the_chunk() {
     for on_store in [true, false] {
         let (rig, lease) = flipped_bit(on_store);
         assert!(matches!(rig.verify(&lease, 0), Err(NotVerified::Corrupt { chunk: 0, .. })));
-        assert_eq!((rig.store.stat().faults.corrupt, rig.store.lookup(&ids())), (1, 0));
+        assert_eq!((rig.store.stat().faults.corrupt, rig.store.lookup(TENANT, &ids())), (1, 0));
         let why = rig.store.why_absent().from_memory.of(&id(0)).map(|noted| noted.why);
         assert_eq!(why, Some(Absence::Corrupt));
         assert_eq!(
@@ -299,7 +299,7 @@ fn a_flipped_bit_is_found_wherever_it_flipped_and_ends_the_chunk() {
             NotLoaded::Unreadable(Unreadable::Gone { chunk: 0 })
         );
         assert_eq!(rig.store(0), StoreEnd::Stored { bytes: CHUNK_BYTES });
-        assert_eq!(rig.store.lookup(&ids()), 2, "its child is found again");
+        assert_eq!(rig.store.lookup(TENANT, &ids()), 2, "its child is found again");
     }
 }
 
@@ -335,7 +335,7 @@ fn a_dropped_lease_lets_its_chunks_go() {
     assert!(matches!(other(&rig), Err(NotStored::Refused(Refused::Full { .. }))));
     drop(lease);
     assert_eq!(other(&rig), Ok(()));
-    assert_eq!(rig.store.lookup(&[id(0)]), 0);
+    assert_eq!(rig.store.lookup(TENANT, &[id(0)]), 0);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_chunk_deleted_while_it_is_stored_never_becomes_visible() {
     assert_eq!(rig.store.delete(TENANT, &[id(0)]), 1);
     rig.faulty.set(Fault::None);
     assert_eq!(ended(&end), StoreEnd::Deleted);
-    assert_eq!((rig.store.lookup(&ids()), rig.store.stat().arena.used_bytes), (0, 0));
+    assert_eq!((rig.store.lookup(TENANT, &ids()), rig.store.stat().arena.used_bytes), (0, 0));
 }
 
 #[test]

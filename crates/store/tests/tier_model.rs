@@ -495,8 +495,12 @@ impl Model {
     /// What went by eviction must have been free to go, and after it nothing stays that continues
     /// it.
     fn notice_evictions(&mut self) {
-        let gone: Vec<usize> =
-            self.visible.keys().copied().filter(|number| self.tier.lookup(&[id(*number)]) == 0).collect();
+        let gone: Vec<usize> = self
+            .visible
+            .keys()
+            .copied()
+            .filter(|number| self.tier.lookup(tenant(*number), &[id(*number)]) == 0)
+            .collect();
         for number in &gone {
             assert!(!self.is_held(*number), "{number} was held and is evicted");
         }
@@ -524,7 +528,7 @@ impl Model {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(ids.iter().all(|id| self.tier.lookup(&[*id]) == 1));
+        assert!(ids.iter().all(|id| self.tier.lookup(TenantId(2), &[*id]) == 1));
         let stat = self.tier.stat();
         assert_eq!((stat.rows as u64, stat.arena.used_bytes), (count, count * PAGE));
         assert_eq!((stat.arena.draining_bytes, stat.arena.quarantined_bytes), (0, 0));
@@ -532,8 +536,12 @@ impl Model {
 
     fn check(&self) {
         for number in 0..CHUNKS {
-            assert_eq!(self.tier.lookup(&ids(&path(number))), self.prefix(number), "prefix of {number}");
-            assert_eq!(self.tier.lookup(&[id(number)]) == 1, self.is_here(number));
+            assert_eq!(
+                self.tier.lookup(tenant(number), &ids(&path(number))),
+                self.prefix(number),
+                "prefix of {number}"
+            );
+            assert_eq!(self.tier.lookup(tenant(number), &[id(number)]) == 1, self.is_here(number));
             if let (true, Some(above)) = (self.is_here(number), parent(number)) {
                 assert!(self.is_here(above) || self.is_writing(above) || self.holes.contains(&above));
             }

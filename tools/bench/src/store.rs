@@ -44,7 +44,7 @@ pub fn run(args: Args) -> CommandResult {
     for _ in 0..args.runs {
         // Another order each time, so that a sequence's rows have left the cache when it comes up.
         sequences.shuffle(&mut random);
-        let times = times_us(&sequences, |ids| locked().lookup(ids));
+        let times = times_us(&sequences, |ids| locked().lookup(TENANT, ids));
         lookups.push(times[times.len() / 2]);
         lookups_p99.push(times[times.len() * 99 / 100]);
         let times = times_us(&sequences, |ids| {

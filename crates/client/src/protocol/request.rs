@@ -101,8 +101,11 @@ pub enum Request {
     },
     /// Say when these chunks have gone, and now which of them are not there.
     Watch(Vec<ChunkId>),
-    /// The request that comes with the same number is part of this span. Not answered.
+    /// The request that comes next, with the same number, is part of this span. Not answered.
     Traced(TraceContext),
+    /// The request that comes next, with the same number, is for this tenant and not for the
+    /// client's own. Not answered.
+    For(TenantId),
     /// What a namespace is made of whose chunks the client uses. Not answered.
     Describe(Description),
     /// What a request found and loaded. Not answered.
@@ -146,6 +149,7 @@ const TRACED: u16 = 20;
 const OPEN_RING: u16 = 21;
 const CONTROL: u16 = 22;
 const NAME_CHUNKS: u16 = 23;
+const FOR: u16 = 24;
 
 impl Request {
     /// Whether a node takes it: on whoever names too many chunks at once it hangs up.
@@ -194,6 +198,7 @@ impl Request {
             Request::Used { chunk_bytes, ids } => (USED, start.u64(*chunk_bytes).ids(ids)),
             Request::Watch(ids) => (WATCH, start.ids(ids)),
             Request::Traced(of) => (TRACED, start.bytes(&of.trace).bytes(&of.span).u8(of.sampled.into())),
+            Request::For(tenant) => (FOR, start.u16(tenant.0)),
             Request::Describe(described) => (DESCRIBE, described.encode(start)),
             Request::Outcome(outcome) => (OUTCOME, outcome.encode(start)),
             Request::Explain(prompt) => (EXPLAIN, prompt.encode(start)),
@@ -261,6 +266,7 @@ impl Request {
                 span: body.array("a span")?,
                 sampled: body.bool("whether it is sampled")?,
             }),
+            FOR => Request::For(tenant(&mut body)?),
             DESCRIBE => Request::Describe(Description::decode(&mut body)?),
             OUTCOME => Request::Outcome(Outcome::decode(&mut body)?),
             EXPLAIN => Request::Explain(Prompt::decode(&mut body)?),
@@ -273,7 +279,7 @@ impl Request {
             STAT => Request::Stat,
             PING => Request::Ping,
             BYE => Request::Bye,
-            kind => return Err(value("the kind of a request", kind.into(), "1 to 23")),
+            kind => return Err(value("the kind of a request", kind.into(), "1 to 24")),
         };
         body.end()?;
         request.check()?;
@@ -309,17 +315,21 @@ impl Hello {
             version => return Err(value("the protocol's version", version.into(), "8")),
         }
         let token = body.list("a token", 1, |body| body.u8("a token"))?;
-        let (name, tenant) = (body.text("a name")?, TenantId(body.u16("a tenant")?));
+        let (name, tenant) = (body.text("a name")?, tenant(body)?);
         if token.len() > TOKEN_BYTES_MAX {
             return Err(value("the length of a token", token.len() as u64, "0 to 4096"));
         }
         if name.len() > NAME_BYTES_MAX {
             return Err(value("the length of a name", name.len() as u64, "0 to 256"));
         }
-        if tenant == TenantId::NOBODY {
-            return Err(value("a tenant", tenant.0.into(), "0 to 65534"));
-        }
         Ok(Hello { token, name, tenant })
+    }
+}
+
+fn tenant(body: &mut Reader) -> Result<TenantId, BadBytes> {
+    match TenantId(body.u16("a tenant")?) {
+        TenantId::NOBODY => Err(value("a tenant", TenantId::NOBODY.0.into(), "0 to 65534")),
+        tenant => Ok(tenant),
     }
 }
 
@@ -379,6 +389,7 @@ mod tests {
             Request::Used { chunk_bytes: 77, ids: vec![id(9)] },
             Request::Watch(vec![id(5), id(6)]),
             Request::Traced(TraceContext { trace: [7; 16], span: [8; 8], sampled: true }),
+            Request::For(TenantId(3)),
             Request::Describe(Description {
                 key: NamespaceKey::from_bytes([2; 32]),
                 chunk_tokens: 64,

@@ -214,8 +214,10 @@ impl Clients {
         self.registered.lock().values().filter_map(Weak::upgrade).collect()
     }
 
+    /// Whether a chunk is here, whoever's it is.
     pub fn has(&self, id: &ChunkId) -> bool {
-        self.store.lookup(std::slice::from_ref(id)) > 0
+        let found = self.store.whereabouts(id);
+        found.in_memory || found.on_disk
     }
 
     /// One more client's thread, if there may be.

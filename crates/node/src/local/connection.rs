@@ -141,7 +141,7 @@ fn take_all(session: &Arc<Session>, inbox: &mut Inbox) -> Result<(), Gone> {
             Next::Go => {}
             Next::OpenRing => ring_request::open(session, frame.asked()),
             Next::Bye => return Err(Gone::Goodbye),
-            Next::HangUp => return Err(Gone::BadRequest("a second hello".into())),
+            Next::HangUp(why) => return Err(bad(frame.asked(), &why)),
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ pub struct Described {
 pub struct DescribedByClients {
     /// The one that was described last is the last.
     namespaces: VecDeque<Described>,
-    outcomes: VecDeque<Outcome>,
+    outcomes: VecDeque<(TenantId, Outcome)>,
     forgotten: u64,
 }
 
@@ -32,8 +32,8 @@ impl DescribedByClients {
         self.forgotten += push(&mut self.namespaces, described, NAMESPACES_MAX);
     }
 
-    pub fn note(&mut self, outcome: Outcome) {
-        self.forgotten += push(&mut self.outcomes, outcome, OUTCOMES_MAX);
+    pub fn note(&mut self, tenant: TenantId, outcome: Outcome) {
+        self.forgotten += push(&mut self.outcomes, (tenant, outcome), OUTCOMES_MAX);
     }
 
     /// The namespaces that clients of a tenant have described, in the order of their keys.
@@ -48,10 +48,10 @@ impl DescribedByClients {
         self.namespaces.iter().cloned().collect()
     }
 
-    /// What came of the requests whose name has this in it, the last one first: an engine adds to
-    /// the name that its router or client gave.
-    pub fn outcomes_of(&self, name: &str) -> Vec<Outcome> {
-        self.outcomes.iter().rev().filter(|outcome| outcome.request.contains(name)).cloned().collect()
+    /// What came of the requests whose name has this in it, and whose they were, the last one first:
+    /// an engine adds to the name that its router or client gave.
+    pub fn outcomes_of(&self, name: &str) -> Vec<(TenantId, Outcome)> {
+        self.outcomes.iter().rev().filter(|(_, outcome)| outcome.request.contains(name)).cloned().collect()
     }
 
     /// Namespaces and requests that gave way to others.
@@ -99,11 +99,11 @@ mod tests {
     fn the_last_request_with_a_name_is_told_first() {
         let mut all = DescribedByClients::default();
         for (request, loaded_tokens) in [("cmpl-a-0", 1), ("cmpl-b-0", 2), ("cmpl-a-1", 3)] {
-            all.note(Outcome { request: request.into(), loaded_tokens, ..Outcome::default() });
+            all.note(TenantId(3), Outcome { request: request.into(), loaded_tokens, ..Outcome::default() });
         }
-        let loaded: Vec<u32> = all.outcomes_of("cmpl-a").iter().map(|one| one.loaded_tokens).collect();
+        let loaded: Vec<u32> = all.outcomes_of("cmpl-a").iter().map(|(_, one)| one.loaded_tokens).collect();
         assert_eq!(loaded, [3, 1]);
-        (0..OUTCOMES_MAX).for_each(|_| all.note(Outcome::default()));
+        (0..OUTCOMES_MAX).for_each(|_| all.note(TenantId(0), Outcome::default()));
         assert_eq!((all.outcomes_of("cmpl").len(), all.forgotten()), (0, 3));
     }
 }

@@ -42,8 +42,9 @@ pub fn explain(clients: &Clients, tenant: TenantId, prompt: &Prompt) -> Explaine
     let sequences = match prompt {
         Prompt::Tokens(tokens) => namespaces.iter().map(|one| look.in_namespace(one, tokens)).collect(),
         Prompt::Ids(ids) => vec![look.unnamed(tenant, ids)],
-        Prompt::Request(_) => requests.first().map_or_else(Vec::new, |one| look.behind(tenant, one)),
+        Prompt::Request(_) => requests.first().map_or_else(Vec::new, |one| look.behind(one)),
     };
+    let requests = requests.into_iter().map(|(_, outcome)| outcome).collect();
     let (memory, ssd) = look.tiers();
     let peers = clients.remote().map_or_else(Vec::new, peers);
     Explained { up_s: now_s, memory, ssd, peers, sequences, requests, forgotten }
@@ -96,11 +97,12 @@ impl Look<'_> {
         Sequence { chunks: ids.len() as u32, runs, ..Sequence::default() }
     }
 
-    /// The chunk that a request did not find, one for each rank.
-    fn behind(&self, tenant: TenantId, outcome: &Outcome) -> Vec<Sequence> {
+    /// The chunk that a request of this tenant did not find, one for each rank.
+    fn behind(&self, (tenant, outcome): &(TenantId, Outcome)) -> Vec<Sequence> {
         let first = outcome.found.iter().fold(0u32, |sum, chunks| sum.saturating_add(*chunks));
         let of_rank = |id: &ChunkId| {
-            let mut sequence = self.unnamed(tenant, std::slice::from_ref(id));
+            let mut sequence = self.unnamed(*tenant, std::slice::from_ref(id));
+            sequence.tenant = Some(tenant.0);
             sequence.chunks = sequence.chunks.saturating_add(first);
             sequence.runs.iter_mut().for_each(|run| run.first = run.first.saturating_add(first));
             sequence

@@ -9,7 +9,7 @@
 
 use crate::config::LimitsConfig;
 use forebay_kv::ChunkId;
-use forebay_store::{LayerGuard, Lease, ReadGuard, Reservation};
+use forebay_store::{LayerGuard, Lease, ReadGuard, Reservation, TenantId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use thiserror::Error;
@@ -32,6 +32,8 @@ pub enum NotHeld {
 /// A lease of the client.
 #[derive(Debug)]
 pub struct HeldLease {
+    /// Whose chunks.
+    pub tenant: TenantId,
     /// Of what is on this host.
     pub lease: Arc<Lease>,
     /// The chunks, those on peers included.
@@ -87,12 +89,18 @@ impl ClientLeases {
         if self.slots.len() < limit { Ok(()) } else { Err(NotHeld::Limit { what: "slots", limit }) }
     }
 
-    /// A lease, with the guards of its first chunks. Names it.
-    pub fn grant(&mut self, lease: Lease, ids: &[ChunkId], guards: Vec<ReadGuard>, expires_us: u64) -> u64 {
+    /// A lease of a tenant's chunks, with the guards of the first ones. Names it.
+    pub fn grant(
+        &mut self,
+        tenant: TenantId,
+        (lease, ids): (Lease, &[ChunkId]),
+        guards: Vec<ReadGuard>,
+        expires_us: u64,
+    ) -> u64 {
         let name = self.name();
         let (lease, guards) = (Arc::new(lease), guards.into_iter().enumerate().collect());
         let layers = HashMap::new();
-        self.leases.insert(name, HeldLease { lease, ids: ids.into(), guards, layers, expires_us });
+        self.leases.insert(name, HeldLease { tenant, lease, ids: ids.into(), guards, layers, expires_us });
         name
     }
 

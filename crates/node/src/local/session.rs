@@ -15,8 +15,10 @@ use forebay_client::protocol::explain::{Description, Prompt};
 use forebay_client::protocol::frame::Asked;
 use forebay_client::protocol::request::{Filled, NewChunk, Request};
 use forebay_kv::ChunkId;
-use forebay_store::{ChunkShape, LayerGuard, Lease, NotCommitted, NotFetched, NotStored, ReadGuard};
-use forebay_transfer::lock::MutexGuard;
+use forebay_store::{
+    ChunkShape, LayerGuard, Lease, NotCommitted, NotFetched, NotStored, ReadGuard, TenantId,
+};
+use forebay_transfer::lock::{Mutex, MutexGuard};
 use forebay_transfer::{Class, TraceContext};
 use std::sync::Arc;
 
@@ -37,6 +39,8 @@ pub struct Session {
     /// Root or the node's own user.
     is_operator: bool,
     traces: Traces,
+    /// The tenant for which the request with this number is, which comes next.
+    announced: Mutex<Option<(u64, TenantId)>>,
 }
 
 /// A chunk that a client wants to lie in the arena.
@@ -44,7 +48,7 @@ enum Bringing {
     /// It does.
     There(ChunkPlace),
     /// It has to come there; chunks beyond the lease's, which are named behind it, from a peer.
-    Fetch(Arc<Lease>, Arc<[ChunkId]>),
+    Fetch(TenantId, Arc<Lease>, Arc<[ChunkId]>),
 }
 
 /// Where a layer lies in the arena, and what its bytes sum up to.
@@ -67,13 +71,13 @@ pub enum Next {
     /// The client goes, and nothing of it writes the arena.
     Bye,
     /// The client does not speak the protocol.
-    HangUp,
+    HangUp(&'static str),
 }
 
 impl Session {
     pub fn new(clients: Arc<Clients>, client: Arc<Client>, is_operator: bool) -> Session {
         let traces = Traces::new(Arc::clone(&clients.spans), &client.name);
-        Session { clients, client, is_operator, traces }
+        Session { clients, client, is_operator, traces, announced: Mutex::default() }
     }
 
     fn leases(&self) -> MutexGuard<'_, ClientLeases> {
@@ -102,17 +106,36 @@ impl Session {
         self.answer(asked, &Answer::Refused(refusal, why.to_string()));
     }
 
+    /// Whose chunks the request with this number is about. `None` if another one was announced.
+    fn tenant_of(&self, number: u64) -> Option<TenantId> {
+        match self.announced.lock().take() {
+            None => Some(self.client.tenant),
+            Some((announced, tenant)) => (announced == number).then_some(tenant),
+        }
+    }
+
     pub fn take(self: &Arc<Self>, asked: Asked, request: Request) -> Next {
+        match request {
+            Request::Traced(context) => self.traces.announce(asked.number, context),
+            Request::For(tenant) => *self.announced.lock() = Some((asked.number, tenant)),
+            request => match self.tenant_of(asked.number) {
+                Some(tenant) => return self.take_for(tenant, asked, request),
+                None => return Next::HangUp("a tenant that was said for another request"),
+            },
+        }
+        Next::Go
+    }
+
+    /// Takes a request that is about this tenant's chunks.
+    fn take_for(self: &Arc<Self>, tenant: TenantId, asked: Asked, request: Request) -> Next {
         if let Some(name) = request.traced_as() {
             self.traces.begin(asked.number, name);
         }
         match request {
-            Request::Hello(_) => {
-                self.refuse(asked, Refusal::BadRequest, "a second hello");
-                return Next::HangUp;
-            }
-            Request::Lookup(ids) => self.lookup(asked, &ids),
-            Request::Lease { ttl_us, to_load, ids } => self.lease(asked, &ids, ttl_us, to_load),
+            Request::Hello(_) => return Next::HangUp("a second hello"),
+            Request::Traced(_) | Request::For(_) => {}
+            Request::Lookup(ids) => self.lookup(tenant, asked, &ids),
+            Request::Lease { ttl_us, to_load, ids } => self.lease(tenant, asked, &ids, (ttl_us, to_load)),
             Request::Bring { lease, chunks, class, within_us } => {
                 let deadline_us = within_us.map(|within_us| self.clients.now_us().saturating_add(within_us));
                 self.bring(asked, (lease, chunks), (class, deadline_us));
@@ -123,7 +146,7 @@ impl Session {
                 self.clients.let_go();
             }
             Request::Reserve { shape, chunks } => {
-                let all = chunks.iter().map(|chunk| self.reserve(chunk, &shape)).collect();
+                let all = chunks.iter().map(|chunk| self.reserve(tenant, chunk, &shape)).collect();
                 self.answer(asked, &Answer::Reserved(all));
             }
             Request::Commit(filled) => {
@@ -138,15 +161,12 @@ impl Session {
                 self.clients.let_go();
             }
             Request::Corrupt { lease, chunk } => self.check(lease, chunk as usize),
-            Request::Used { chunk_bytes, ids } => {
-                self.clients.store.used(self.client.tenant, &ids, chunk_bytes)
-            }
+            Request::Used { chunk_bytes, ids } => self.clients.store.used(tenant, &ids, chunk_bytes),
             Request::Watch(ids) => self.watch(asked, &ids),
-            Request::Traced(context) => self.traces.announce(asked.number, context),
-            Request::Describe(description) => self.describe(description),
-            Request::Outcome(outcome) => self.clients.described.lock().note(outcome),
-            Request::Explain(prompt) => self.explain(asked, &prompt),
-            Request::NameChunks { tokens, namespace } => self.name_chunks(asked, &tokens, namespace),
+            Request::Describe(description) => self.describe(tenant, description),
+            Request::Outcome(outcome) => self.clients.described.lock().note(tenant, outcome),
+            Request::Explain(prompt) => self.explain(tenant, asked, &prompt),
+            Request::NameChunks { tokens, namespace } => self.name_chunks(tenant, asked, &tokens, namespace),
             Request::Control(wanted) => {
                 // Weak, so that the node does not end on a thread of its own.
                 let session = Arc::downgrade(self);
@@ -155,7 +175,7 @@ impl Session {
                         session.answer(asked, &Answer::Controlled(reports));
                     }
                 };
-                control(&self.clients, self.client.tenant, wanted, on_end);
+                control(&self.clients, tenant, wanted, on_end);
             }
             Request::OpenRing => return Next::OpenRing,
             Request::Stat => self.answer(asked, &Answer::Stat(self.clients.stat())),
@@ -165,8 +185,8 @@ impl Session {
         Next::Go
     }
 
-    fn lookup(self: &Arc<Self>, asked: Asked, ids: &[ChunkId]) {
-        let (in_memory, on_disk) = self.clients.store.locate(ids);
+    fn lookup(self: &Arc<Self>, tenant: TenantId, asked: Asked, ids: &[ChunkId]) {
+        let (in_memory, on_disk) = self.clients.store.locate(tenant, ids);
         let here = in_memory + on_disk;
         let (in_memory, on_disk) = (in_memory as u32, on_disk as u32);
         let found =
@@ -175,13 +195,13 @@ impl Session {
             Some(remote) if here < ids.len() => {
                 let session = Arc::clone(self);
                 let on_found = move |on_peers| session.answer(asked, &found(on_peers));
-                remote.lookup(self.client.tenant, &ids[here..], Box::new(on_found));
+                remote.lookup(tenant, &ids[here..], Box::new(on_found));
             }
             _ => self.answer(asked, &found(0)),
         }
     }
 
-    fn lease(&self, asked: Asked, ids: &[ChunkId], ttl_us: u64, to_load: bool) {
+    fn lease(&self, tenant: TenantId, asked: Asked, ids: &[ChunkId], (ttl_us, to_load): (u64, bool)) {
         if self.clients.is_draining() {
             return self.refuse(asked, Refusal::Draining, "the node is shutting down");
         }
@@ -191,12 +211,12 @@ impl Session {
         let store = &self.clients.store;
         let ttl_us = ttl_us.min(self.clients.limits.lease_us());
         let lease = if to_load {
-            store.lease(self.client.tenant, ids, ttl_us)
+            store.lease(tenant, ids, ttl_us)
         } else {
-            store.lease_uncounted(self.client.tenant, ids, ttl_us)
+            store.lease_uncounted(tenant, ids, ttl_us)
         };
         let (here, in_memory) = (lease.len(), lease.in_memory());
-        let on_peers = self.known_remote(&ids[here..]);
+        let on_peers = self.known_remote(tenant, &ids[here..]);
         if to_load {
             self.clients.count_hits(in_memory, here - in_memory, on_peers);
         }
@@ -215,7 +235,7 @@ impl Session {
         }
         let places = places_of(&guards);
         let expires_us = self.clients.now_us().saturating_add(ttl_us);
-        let name = self.leases().grant(lease, &ids[..here + on_peers], guards, expires_us);
+        let name = self.leases().grant(tenant, (lease, &ids[..here + on_peers]), guards, expires_us);
         let leased = Leased {
             lease: name,
             ttl_us,
@@ -256,21 +276,21 @@ impl Session {
         for chunk in chunks.into_iter().map(|chunk| chunk as usize) {
             match self.begin_bring(name, chunk) {
                 Ok(Bringing::There(place)) => on_end(chunk, Ok(place)),
-                Ok(Bringing::Fetch(lease, ids)) => {
+                Ok(Bringing::Fetch(tenant, lease, ids)) => {
                     coming.push(chunk);
-                    held = Some((lease, ids));
+                    held = Some((tenant, lease, ids));
                 }
                 Err(refused) => on_end(chunk, Err(refused)),
             }
         }
-        let Some((lease, ids)) = held else { return };
+        let Some((tenant, lease, ids)) = held else { return };
         let (here, on_peers): (Vec<usize>, Vec<usize>) =
             coming.into_iter().partition(|chunk| *chunk < lease.len());
         let under = self.traces.context(number);
         for chunk in on_peers {
             let (session, on_end) = (Arc::clone(self), Arc::clone(&on_end));
             let on_pulled = move |outcome| on_end(chunk, session.brought(name, chunk, outcome));
-            self.pull(&ids, chunk, (class, deadline_us, under), on_pulled);
+            self.pull((tenant, &ids), chunk, (class, deadline_us, under), on_pulled);
         }
         if here.is_empty() {
             return;
@@ -343,7 +363,7 @@ impl Session {
         if let Some(guard) = held.guard(chunk) {
             return Ok(Bringing::There(guard.into()));
         }
-        let fetch = Bringing::Fetch(Arc::clone(&held.lease), Arc::clone(&held.ids));
+        let fetch = Bringing::Fetch(held.tenant, Arc::clone(&held.lease), Arc::clone(&held.ids));
         leases.begin_load().map_err(|limit| (Refusal::Limit, limit.to_string()))?;
         Ok(fetch)
     }
@@ -351,7 +371,7 @@ impl Session {
     /// Has a chunk come from a peer, and names those behind it along with it.
     fn pull(
         &self,
-        ids: &[ChunkId],
+        (tenant, ids): (TenantId, &[ChunkId]),
         chunk: usize,
         (class, deadline_us, under): (Class, Option<u64>, Option<TraceContext>),
         on_end: impl FnOnce(Result<ReadGuard, String>) + Send + 'static,
@@ -359,17 +379,14 @@ impl Session {
         let Some(remote) = self.clients.remote() else { return on_end(Err("there are no peers".into())) };
         let parent = chunk.checked_sub(1).map(|before| ids[before]);
         let ids = ids[chunk..ids.len().min(chunk + PULLED_MAX)].to_vec();
-        remote.pull(
-            PullRequest { tenant: self.client.tenant, ids, parent, class, deadline_us, under },
-            Box::new(on_end),
-        );
+        remote.pull(PullRequest { tenant, ids, parent, class, deadline_us, under }, Box::new(on_end));
     }
 
-    fn known_remote(&self, ids: &[ChunkId]) -> usize {
+    fn known_remote(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
         if ids.is_empty() {
             return 0;
         }
-        self.clients.remote().map_or(0, |remote| remote.lookup_known(self.client.tenant, ids))
+        self.clients.remote().map_or(0, |remote| remote.lookup_known(tenant, ids))
     }
 
     /// A chunk has come into memory, or not; on any thread.
@@ -390,14 +407,14 @@ impl Session {
         self.answer(asked, &Answer::Renewed(names));
     }
 
-    fn reserve(&self, chunk: &NewChunk, shape: &ChunkShape) -> Reservation {
+    fn reserve(&self, tenant: TenantId, chunk: &NewChunk, shape: &ChunkShape) -> Reservation {
         if self.clients.is_draining() {
             return Reservation::Refused(Refusal::Draining, "the node is shutting down".into());
         }
         if let Err(limit) = self.leases().room_for_slot() {
             return Reservation::Refused(Refusal::Limit, limit.to_string());
         }
-        let slot = match self.clients.store.reserve(self.client.tenant, chunk.id, chunk.parent, shape) {
+        let slot = match self.clients.store.reserve(tenant, chunk.id, chunk.parent, shape) {
             Ok(Some(slot)) => slot,
             Ok(None) => return Reservation::Here,
             Err(NotStored::Refused(refused)) => {
@@ -448,27 +465,27 @@ impl Session {
         self.client.watch(ids, |id| self.clients.has(id), answer);
     }
 
-    fn describe(&self, description: Description) {
-        let (tenant, client) = (self.client.tenant, self.client.name.clone());
+    fn describe(&self, tenant: TenantId, description: Description) {
+        let client = self.client.name.clone();
         self.clients.described.lock().describe(Described { description, tenant, client });
     }
 
     /// It tells of all tenants, so not everybody may ask.
-    fn name_chunks(&self, asked: Asked, tokens: &[u32], namespace: u32) {
+    fn name_chunks(&self, tenant: TenantId, asked: Asked, tokens: &[u32], namespace: u32) {
         if !self.is_operator {
             let why = "only root and the node's own user may ask what chunks of a prompt are called";
             return self.refuse(asked, Refusal::NotAllowed, why);
         }
-        let (ids, namespaces) = name_chunks(&self.clients, self.client.tenant, tokens, namespace);
+        let (ids, namespaces) = name_chunks(&self.clients, tenant, tokens, namespace);
         self.answer(asked, &Answer::Named { ids, namespaces });
     }
 
-    fn explain(&self, asked: Asked, prompt: &Prompt) {
+    fn explain(&self, tenant: TenantId, asked: Asked, prompt: &Prompt) {
         if !self.is_operator {
             let why = "only root and the node's own user may ask why a prompt was no hit";
             return self.refuse(asked, Refusal::NotAllowed, why);
         }
-        let explained = explain(&self.clients, self.client.tenant, prompt);
+        let explained = explain(&self.clients, tenant, prompt);
         self.answer(asked, &Answer::Explained(Box::new(explained)));
     }
 

@@ -487,7 +487,8 @@ impl Puller {
             }
         };
         let free = |id: &&ChunkId| {
-            arrivals.may_come_along(now_us, tenant, id) && self.store.lookup(std::slice::from_ref(*id)) == 0
+            arrivals.may_come_along(now_us, tenant, id)
+                && self.store.lookup(tenant, std::slice::from_ref(*id)) == 0
         };
         let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
         ids[..batch].iter().for_each(|id| arrivals.add(tenant, id));

@@ -351,7 +351,7 @@ impl Service for PeerService {
         let owner = &self.0;
         match Question::decode(&body) {
             Ok(Question::Lookup(key, ids)) => match owner.tenant(&key) {
-                Ok(_) => reply.send(Answer::Found(owner.store.lookup(&ids) as u32).encode()),
+                Ok(tenant) => reply.send(Answer::Found(owner.store.lookup(tenant, &ids) as u32).encode()),
                 Err(why) => owner.refuse(reply, why),
             },
             Ok(Question::Lease(key, ttl_us, class, ids, within)) => {
@@ -508,9 +508,12 @@ mod tests {
         assert!(forget(TenantKey::of(b"guessed", TenantId(0))).is_err());
         let of_another = forget(TenantKey::of(b"", TenantId(1)));
         assert_eq!(of_another, Ok(Answer::Forgotten(vec![false, false])));
-        assert_eq!(rig.node.store().lookup(&[RIGHT]), 1);
+        assert_eq!(rig.node.store().lookup(TenantId(0), &[RIGHT]), 1);
         assert_eq!(forget(key()), Ok(Answer::Forgotten(vec![true, false])));
-        assert_eq!((rig.node.store().lookup(&[RIGHT]), rig.node.store().lookup(&[WRONG])), (0, 1));
+        assert_eq!(
+            (rig.node.store().lookup(TenantId(0), &[RIGHT]), rig.node.store().lookup(TenantId(0), &[WRONG])),
+            (0, 1)
+        );
     }
 
     #[test]
@@ -534,9 +537,9 @@ mod tests {
         };
         let store = rig.node.store();
         assert_eq!((complained(RIGHT), counts()), (Ok(Answer::Heard), (1, 0)));
-        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 1));
+        assert_eq!((store.lookup(TenantId(0), &[RIGHT]), store.lookup(TenantId(0), &[WRONG])), (1, 1));
         assert_eq!((complained(WRONG), counts()), (Ok(Answer::Heard), (2, 1)));
-        assert_eq!((store.lookup(&[RIGHT]), store.lookup(&[WRONG])), (1, 0));
+        assert_eq!((store.lookup(TenantId(0), &[RIGHT]), store.lookup(TenantId(0), &[WRONG])), (1, 0));
         assert!(rig.ask(&Question::Wrong(TenantKey::of(b"guessed", TenantId(0)), RIGHT)).is_err());
         assert_eq!(counts(), (2, 1), "who does not know the key is not heard");
     }

@@ -7,7 +7,7 @@ use forebay_client::protocol::frame::{Frame, Inbox};
 use forebay_client::protocol::socket;
 use forebay_client::{NewChunk, Reserved};
 use forebay_node::{HandedOver, Node, NodeConfig, NodeError, SsdConfig, Successor, WriteBackPolicy};
-use forebay_store::{ChunkShape, StoreEnd};
+use forebay_store::{ChunkShape, StoreEnd, TenantId};
 use rustix::fd::OwnedFd;
 use rustix::fs::fstat;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,16 @@ impl Old {
 
     /// Hands over to whoever asks next.
     fn hand_over(self) -> Option<Old> {
-        let successor = self.successors.recv_timeout(PATIENCE).unwrap();
+        let successor = self.asked();
+        self.hand_over_to(successor)
+    }
+
+    /// Whoever asks next.
+    fn asked(&self) -> Successor {
+        self.successors.recv_timeout(PATIENCE).unwrap()
+    }
+
+    fn hand_over_to(self, successor: Successor) -> Option<Old> {
         match self.node.hand_over(&self.config, successor).unwrap() {
             HandedOver::Gone { chunks, .. } => {
                 assert_eq!(chunks, CHUNKS);
@@ -172,7 +181,7 @@ fn what_is_on_ssd_goes_over_too() {
     // Without memory all of it is still there.
     assert_eq!(new.drain(Duration::ZERO).map(drop).map_err(|error| error.to_string()), Ok(()));
     let node = Node::start(&config).unwrap();
-    assert_eq!(node.store().locate(&ids()), (0, CHUNKS));
+    assert_eq!(node.store().locate(TenantId(0), &ids()), (0, CHUNKS));
 }
 
 #[test]
@@ -283,8 +292,16 @@ fn wherever_the_process_of_a_successor_is_killed_the_node_goes_on_with_every_hit
     for point in [0, 2, 5] {
         let before = old.node.instance();
         old = std::thread::scope(|scope| {
-            let handing = scope.spawn(move || old.hand_over());
-            site.child(&format!("successor {point}")).kill();
+            let (sender, asked) = channel();
+            let handing = scope.spawn(move || {
+                let successor = old.asked();
+                sender.send(()).unwrap();
+                old.hand_over_to(successor)
+            });
+            let child = site.child(&format!("successor {point}"));
+            // Who is killed before the node has read its question is no successor.
+            ended(&asked);
+            child.kill();
             handing.join().unwrap().expect("it goes on")
         });
         all_hits(&peer, before);

@@ -1,6 +1,7 @@
 //! Whoever does not speak the protocol loses the connection, and nobody else notices.
 
 use crate::rig::*;
+use forebay_client::protocol::request::Request;
 use forebay_node::Node;
 use forebay_store::{StoreEnd, TenantId};
 use std::io::{Read, Write};
@@ -21,6 +22,11 @@ fn frame_with(len: u32, kind: u16, zero: u16, body: &[u8], digest: &[u8]) -> Vec
     let len = len.saturating_add(8).to_le_bytes();
     let header = [len.as_slice(), &kind.to_le_bytes(), &zero.to_le_bytes(), &NUMBER.to_le_bytes()];
     [header.concat().as_slice(), body, digest].concat()
+}
+
+/// A request as clients say it, under this number.
+fn said(request: Request, number: u64) -> Vec<u8> {
+    request.encode(number).encode()
 }
 
 fn hello_of(version: u16) -> Vec<u8> {
@@ -121,7 +127,9 @@ fn strange_bytes_are_refused_with_what_is_wrong_and_harm_nobody() {
         (frame(0, 14, 0, b""), "no hello"),
         ([hello(), hello()].concat(), "second hello"),
         ([hello(), frame(4, 2, 0, &u32::MAX.to_le_bytes())].concat(), "needs"),
-        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 23"),
+        ([hello(), frame(0, 999, 0, b"")].concat(), "allowed is 1 to 24"),
+        ([hello(), frame(2, 24, 0, &[0xff; 2])].concat(), "a tenant is 65535; allowed is 0 to 65534"),
+        ([hello(), said(Request::For(TenantId(3)), 1), said(Request::Ping, 2)].concat(), "another request"),
         ([hello(), frame(1, 13, 0, b"x")].concat(), "left behind the end"),
         ([hello(), frame(4, 8, 0, &[0; 4])].concat(), "the number of chunks is 0; allowed is 1 to 256"),
         ([hello(), commit_of(257)].concat(), "the number of chunks is 257; allowed is 1 to 256"),

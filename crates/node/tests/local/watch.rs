@@ -128,7 +128,7 @@ fn a_chunk_that_is_still_on_disk_has_not_gone() {
     node.store().flush().unwrap();
     (4..8).for_each(|number| put(&node, number));
     node.store().flush().unwrap();
-    assert_eq!(node.store().locate(&[id(0)]), (0, 1), "evicted, and on disk");
+    assert_eq!(node.store().locate(TENANT, &[id(0)]), (0, 1), "evicted, and on disk");
     // Told in order: had an eviction been told, it would have been before this.
     assert_eq!(node.store().delete(TENANT, &[id(1)]), 1);
     eventually("what is in neither is told", || index.knows(&[0, 2, 3]));

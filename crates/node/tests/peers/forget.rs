@@ -33,7 +33,7 @@ fn a_forgotten_chunk_is_gone_at_every_peer() {
     [&one, &two].iter().for_each(|site| store_all(&site.peer()));
     eventually("both peers are found", || client.client.lookup(&ids()) == CHUNKS && up(&node));
     assert_eq!(forget(&client), [YES; CHUNKS], "peers had them, and this node had none");
-    assert!(nodes.iter().all(|node| ids().iter().all(|id| node.store().lookup(&[*id]) == 0)));
+    assert!(nodes.iter().all(|node| ids().iter().all(|id| node.store().lookup(TenantId(0), &[*id]) == 0)));
     eventually("they are overwritten", || nodes.iter().all(|node| node.store().to_overwrite() == 0));
     assert_eq!(client.client.lookup(&ids()), 0);
     assert_eq!(forget(&client), [NOT_STORED; CHUNKS]);
@@ -61,7 +61,7 @@ fn a_peer_that_does_not_answer_is_named() {
     let since = Instant::now();
     assert_eq!(forget(&client), [UNREACHED; CHUNKS]);
     assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
-    assert!(named(1) && right.store().lookup(&ids()) == 0, "here it is done at once");
+    assert!(named(1) && right.store().lookup(TenantId(0), &ids()) == 0, "here it is done at once");
     left.signal(Signal::CONT);
     eventually("it is reached again", || matches!(forget(&client)[0], YES | NOT_STORED));
     assert_eq!(pair.left.peer().client.lookup(&ids()), 0);
@@ -84,7 +84,7 @@ fn a_chunk_on_its_way_is_not_stored_once_it_is_forgotten() {
     left.signal(Signal::CONT);
     assert!(!matches!(ended(&load), End::Done { .. }));
     eventually("the peer has forgotten it", || pair.left.peer().client.lookup(&ids()) == 0);
-    assert_eq!(right.store().lookup(&ids()), 0);
+    assert_eq!(right.store().lookup(TenantId(0), &ids()), 0);
     eventually("no slot is left over", || right.store().stat().rows == 0);
 }
 
@@ -97,7 +97,7 @@ fn a_tenants_forget_touches_no_other_tenants_chunks_at_a_peer() {
     eventually("the peer is found", || mine.client.lookup(&ids()) == CHUNKS);
     let other = connect(ClientOptions { tenant: TenantId(3), ..options }).unwrap();
     assert_eq!(forget(&other), [NOT_STORED; CHUNKS]);
-    assert_eq!(left.store().lookup(&ids()), CHUNKS);
+    assert_eq!(left.store().lookup(TenantId(0), &ids()), CHUNKS);
     assert_eq!(forget(&mine), [YES; CHUNKS]);
-    assert_eq!(left.store().lookup(&ids()), 0);
+    assert_eq!(left.store().lookup(TenantId(0), &ids()), 0);
 }

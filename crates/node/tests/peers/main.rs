@@ -64,7 +64,7 @@ fn what_is_fetched_is_in_memory_before_anybody_loads_it() {
     eventually("the peer is found", || reader.client.lookup(&ids()) == CHUNKS);
     let lease = Arc::new(reader.lease());
     fetch(&lease);
-    eventually("all of it is here", || right.store().locate(&ids()).0 == CHUNKS);
+    eventually("all of it is here", || right.store().locate(TenantId(0), &ids()).0 == CHUNKS);
     assert!((0..CHUNKS).all(|number| reader.hit(&lease, number)));
     // A chunk is here before it is counted.
     eventually("each came once", || {
@@ -273,7 +273,7 @@ fn what_is_lent_to_a_peer_that_went_while_the_disk_was_busy_is_back_at_once() {
     std::thread::sleep(Duration::from_millis(500));
     right.kill();
     drop(held);
-    eventually("they could be lent", || left.store().locate(&ids()).0 == CHUNKS);
+    eventually("they could be lent", || left.store().locate(TenantId(0), &ids()).0 == CHUNKS);
     left.store().delete(TenantId(0), &ids());
     // Leases last 20 s.
     let (since, lent) = (Instant::now(), || left.store().stat().arena.draining_bytes);
@@ -504,9 +504,9 @@ fn a_byte_that_is_wrong_at_its_owner_never_becomes_a_chunk_here() {
     let lease = reader.lease();
     assert!(reader.hit(&lease, 0) && reader.hit(&lease, 1) && !reader.hit(&lease, 2));
     assert_eq!(right.peering_stat().unwrap().corrupt, 1);
-    assert_eq!(right.store().lookup(&ids()), 2, "the prefix ends before it");
+    assert_eq!(right.store().lookup(TenantId(0), &ids()), 2, "the prefix ends before it");
     eventually("its owner was told, looked for itself, and dropped it", || {
         let stat = left.peering_stat().unwrap();
-        (stat.complaints, stat.wrong, left.store().lookup(&ids())) == (1, 1, 2)
+        (stat.complaints, stat.wrong, left.store().lookup(TenantId(0), &ids())) == (1, 1, 2)
     });
 }

@@ -62,6 +62,7 @@ fn a_wait_for_chunks_that_never_came_is_told_though_others_came_at_once() {
             layerwise: true,
             limit_us: limit.as_micros() as u64,
             within: None,
+            tenant: None,
         };
         engine.paged.load(request, engine.handle()).unwrap();
         let begun = Instant::now();

@@ -90,7 +90,7 @@ impl InFlight {
         add(&self.shared.counters.loads_under_way, 1);
         self.look_again(self.ends());
         let Some(client) = self.shared.client() else { return self.stop(CLOSED) };
-        let client = client.within(self.request.within);
+        let client = client.within(self.request.within).for_tenant(self.request.tenant);
         for (source, (ids, _)) in self.request.sources.iter().enumerate() {
             let load = Arc::clone(self);
             client.lease_then(ids, LEASE_US, move |lease| {

@@ -26,6 +26,7 @@ pub use stall::LoadStall;
 use crate::page_tables::PageTables;
 use crate::pages::Source;
 use forebay_kv::ChunkId;
+use forebay_store::TenantId;
 use forebay_transfer::TraceContext;
 
 #[derive(Debug)]
@@ -45,4 +46,6 @@ pub struct LoadRequest {
     pub limit_us: u64,
     /// The span that it is part of, if that is traced.
     pub within: Option<TraceContext>,
+    /// Whose chunks they are, if they are not the client's own tenant's.
+    pub tenant: Option<TenantId>,
 }

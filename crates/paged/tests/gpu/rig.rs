@@ -178,8 +178,16 @@ impl Engine {
     /// The same of a storer that may have other pages.
     pub fn try_load_from(&self, source: Source, job: u64, blocks: &[i64], salt: u8, layerwise: bool) -> bool {
         let (sources, tables, tokens) = (vec![(ids(salt), source)], self.tables(blocks), TOKENS as u64);
-        let request =
-            LoadRequest { job, sources, tables, tokens, layerwise, limit_us: 60_000_000, within: None };
+        let request = LoadRequest {
+            job,
+            sources,
+            tables,
+            tokens,
+            layerwise,
+            limit_us: 60_000_000,
+            within: None,
+            tenant: None,
+        };
         self.paged.load(request, self.handle()).is_ok()
     }
 
@@ -196,6 +204,7 @@ impl Engine {
             layerwise: false,
             limit_us: 60_000_000,
             within: None,
+            tenant: None,
         };
         self.paged.load(request, self.handle()).unwrap();
     }

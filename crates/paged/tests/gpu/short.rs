@@ -96,6 +96,7 @@ impl Engine {
             layerwise: true,
             limit_us,
             within: None,
+            tenant: None,
         };
         self.paged.load(request, self.handle()).unwrap();
     }

@@ -277,8 +277,16 @@ fn a_corrupt_chunk_is_found_also_where_chunks_of_one_layer_lie_in_a_row_on_both_
     corrupt(&node, &ids(tokens, 1)[1], 100);
     let sources = vec![(ids(tokens, 1), Source::same(&shape))];
     let (tokens, limit_us) = (tokens as u64, 60_000_000);
-    let request =
-        LoadRequest { job: 2, sources, tables: tables(), tokens, layerwise: false, limit_us, within: None };
+    let request = LoadRequest {
+        job: 2,
+        sources,
+        tables: tables(),
+        tokens,
+        layerwise: false,
+        limit_us,
+        within: None,
+        tenant: None,
+    };
     paged.load(request, 0).unwrap();
     assert!(paged.wait_loaded(&[2], Some(TIMEOUT)));
     let (ends, _) = paged.take_ended();

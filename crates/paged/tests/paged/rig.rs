@@ -364,6 +364,7 @@ impl Engine {
             layerwise,
             limit_us: 60_000_000,
             within: None,
+            tenant: None,
         }
     }
 

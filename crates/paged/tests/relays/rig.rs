@@ -258,6 +258,7 @@ impl Engine {
             layerwise,
             limit_us: 60_000_000,
             within: None,
+            tenant: None,
         };
         self.paged.load(request, self.handle()).unwrap();
     }

@@ -181,10 +181,10 @@ impl Ssd {
         self.shared().look(|tier| tier.contains(id))
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking keeps
-    /// nothing: only a lease does.
-    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        self.shared().look(|tier| tier.lookup(ids))
+    /// How many of `ids`, a sequence from its first chunk on, are here and the tenant's,
+    /// without a gap. Looking keeps nothing: only a lease does.
+    pub fn lookup(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        self.shared().look(|tier| tier.lookup(tenant, ids))
     }
 
     /// Whether a chunk is here and the tenant's.

@@ -86,8 +86,8 @@ impl Store {
         let chain: Vec<Chunk> =
             ids.iter().map(|id| Chunk { key: ChunkKey::from(id), bytes: chunk_bytes }).collect();
         disk.write_back.used(&chain);
-        let in_memory = self.shared.tier.lock().lookup(ids);
-        let on_disk = disk.ssd.lookup(&ids[..in_memory]);
+        let in_memory = self.shared.tier.lock().lookup(tenant, ids);
+        let on_disk = disk.ssd.lookup(tenant, &ids[..in_memory]);
         let dirty = (on_disk..in_memory).map(|at| {
             let parent = at.checked_sub(1).map(|before| ids[before]);
             Dirty { tenant, id: ids[at], parent, bytes: chunk_bytes }

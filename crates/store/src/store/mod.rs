@@ -260,17 +260,18 @@ impl Store {
         Ok(Store { shared })
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap: a prefix in
-    /// memory and what follows it on disk. Looking keeps nothing: only a lease does.
-    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        let (in_memory, on_disk) = self.locate(ids);
+    /// How many of `ids`, a sequence from its first chunk on, are here and the tenant's,
+    /// without a gap: a prefix in memory and what follows it on disk. Looking keeps nothing:
+    /// only a lease does.
+    pub fn lookup(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        let (in_memory, on_disk) = self.locate(tenant, ids);
         in_memory + on_disk
     }
 
     /// The same, told apart: how many are in memory, and how many of those behind them are on disk.
-    pub fn locate(&self, ids: &[ChunkId]) -> (usize, usize) {
-        let in_memory = self.shared.tier.lock().lookup(ids);
-        (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(&ids[in_memory..])))
+    pub fn locate(&self, tenant: TenantId, ids: &[ChunkId]) -> (usize, usize) {
+        let in_memory = self.shared.tier.lock().lookup(tenant, ids);
+        (in_memory, self.shared.open_disk().map_or(0, |disk| disk.ssd.lookup(tenant, &ids[in_memory..])))
     }
 
     /// Drops these chunks, even if leased, pinned or being written, and says how many there were.

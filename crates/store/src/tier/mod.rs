@@ -96,17 +96,22 @@ impl<S: SlotAllocator> Tier<S> {
         self.index.find(id).is_some_and(|row| self.entry(row).is_resident())
     }
 
-    /// How many of `ids`, a sequence from its first chunk on, are here without a gap. Looking is
-    /// not using: only a lease and [`used`](Tier::used) keep a chunk warm.
-    pub fn lookup(&self, ids: &[ChunkId]) -> usize {
-        self.prefix(ids).count()
+    /// How many of `ids`, a sequence from its first chunk on, are here and the tenant's,
+    /// without a gap. Looking is not using: only a lease and [`used`](Tier::used) keep a chunk
+    /// warm.
+    pub fn lookup(&self, tenant: TenantId, ids: &[ChunkId]) -> usize {
+        self.prefix(tenant, ids).count()
     }
 
-    /// The rows of the longest resident prefix.
-    fn prefix<'a>(&'a self, ids: &'a [ChunkId]) -> impl Iterator<Item = Row> + 'a {
+    /// The rows of the longest prefix that is resident and the tenant's.
+    fn prefix<'a>(&'a self, tenant: TenantId, ids: &'a [ChunkId]) -> impl Iterator<Item = Row> + 'a {
+        let is_own = move |row: &Row| {
+            let entry = self.entry(*row);
+            entry.is_resident() && entry.tenant == tenant
+        };
         ids.chunks(BATCH)
             .flat_map(|batch| self.index.find_batch(batch).into_iter().take(batch.len()))
-            .map_while(|row| row.filter(|row| self.entry(*row).is_resident()))
+            .map_while(move |row| row.filter(is_own))
     }
 
     /// Drops these chunks, even if they are leased, pinned or being written, and says how many

@@ -41,10 +41,8 @@ impl<S: SlotAllocator> Tier<S> {
         ttl_us: u64,
     ) -> Option<(LeaseId, usize)> {
         self.advance(now_us);
-        let rows = self.prefix(ids).map(|row| (row, self.entry(row)));
-        let own = rows.take_while(|(_, entry)| entry.tenant == tenant);
-        let chunks: Box<[ChunkRef]> =
-            own.map(|(row, entry)| ChunkRef { row, generation: entry.generation }).collect();
+        let held = |row| ChunkRef { row, generation: self.entry(row).generation };
+        let chunks: Box<[ChunkRef]> = self.prefix(tenant, ids).map(held).collect();
         if chunks.is_empty() {
             return None;
         }
@@ -62,7 +60,7 @@ impl<S: SlotAllocator> Tier<S> {
     /// Makes the longest prefix of `ids` that is here and the tenant's the one used last, as a
     /// lease that ends does. What is held comes behind it when it is let go of.
     pub fn used(&mut self, tenant: TenantId, ids: &[ChunkId]) {
-        let own: Vec<Row> = self.prefix(ids).take_while(|row| self.entry(*row).tenant == tenant).collect();
+        let own: Vec<Row> = self.prefix(tenant, ids).collect();
         self.touch_ends(&own);
     }
 

@@ -135,7 +135,7 @@ fn chunks_are_there_after_a_close_and_after_a_flush_without_one() {
     drop(opened);
 
     let opened = rig.open(config());
-    assert_eq!(opened.ssd.lookup(&ids(100..120)), 19);
+    assert_eq!(opened.ssd.lookup(TENANT, &ids(100..120)), 19);
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn what_was_flushed_is_found_by_the_next_store_whether_or_not_the_last_one_was_c
         }
         drop(rig);
         let rig = Rig::new(&disk, 8);
-        assert_eq!(rig.store.lookup(&ids(&CHAIN)), 4, "closed: {close}");
+        assert_eq!(rig.store.lookup(TENANT, &ids(&CHAIN)), 4, "closed: {close}");
         assert_eq!(rig.lease(&CHAIN).in_memory(), 0);
         assert_eq!(rig.load_all(&CHAIN), 4);
         assert_eq!(rig.stat().hits.disk, 8);
@@ -58,7 +58,7 @@ fn what_memory_evicted_is_read_back_from_disk() {
         rig.store.flush().unwrap();
     }
     assert!(rig.store.stat().counters.evicted >= 4);
-    assert_eq!((rig.store.lookup(&ids(&CHAIN)), rig.lease(&CHAIN).in_memory()), (4, 0));
+    assert_eq!((rig.store.lookup(TENANT, &ids(&CHAIN)), rig.lease(&CHAIN).in_memory()), (4, 0));
     assert_eq!((rig.load_all(&CHAIN), rig.load_all(&OTHER)), (4, 4));
 }
 
@@ -109,7 +109,7 @@ fn what_continues_a_prefix_that_is_on_disk_only_is_stored_behind_it() {
     assert_eq!(rig.lease(&CHAIN).in_memory(), 0);
     assert!(rig.begin_store(4, Some(3)).is_some_and(|end| matches!(ended(&end), StoreEnd::Stored { .. })));
     rig.store.flush().unwrap();
-    assert_eq!((rig.store.lookup(&ids(&[0, 1, 2, 3, 4])), rig.load_all(&[0, 1, 2, 3, 4])), (5, 5));
+    assert_eq!((rig.store.lookup(TENANT, &ids(&[0, 1, 2, 3, 4])), rig.load_all(&[0, 1, 2, 3, 4])), (5, 5));
     assert!(rig.begin_store(6, Some(5)).is_none(), "what continues nothing is refused");
 }
 
@@ -129,7 +129,7 @@ fn bytes_that_were_damaged_on_disk_are_a_miss_and_counted() {
     assert!(matches!(failure.reason, Reason::Corrupt { .. }), "{failure:?}");
     assert_eq!((failure.moved_bytes, rig.stat().ssd.corrupt), (0, 1));
     drop(lease);
-    assert_eq!(rig.store.lookup(&ids(&CHAIN)), 2);
+    assert_eq!(rig.store.lookup(TENANT, &ids(&CHAIN)), 2);
     eventually("the first two are promoted", || rig.stat().promotions.promoted == 2);
     assert_eq!(rig.store_chain(&CHAIN), 4, "it is stored again");
     assert_eq!(rig.load_all(&CHAIN), 4);
@@ -143,12 +143,16 @@ fn what_was_deleted_is_in_neither_tier_also_after_a_restart() {
     // Some are written, some wait, some are being written.
     assert_eq!(rig.store.delete(TENANT, &ids(&CHAIN[2..])), 2);
     rig.store.flush().unwrap();
-    assert_eq!(rig.store.lookup(&ids(&CHAIN)), 2);
+    assert_eq!(rig.store.lookup(TENANT, &ids(&CHAIN)), 2);
     rig.store.close().unwrap();
     drop(rig);
     let rig = Rig::new(&disk, 8);
     assert_eq!(
-        (rig.store.lookup(&ids(&CHAIN)), rig.store.lookup(&[id(2)]), rig.store.lookup(&[id(3)])),
+        (
+            rig.store.lookup(TENANT, &ids(&CHAIN)),
+            rig.store.lookup(TENANT, &[id(2)]),
+            rig.store.lookup(TENANT, &[id(3)])
+        ),
         (2, 0, 0)
     );
 }
@@ -243,7 +247,7 @@ fn a_chunk_that_is_sent_away_leaves_memory_once_it_is_on_disk_and_the_last_one_f
     drop(lease);
     assert_eq!(rig.store.demote(TENANT, &id(1)), Ok(()));
     assert_eq!(rig.store.demote(TENANT, &id(0)), Ok(()));
-    assert_eq!(rig.store.locate(&ids(&CHAIN)), (0, 2));
+    assert_eq!(rig.store.locate(TENANT, &ids(&CHAIN)), (0, 2));
     assert_eq!(rig.store.demote(TENANT, &id(2)), Err(Unchanged::NotHere));
 }
 
@@ -282,7 +286,7 @@ fn a_forgotten_chunk_is_in_no_byte_of_memory_and_disk_when_its_last_reader_has_g
     assert_eq!((rig.store.to_overwrite(), rig.load_all(&CHAIN[..3])), (0, 3));
     drop(rig);
     let rig = Rig::new(&disk, 8);
-    assert_eq!(rig.store.locate(&ids(&CHAIN)), (0, 3), "a new process has not got it either");
+    assert_eq!(rig.store.locate(TENANT, &ids(&CHAIN)), (0, 3), "a new process has not got it either");
 }
 
 #[test]
@@ -293,7 +297,7 @@ fn a_closed_store_serves_its_memory_and_nothing_from_disk() {
     rig.store.flush().unwrap();
     assert_eq!(rig.store_chain(&OTHER[..2]), 2, "the end of the first chain is on disk only");
     rig.store.close().unwrap();
-    assert_eq!((rig.store.lookup(&ids(&CHAIN)), rig.load_all(&CHAIN)), (2, 2));
+    assert_eq!((rig.store.lookup(TENANT, &ids(&CHAIN)), rig.load_all(&CHAIN)), (2, 2));
     assert_eq!(rig.store_chain(&[10, 11, 12]), 3, "memory goes on");
     assert_eq!(rig.stat().write_back.waiting, 0);
 }

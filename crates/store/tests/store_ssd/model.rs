@@ -36,7 +36,7 @@ struct Durable(HashSet<usize>);
 impl Durable {
     fn flushed(&mut self, rig: &Rig) {
         for chain in CHAINS {
-            self.0.extend(&chain[..rig.store.lookup(&ids(&chain))]);
+            self.0.extend(&chain[..rig.store.lookup(TENANT, &ids(&chain))]);
         }
     }
 
@@ -84,7 +84,7 @@ proptest! {
                 }
             }
             for chain in CHAINS {
-                prop_assert!(rig.store.lookup(&ids(&chain)) >= durable.prefix(&chain), "{durable:?}");
+                prop_assert!(rig.store.lookup(TENANT, &ids(&chain)) >= durable.prefix(&chain), "{durable:?}");
             }
         }
     }

@@ -139,6 +139,9 @@ mod tests {
         assert_eq!((tier.stat().chunks, recovered[0].chunks), (10_000, 10_000));
         assert_eq!((recovered[0].footers_read, recovered[0].lost), (0, 0));
         let ids: Vec<ChunkId> = (&mut Ids::new()).take(200).map(|entry| entry.chunk.unwrap().0).collect();
-        assert_eq!((tier.lookup(&ids[..100]), tier.lookup(&ids[100..])), (100, 100));
+        assert_eq!(
+            (tier.lookup(TenantId(0), &ids[..100]), tier.lookup(TenantId(0), &ids[100..])),
+            (100, 100)
+        );
     }
 }
