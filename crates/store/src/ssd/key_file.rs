@@ -47,7 +47,7 @@ pub enum KeysNotRead {
 pub enum LineProblem {
     #[error("a line is a tenant and a key, with spaces between them")]
     Words,
-    #[error("the tenant is not a number from 0 to 65535")]
+    #[error("the tenant is not a number from 0 to 65534")]
     Tenant,
     #[error("the key is not 64 hexadecimal digits")]
     Key,
@@ -106,8 +106,8 @@ fn parse_line(line: &[u8]) -> Result<Option<TenantAndKey>, LineProblem> {
     let (Some(tenant), Some(hex), None) = (words.next(), words.next(), words.next()) else {
         return Err(LineProblem::Words);
     };
-    let tenant = str::from_utf8(tenant).ok().and_then(|word| word.parse().ok());
-    let tenant = TenantId(tenant.ok_or(LineProblem::Tenant)?);
+    let tenant = str::from_utf8(tenant).ok().and_then(|word| word.parse().ok()).map(TenantId);
+    let tenant = tenant.filter(|tenant| *tenant != TenantId::NOBODY).ok_or(LineProblem::Tenant)?;
     Ok(Some((tenant, key(hex).ok_or(LineProblem::Key)?)))
 }
 
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn a_key_file_gives_its_tenants_keys() {
-        let keys = read(&format!("# comment\n\n7 {HEX}\n  65535\t{HEX}\r\n"), 0o600).unwrap();
+        let keys = read(&format!("# comment\n\n7 {HEX}\n  65534\t{HEX}\r\n"), 0o600).unwrap();
         assert_eq!(keys.len(), 2);
-        assert!(keys.has(TenantId(7)) && keys.has(TenantId(65535)) && !keys.has(TenantId(0)));
+        assert!(keys.has(TenantId(7)) && keys.has(TenantId(65534)) && !keys.has(TenantId(0)));
         assert!(read("", 0o400).unwrap().is_empty());
         assert_eq!(*key(HEX.as_bytes()).unwrap(), std::array::from_fn(|byte| byte as u8));
     }
@@ -166,6 +166,7 @@ mod tests {
         let cases = [
             (format!("\n{HEX}"), 2, LineProblem::Words),
             (format!("1 {HEX} {HEX}"), 1, LineProblem::Words),
+            (format!("65535 {HEX}"), 1, LineProblem::Tenant),
             (format!("65536 {HEX}"), 1, LineProblem::Tenant),
             (format!("-1 {HEX}"), 1, LineProblem::Tenant),
             (format!("1 {}", &HEX[1..]), 1, LineProblem::Key),

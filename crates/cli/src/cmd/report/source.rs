@@ -58,8 +58,10 @@ pub fn engine(text: &str) -> Result<EngineSource, String> {
     for part in parts {
         match part.split_once('=') {
             Some(("before", file)) => engine.before = Some(file.into()),
-            Some(("tenant", number)) if number.parse::<u16>().is_ok() => engine.tenant = number.into(),
-            _ => return Err(format!("'{part}' is not allowed: before=FILE, or tenant=0 to 65535")),
+            Some(("tenant", number)) if number.parse().is_ok_and(|number: u16| number != u16::MAX) => {
+                engine.tenant = number.into();
+            }
+            _ => return Err(format!("'{part}' is not allowed: before=FILE, or tenant=0 to 65534")),
         }
     }
     Ok(engine)
@@ -110,8 +112,8 @@ mod tests {
         let more = EngineSource { before: Some("b".into()), tenant: "7".into(), ..plain };
         assert_eq!(engine("a.txt,before=b,tenant=7"), Ok(more));
         assert!(matches!(engine("http://h:1").unwrap().now, Source::Server(_)));
-        for bad in ["a,tenant=70000", "a,b", "a,since=b"] {
-            assert!(engine(bad).unwrap_err().contains("before=FILE, or tenant=0 to 65535"), "{bad}");
+        for bad in ["a,tenant=65535", "a,tenant=70000", "a,b", "a,since=b"] {
+            assert!(engine(bad).unwrap_err().contains("before=FILE, or tenant=0 to 65534"), "{bad}");
         }
     }
 }

@@ -15,6 +15,8 @@ const SAVED: [(&str, Tier); 5] = [
     // Of emulated engines.
     ("forebay_external_prefix_cache_hits_total", Tier::Labelled),
 ];
+/// Of the tokens from nodes, those of requests that named a tenant, by the labels `tenant` and `tier`.
+const OF_TENANTS: &str = "vllm:forebay_tenant_tokens_total";
 const MEMORY: &str = "forebay_memory_capacity_bytes";
 const SSD: &str = "forebay_disk_capacity_bytes";
 const GIB: f64 = (1u64 << 30) as f64;
@@ -77,10 +79,17 @@ pub fn report(
 ) -> Report {
     let mut tokens: BTreeMap<(String, String, String), f64> = BTreeMap::new();
     for engine in engines {
+        let named = of_tenants(engine);
         for (model, tier, more) in saved(engine) {
-            *tokens.entry((model, engine.tenant.clone(), tier)).or_default() += more;
+            let of_others = named.iter().filter(|one| (&one.0, &one.2) == (&model, &tier));
+            let own = more - of_others.map(|one| one.3).sum::<f64>();
+            *tokens.entry((model, engine.tenant.clone(), tier)).or_default() += own;
+        }
+        for (model, tenant, tier, more) in named {
+            *tokens.entry((model, tenant, tier)).or_default() += more;
         }
     }
+    tokens.retain(|_, tokens| *tokens > 0.0);
     let row = |((model, tenant, tier), tokens): ((String, String, String), f64)| {
         let gpu_seconds = tokens / rate;
         Row { model, tenant, tier, tokens, gpu_seconds, worth: gpu_seconds / 3600.0 * prices.per_gpu_hour }
@@ -102,27 +111,40 @@ pub fn report(
 
 /// Tokens of an engine by model and tier.
 fn saved(engine: &EnginePages) -> Vec<(String, String, f64)> {
-    let mut found = Vec::new();
-    for (series, tier) in engine.now.iter().filter_map(|series| Some((series, tier_of(series)?))) {
-        let same = |other: &&Series| other.name == series.name && other.labels == series.labels;
-        let before = engine.before.iter().find(same).map_or(0.0, |before| before.value);
-        // An engine that was started again counts from 0.
-        let more = if series.value < before { series.value } else { series.value - before };
-        let model = series.labels.get("model_name").cloned().unwrap_or_else(|| "unnamed".into());
-        if more > 0.0 {
-            found.push((model, tier, more));
-        }
-    }
-    found
+    let counted = engine.now.iter().filter_map(|series| Some((series, tier_of(series)?)));
+    counted.map(|(series, tier)| (model_of(series), tier, more(engine, series))).collect()
+}
+
+/// The same of requests that named a tenant, with the tenant before the tier.
+fn of_tenants(engine: &EnginePages) -> Vec<(String, String, String, f64)> {
+    let one = |series: &Series| {
+        let (tenant, tier) = (series.labels.get("tenant")?, series.labels.get("tier")?);
+        Some((model_of(series), tenant.clone(), tier_named(tier), more(engine, series)))
+    };
+    engine.now.iter().filter(|series| series.name == OF_TENANTS).filter_map(one).collect()
+}
+
+fn model_of(series: &Series) -> String {
+    series.labels.get("model_name").cloned().unwrap_or_else(|| "unnamed".into())
+}
+
+/// How much a counter has grown. An engine that was started again counts from 0.
+fn more(engine: &EnginePages, series: &Series) -> f64 {
+    let same = |other: &&Series| other.name == series.name && other.labels == series.labels;
+    let before = engine.before.iter().find(same).map_or(0.0, |before| before.value);
+    if series.value < before { series.value } else { series.value - before }
+}
+
+/// A tier as the report calls it.
+fn tier_named(tier: &str) -> String {
+    if tier == "disk" { "ssd" } else { tier }.to_owned()
 }
 
 fn tier_of(series: &Series) -> Option<String> {
     let (_, tier) = SAVED.iter().find(|(name, _)| *name == series.name)?;
     match tier {
         Tier::Named(name) => Some((*name).to_owned()),
-        Tier::Labelled => {
-            series.labels.get("tier").map(|tier| if tier == "disk" { "ssd" } else { tier }.to_owned())
-        }
+        Tier::Labelled => series.labels.get("tier").map(|tier| tier_named(tier)),
     }
 }
 
@@ -163,6 +185,17 @@ mod tests {
         assert_eq!(report.rows[1].gpu_seconds, 3_700.0);
         assert!((report.saved_worth - 37_005.0 / 10.0 / 3600.0 * 3.0).abs() < 1e-9);
         assert_eq!((report.memory_cost, report.ssd_cost), (2.0 * 24.0 * 0.5, 4.0 * 24.0 * 0.25));
+    }
+
+    #[test]
+    fn tokens_of_requests_that_named_a_tenant_are_that_tenants_and_nobody_elses() {
+        let page = "vllm:forebay_tokens_disk_total{model_name=\"m\"} 100\n\
+            vllm:forebay_tenant_tokens_total{model_name=\"m\",tenant=\"3\",tier=\"disk\"} 70\n\
+            vllm:forebay_tenant_tokens_total{model_name=\"m\",tenant=\"4\",tier=\"disk\"} 30\n";
+        let rows = report(&[engine("0", page, "")], &[], 1.0, 1.0, PRICES).rows;
+        let rows: Vec<(&str, &str, f64)> =
+            rows.iter().map(|row| (row.tenant.as_str(), row.tier.as_str(), row.tokens)).collect();
+        assert_eq!(rows, [("3", "ssd", 70.0), ("4", "ssd", 30.0)], "nothing is left for its own");
     }
 
     #[test]
