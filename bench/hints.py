@@ -17,6 +17,7 @@ from typing import Any
 
 from forebay.vllm.connector.hints import Hints
 from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.tenants import Tenants
 
 REQUESTS = 2000
 ROUNDS = 9
@@ -50,7 +51,7 @@ def round_of(case: list[tuple[str, dict[str, Any]]] | None) -> list[float]:
     """Microseconds of each request, from its coming to the answers."""
     facts: Any = SimpleNamespace(chunk_tokens=64, has_states=False)
     node: Any = Silent()
-    hints, took = Hints(node, facts, Counts(), "any"), []
+    hints, took = Hints(node, facts, Counts(), "any", Tenants(0, {})), []
     for number in range(-1, REQUESTS):
         name = str(number)
         # The first one starts the thread that talks to the node, once for an engine.

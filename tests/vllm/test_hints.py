@@ -21,6 +21,7 @@ from test_reset import a_request  # noqa: E402
 from forebay.vllm.connector import hints  # noqa: E402
 from forebay.vllm.connector.hints import Hints, read  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
+from forebay.vllm.connector.tenants import Tenants  # noqa: E402
 from forebay.vllm.connector.tracked import TrackedRequest  # noqa: E402
 
 SIZE = facts().chunk_tokens
@@ -59,7 +60,7 @@ class Node:
 def hinted(said: Any, chunks: int = 4, obeyed: str = "any", salt: str | None = None) -> Any:
     """A request of so many chunks with these hints in its parameters, as it comes and ends."""
     node, counts = Node(), Counts()
-    all_hints = Hints(node, facts(), counts, obeyed)  # type: ignore[arg-type]
+    all_hints = Hints(node, facts(), counts, obeyed, Tenants(0, {}))  # type: ignore[arg-type]
     request = a_request("one", chunks * SIZE + 3)
     request.cache_salt, request.kv_transfer_params = salt, {"kv_hint": said}
     request.computed = request.num_tokens
@@ -132,7 +133,7 @@ def test_vllms_own_hints_are_obeyed_and_a_clients_are_not_unless_they_may() -> N
 
     typed = KvHintsEnvelope("0.1", "one", [KvHintAction("a", "kv.pin", "1.0", {"ttl_ms": 5})])
     request = a_request("one", 3 * SIZE)
-    all_hints = Hints(Node(), facts(), Counts(), "typed")  # type: ignore[arg-type]
+    all_hints = Hints(Node(), facts(), Counts(), "typed", Tenants(0, {}))  # type: ignore[arg-type]
     request.kv_hints = typed
     all_hints.added(request)
     ((found, _),) = all_hints.of["one"].actions
@@ -146,7 +147,7 @@ def test_vllms_own_hints_are_obeyed_and_a_clients_are_not_unless_they_may() -> N
 @pytest.mark.smoke
 def test_what_is_said_of_the_time_after_a_request_is_done_when_its_stores_have_ended() -> None:
     node, half = Node(), Half()
-    all_hints = Hints(node, half.facts, half.counts, "any")  # type: ignore[arg-type]
+    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}))  # type: ignore[arg-type]
     half.requests.hints = half.hints = all_hints
     request = a_request("one", 4 * SIZE)
     request.kv_transfer_params = {
@@ -183,7 +184,7 @@ def test_a_shared_beginning_has_the_same_names_for_all_salts_and_the_rest_has_no
 @pytest.mark.smoke
 def test_a_storm_of_hints_is_answered_busy_and_one_with_too_many_actions_is_cut() -> None:
     node = Node()
-    all_hints = Hints(node, facts(), Counts(), "any")  # type: ignore[arg-type]
+    all_hints = Hints(node, facts(), Counts(), "any", Tenants(0, {}))  # type: ignore[arg-type]
     busy = 0
     for number in range(hints.WAITING_MAX + 10):
         tracked: Any = SimpleNamespace(name=str(number), stores={1}, is_stored=False)
@@ -201,7 +202,7 @@ def test_a_storm_of_hints_is_answered_busy_and_one_with_too_many_actions_is_cut(
 @pytest.mark.smoke
 def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no_other() -> None:
     node, half = Node(), Half()
-    all_hints = Hints(node, half.facts, half.counts, "any")  # type: ignore[arg-type]
+    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}))  # type: ignore[arg-type]
     half.requests.hints = half.hints = all_hints
     request = a_request("one", 2 * SIZE)
     request.computed = 2 * SIZE
@@ -224,7 +225,7 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
 
 @pytest.mark.smoke
 def test_a_request_that_is_left_alone_says_so_of_its_hints() -> None:
-    all_hints = Hints(Node(), facts(), Counts(), "any")  # type: ignore[arg-type]
+    all_hints = Hints(Node(), facts(), Counts(), "any", Tenants(0, {}))  # type: ignore[arg-type]
     request = a_request("one", SIZE)
     request.kv_transfer_params = {"kv_hint": envelope(action("kv.forget"))}
     all_hints.added(request)

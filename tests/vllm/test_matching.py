@@ -33,7 +33,14 @@ class Finder:
         self.is_slow = False
         self.traces: list[str | None] = []
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: str | None = None) -> Any:
+    def ask(
+        self,
+        shape: Shape,
+        ids: list[list[bytes]],
+        tokens: int,
+        trace: str | None = None,
+        tenant: int | None = None,
+    ) -> Any:
         self.traces.append(trace)
         return shape, ids, tokens
 

@@ -48,6 +48,7 @@ def test_a_request_is_told_with_why_it_loads_no_more(reason: str, tokens: int, c
     )
     tracked: Any = SimpleNamespace(
         name="one",
+        tenant=None,
         request=SimpleNamespace(num_tokens=tokens),
         held=case.get("held", 0),
         there=chunks(case.get("there")),

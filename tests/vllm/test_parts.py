@@ -25,6 +25,7 @@ from forebay.vllm.connector.policies import Local, Window  # noqa: E402
 from forebay.vllm.connector.requests import Requests  # noqa: E402
 from forebay.vllm.connector.scheduler import SchedulerHalf  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
+from forebay.vllm.connector.tenants import Tenants  # noqa: E402
 from forebay.vllm.connector.tracked import ChunkIds, Found, Loading, TrackedRequest  # noqa: E402
 from forebay.vllm.connector.worker import WorkerHalf  # noqa: E402
 
@@ -222,7 +223,7 @@ class Prefiller:
         self.asked = 0
         self.brought: list[bytes] = []
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: Any = None) -> tuple[Any, ...]:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, **more: Any) -> tuple[Any, ...]:
         self.asked += 1
         return shape, ids, tokens
 
@@ -232,7 +233,7 @@ class Prefiller:
         tokens = min(tokens, there * CHUNK)
         return Found(shape, [of_rank[:there] for of_rank in ids], tokens, on_peers=there)
 
-    def bring(self, ids: list[list[bytes]]) -> list[object]:
+    def hold(self, ids: list[list[bytes]], tenant: int | None = None, *, bring: bool = False) -> list[object]:
         self.brought += ids[0]
         return [object()]
 
@@ -259,7 +260,7 @@ def test_a_decoder_waits_as_long_as_chunks_come_and_has_them_brought_meanwhile(
 class FarPrefiller(Prefiller):
     """Answers late, with what was there when it was asked."""
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: Any = None) -> tuple[Any, ...]:
+    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, **more: Any) -> tuple[Any, ...]:
         return *super().ask(shape, ids, tokens), self.now
 
     def answer(self, asked: tuple[Any, ...]) -> Found | None:  # type: ignore[override]
@@ -460,7 +461,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     )
     offers = Offers(two, 0, reads=False)
     outcomes = Outcomes(node, two)
-    hints = Hints(node, two, Counts(), "typed")
+    hints = Hints(node, two, Counts(), "typed", Tenants(0, {}))
     requests = Requests(two, settings_of({}), node, offers, Counts(), None, True, outcomes, hints)
     request = SimpleNamespace(
         request_id="one",

@@ -74,6 +74,14 @@ def hints(name: str, value: Any) -> Any:
     return value
 
 
+def tenants(name: str, value: Any) -> tuple[tuple[str, int], ...]:
+    """Tenants by name, each with the number that the node knows."""
+    named = value.items() if isinstance(value, Mapping) else ()
+    if not isinstance(value, Mapping) or not all(isinstance(one, str) and one for one, _ in named):
+        raise refuse(name, value, 'names and numbers, like {"acme": 3}')
+    return tuple((one, number(f"{name}[{one!r}]", given, 0, 0xFFFE)) for one, given in named)
+
+
 def digest(name: str, value: Any) -> bytes | None:
     """A digest in hexadecimal digits, or None."""
     given = text(name, value)
@@ -124,6 +132,8 @@ class Settings:
     node: str = setting(NODE, lambda name, value: check_socket(text(name, value) or NODE))
     token_file: str | None = setting(None, text)
     tenant: int = setting(0, lambda name, value: number(name, value, 0, 0xFFFE))
+    # Tenants that a request's salt or a hint may name; all others are `tenant`.
+    tenants: tuple[tuple[str, int], ...] = setting((), tenants)
     salt_file: str | None = setting(None, text)
     # None: CHUNK_TOKENS, or the next multiple of the engine's block size.
     chunk_tokens: int | None = setting(None, lambda name, value: number(name, value, 1, 1 << 20))

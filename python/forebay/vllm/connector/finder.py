@@ -9,6 +9,7 @@ import forebay
 from forebay.vllm.connector.config import Shape
 from forebay.vllm.connector.metadata import Source
 from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.tenants import seen_by
 from forebay.vllm.connector.tracked import Found, Lookup, StateLookup, state_id
 
 # After this time the node frees what it pinned for an engine that has died.
@@ -30,9 +31,16 @@ class Finder:
         """All answers that a step waits for share one budget of time."""
         self.wait_budget_s = STEP_WAIT_S
 
-    def ask(self, shape: Shape, ids: list[list[bytes]], tokens: int, trace: str | None = None) -> Lookup:
-        """Looks `ids` up, as part of a trace if there is one. Pins nothing in the node."""
-        return Lookup(shape, ids, tokens, self.node.find(ids, trace=trace))
+    def ask(
+        self,
+        shape: Shape,
+        ids: list[list[bytes]],
+        tokens: int,
+        trace: str | None = None,
+        tenant: int | None = None,
+    ) -> Lookup:
+        """Looks a tenant's `ids` up, as part of a trace if there is one. Pins nothing in the node."""
+        return Lookup(shape, ids, tokens, seen_by(self.node, tenant).find(ids, trace=trace))
 
     def answer(self, asked: Lookup) -> Found | None:
         """What is there; None if the node has not answered yet."""
@@ -51,15 +59,17 @@ class Finder:
             self.wait_budget_s -= self.clock() - before
         return counts
 
-    def ask_state(self, found: Found) -> Lookup:
+    def ask_state(self, found: Found, tenant: int | None = None) -> Lookup:
         """Looks up the state at the end of all chunks. It covers no token beside them."""
-        return self.ask(found.shape, [[state_id(of_rank[-1])] for of_rank in found.ids], 0)
+        ids = [[state_id(of_rank[-1])] for of_rank in found.ids]
+        return self.ask(found.shape, ids, 0, tenant=tenant)
 
-    def ask_states(self, found: Found, held: int) -> StateLookup:
+    def ask_states(self, found: Found, held: int, tenant: int | None = None) -> StateLookup:
         """Looks up which chunks have a state at their end, beyond the `held` tokens."""
         least = max(held // self.facts.chunk_tokens, found.chunks - STATES_ASKED)
+        node = seen_by(self.node, tenant)
         findings = [
-            (chunks, self.node.find([[state_id(of_rank[chunks - 1])] for of_rank in found.ids]))
+            (chunks, node.find([[state_id(of_rank[chunks - 1])] for of_rank in found.ids]))
             for chunks in range(found.chunks, least, -1)
         ]
         return StateLookup(found, findings)
@@ -88,13 +98,14 @@ class Finder:
             chunks - in_memory - on_disk,
         )
 
-    def hold(self, ids: Sequence[list[bytes]]) -> list[forebay.Hold]:
-        """Pins chunks in the node until they are released."""
-        return [self.node.hold(of_rank, ttl_us=LEASE_TTL_US) for of_rank in ids]
-
-    def bring(self, ids: Sequence[list[bytes]]) -> list[forebay.Hold]:
-        """The same, and has the node fetch them into its memory from its disk and its peers."""
-        return [self.node.hold(of_rank, ttl_us=LEASE_TTL_US, bring=True) for of_rank in ids]
+    def hold(
+        self, ids: Sequence[list[bytes]], tenant: int | None = None, *, bring: bool = False
+    ) -> list[forebay.Hold]:
+        """Pins a tenant's chunks in the node until they are released. With `bring`, the node fetches
+        them into its memory from its disk and its peers.
+        """
+        node = seen_by(self.node, tenant)
+        return [node.hold(of_rank, ttl_us=LEASE_TTL_US, bring=bring) for of_rank in ids]
 
     def sources(self, shape: Shape, ids: list[list[bytes]]) -> list[list[Source]]:
         """For each rank of this engine, which chunks hold its heads, and where in them."""

@@ -22,6 +22,7 @@ from forebay.errors import InvalidError
 from forebay.vllm.connector.config import number
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.tenants import Tenants, seen_by
 from forebay.vllm.connector.tracked import ChunkIds, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
@@ -35,6 +36,7 @@ VERBS = {
     "kv.unpin": "unpin",
     "kv.demote": "demote",
     "kv.share": "share",
+    "kv.tenant": "tenant",
     "kv.forget": "forget",
 }
 ACTION_VERSION = "1.0"
@@ -62,11 +64,17 @@ class Action:
     end_token: int | None = None  # None: all of them
     ttl_ms: int = 0  # of a pin
     back_in_ms: int | None = None  # after the request has ended, the session comes back
+    tenant: str | None = None  # whom the request is for, by name
 
     @property
     def is_of_the_present(self) -> bool:
-        """Whether it is done when the request comes. All else is done when it has ended."""
+        """Whether it is done when the request comes."""
         return self.verb == "prefetch" and self.back_in_ms is None
+
+    @property
+    def is_of_the_end(self) -> bool:
+        """Whether it is done when the request has ended. Others say how its chunks are named."""
+        return not self.is_of_the_present and self.verb not in ("share", "tenant")
 
 
 @dataclass
@@ -77,6 +85,11 @@ class RequestHints:
     actions: list[tuple[Action, dict[str, str]]] = field(default_factory=list)
     answers: list[dict[str, str]] = field(default_factory=list)
     tracked: TrackedRequest | None = None
+
+    @property
+    def tenant(self) -> str | None:
+        """Whom the request is for, by name, if a hint says so."""
+        return next((action.tenant for action, _ in self.actions if action.verb == "tenant"), None)
 
     def answer(self, said: object, verdict: str, reason: str = "none") -> dict[str, str]:
         self.answers.append({"action_id": str(said)[:256], "verdict": verdict, "reason": reason})
@@ -100,6 +113,8 @@ def read(envelope: object) -> RequestHints:
         name = part(said, "action_id")
         try:
             action, reason = read_action(said)
+            if action.verb == "tenant" and hinted.tenant is not None:
+                raise InvalidError("a second kv.tenant; allowed is one")
         except InvalidError as error:
             hinted.answer(at if name is None else name, "rejected", str(error))
             continue
@@ -124,6 +139,8 @@ def read_action(said: object) -> tuple[Action, str]:
         raise InvalidError(f"payload is {kind(payload)}; allowed is an object")
     if name == "kv.fetch":
         return Action(verb), "none"  # It says who has the blocks: the node knows that by itself.
+    if verb == "tenant":
+        return Action(verb, tenant=read_tenant(payload.get("tenant"))), "none"
     first, end = read_range(payload.get("tokens"))
     if verb == "share" and (first != 0 or end is None):
         raise InvalidError("tokens of kv.share must be [0, END]")
@@ -135,6 +152,13 @@ def read_action(said: object) -> tuple[Action, str]:
     if back_in_ms is not None:
         back_in_ms = number("back_in_ms", back_in_ms, 0, DAY_MS, "payload")
     return Action(verb, first, end, ttl_ms, back_in_ms), reason
+
+
+def read_tenant(name: object) -> str:
+    """Whom a request is for."""
+    if not isinstance(name, str) or not name:
+        raise InvalidError(f"payload: tenant is {kind(name)}; allowed is a name")
+    return name
 
 
 def read_range(tokens: object) -> tuple[int, int | None]:
@@ -172,9 +196,11 @@ class Job:
 class Hints:
     """The hints of all requests. One thread calls it, that of the scheduler."""
 
-    def __init__(self, node: forebay.Node, facts: Facts, counts: Counts, obeyed: str) -> None:
+    def __init__(
+        self, node: forebay.Node, facts: Facts, counts: Counts, obeyed: str, tenants: Tenants
+    ) -> None:
         """`obeyed`: a value of the setting `kv_hints`."""
-        self.facts, self.counts, self.obeyed = facts, counts, obeyed
+        self.facts, self.counts, self.obeyed, self.tenants = facts, counts, obeyed, tenants
         self.of: dict[str, RequestHints] = {}
         self.executor = HintExecutor(node, facts)
 
@@ -188,6 +214,16 @@ class Hints:
         if typed is None and self.obeyed != "any":
             hinted.refuse_all('not_allowed: "kv_hints": "any" lets clients send them')
         self.of[request.request_id] = hinted
+
+    def tenant(self, request: Any) -> int | None:
+        """The tenant that a request is for; None: the engine's own. Raises if it is nobody's."""
+        hinted = self.of.get(request.request_id)
+        try:
+            return self.tenants.of(request.cache_salt, None if hinted is None else hinted.tenant)
+        except InvalidError as error:
+            if hinted is not None:
+                hinted.refuse_all(str(error))
+            raise
 
     def shared_tokens(self, name: str) -> int:
         """So many tokens, from the first one on, are named without the request's salt."""
@@ -214,7 +250,7 @@ class Hints:
         if hinted.tracked is None:
             hinted.refuse_all("left_alone")
         for action, answer in hinted.actions:
-            if hinted.tracked is None or action.is_of_the_present or action.verb == "share":
+            if hinted.tracked is None or not action.is_of_the_end:
                 continue
             wait_s = max(0.0, (action.back_in_ms or 0) / 1000 - AHEAD_S)
             self.executor.put(Job(action, answer, hinted.tracked, time.monotonic()), wait_s)
@@ -293,7 +329,8 @@ class HintExecutor:
                 return ASK_AGAIN_S
             job.ids, job.since_s = self.ids_of(tracked, action), time.monotonic()
             waited_s = 0.0
-        reports = [report for ids in job.ids for report in self.tell(action, ids)]
+        node = seen_by(self.node, job.tracked.tenant)
+        reports = [report for ids in job.ids for report in tell(node, action, ids)]
         reasons = Counter(reason for _, reason, _, _ in reports)
         if action.verb == "demote" and reasons["not_on_disk"] and waited_s < DISK_WRITES_S:
             return ASK_AGAIN_S
@@ -307,15 +344,6 @@ class HintExecutor:
                 ", ".join(f"{reason} {count}" for reason, count in undone.items()),
             )
         return None
-
-    def tell(self, action: Action, ids: list[bytes]) -> list[tuple[str, str, str, int]]:
-        """Tells the node. What continues a chunk leaves memory before it."""
-        parts = [ids[at : at + TOGETHER_MAX] for at in range(0, len(ids), TOGETHER_MAX)]
-        if action.verb in ("demote", "unpin"):
-            parts.reverse()
-        told = {} if action.verb != "pin" else {"ttl_ms": action.ttl_ms}
-        verb = getattr(self.node, action.verb)
-        return [report for some in parts for report in verb(some, **told)]
 
     def ids_of(self, tracked: TrackedRequest, action: Action) -> list[list[bytes]]:
         """The chunks of a request that has ended: sequences, each of which is told by itself."""
@@ -332,7 +360,7 @@ class HintExecutor:
                 found += [[of_rank[-1]] for of_rank in tails]
         if self.facts.has_states:
             states = [state_id(one) for of_rank in found for one in of_rank]
-            places = self.node.list_chunks(states[:TOGETHER_MAX])
+            places = seen_by(self.node, tracked.tenant).list_chunks(states[:TOGETHER_MAX])
             found += [[one] for one, report in zip(states, places, strict=False) if report[2] != "nowhere"]
         return found
 
@@ -344,6 +372,16 @@ class HintExecutor:
             self.thread.join(timeout=5)
         if self.waiting:
             logger.warning("the engine ends before %d hints were done", len(self.waiting))
+
+
+def tell(node: forebay.Node, action: Action, ids: list[bytes]) -> list[tuple[str, str, str, int]]:
+    """Tells the node. What continues a chunk leaves memory before it."""
+    parts = [ids[at : at + TOGETHER_MAX] for at in range(0, len(ids), TOGETHER_MAX)]
+    if action.verb in ("demote", "unpin"):
+        parts.reverse()
+    told = {} if action.verb != "pin" else {"ttl_ms": action.ttl_ms}
+    verb = getattr(node, action.verb)
+    return [report for some in parts for report in verb(some, **told)]
 
 
 def within(action: Action, ranks: Sequence[Sequence[bytes]], size: int) -> list[list[bytes]]:

@@ -48,6 +48,7 @@ def plan(
         digest=digest_of(found.ids) if direct is not None else b"",
         ahead=tracked.ticket is not None and tracked.ticket.at_once,
         trace=tracked.trace,
+        tenant=tracked.tenant,
     )
     loading = Loading(
         owner=tracked,
@@ -56,7 +57,7 @@ def plan(
         tokens=tokens,
         layerwise=tracked.layerwise,
         tiers=found.tiers(first),
-        holds=finder.hold([*ids, *([state] for state in states)]) if direct is None else [],
+        holds=finder.hold([*ids, *([state] for state in states)], tracked.tenant) if direct is None else [],
         held=tracked.held,
         external=external,
         counted=tracked.counted,

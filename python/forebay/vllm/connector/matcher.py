@@ -91,11 +91,11 @@ class Matcher:
             if now < pending.ask_s:
                 return None
             pending.asked_s = now
-        answers = self.answers(tracked, lambda: self.ask_whole(promised))
+        answers = self.answers(tracked, lambda: self.ask_whole(promised, tracked.tenant))
         if answers is None:
             return None
         found, is_whole = answers[0], self.is_whole(promised, answers)
-        if not is_whole and not self.gave_up(pending, found):
+        if not is_whole and not self.gave_up(pending, found, tracked.tenant):
             return None
         self.counts.add("handovers" if is_whole else "handovers_late")
         if not is_whole:
@@ -114,11 +114,11 @@ class Matcher:
         tracked.handed = found
         return found
 
-    def ask_whole(self, promised: Found) -> list[Lookup]:
-        """Looks up all that was promised, and the state at its end where layers have states."""
-        asked = [self.finder.ask(promised.shape, promised.ids, promised.tokens)]
+    def ask_whole(self, promised: Found, tenant: int | None) -> list[Lookup]:
+        """Looks up all that was promised to a tenant, and the state at its end where layers have states."""
+        asked = [self.finder.ask(promised.shape, promised.ids, promised.tokens, tenant=tenant)]
         if self.facts.has_states and promised.chunks:
-            asked.append(self.finder.ask_state(promised))
+            asked.append(self.finder.ask_state(promised, tenant))
         return asked
 
     def is_whole(self, promised: Found, answers: list[Found]) -> bool:
@@ -135,14 +135,15 @@ class Matcher:
             chunks = found.chunks if self.facts.has_windows else found.in_memory
             tracked.known = min(chunks, found.tokens // self.facts.chunk_tokens)
 
-    def gave_up(self, pending: PendingHandover, found: Found) -> bool:
+    def gave_up(self, pending: PendingHandover, found: Found, tenant: int | None) -> bool:
         """Whether to stop waiting for the rest. New chunks are brought into memory meanwhile.
 
         Times are those of the question: vLLM may not look at a request for minutes.
         """
         if found.chunks > pending.chunks:
             if found.chunks > found.in_memory:
-                pending.holds += self.finder.bring([ids[pending.chunks :] for ids in found.ids])
+                news = [ids[pending.chunks :] for ids in found.ids]
+                pending.holds += self.finder.hold(news, tenant, bring=True)
             pending.chunks, pending.since_s = found.chunks, pending.asked_s
         waited_s = pending.asked_s - pending.since_s
         pending.ask_s = pending.asked_s + min(ASK_AGAIN_S, waited_s / 8)
@@ -165,7 +166,7 @@ class Matcher:
     def ids_in(self, tracked: TrackedRequest, shape: Shape) -> ChunkIds:
         """The chunk ids of a request in a shape, none yet."""
         media, shared = tracked.ids.media, tracked.shared_tokens
-        return name_chunks(self.facts, shape, tracked.request, tracked.adapter, media, shared)
+        return name_chunks(self.facts, shape, tracked.request, tracked.adapter, media, shared, tracked.tenant)
 
     def prefix(self, tracked: TrackedRequest, others: int) -> Found | None:
         """The longest prefix that is there and worth loading, in any shape that this engine reads.
@@ -174,7 +175,7 @@ class Matcher:
         """
         handed = tracked.handed
         if handed is not None:
-            answers = self.answers(tracked, lambda: self.ask_whole(handed))
+            answers = self.answers(tracked, lambda: self.ask_whole(handed, tracked.tenant))
             if answers is None:
                 return None
             self.note_stored(tracked, answers[0])
@@ -191,7 +192,7 @@ class Matcher:
             best = self.finder.first(best, chunks)
             if not self.facts.has_states:
                 return best
-            tracked.states = self.finder.ask_states(best, tracked.held)
+            tracked.states = self.finder.ask_states(best, tracked.held, tracked.tenant)
         found = self.finder.answer_states(tracked.states)
         if found is not None:
             tracked.states = None
@@ -212,5 +213,5 @@ class Matcher:
                 # At least one token is computed, and a state cannot go back by one.
                 limit = min(limit, (len(tokens) - 1) // size)
             named = [of_rank[:limit] for of_rank in ids.ranks]
-            asked.append(self.finder.ask(shape, named, len(named[0]) * size, tracked.trace))
+            asked.append(self.finder.ask(shape, named, len(named[0]) * size, tracked.trace, tracked.tenant))
         return asked

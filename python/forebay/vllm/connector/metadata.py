@@ -41,6 +41,7 @@ class Load:
     digest: bytes = b""  # of the prompt that is read directly
     ahead: bool = False  # the prefiller still computes what is read
     trace: str | None = None  # the span that it is part of, as a traceparent
+    tenant: int | None = None  # whose chunks they are; None: the engine's own tenant's
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Store:
     chunks: list[list[list[Stored]]]
     pages: Pages
     state: bool = False
+    tenant: int | None = None  # whose chunks they will be; None: the engine's own tenant's
 
 
 @dataclass

@@ -88,15 +88,19 @@ class Facts:
     on_cpu: bool
     groups: tuple[Group, ...]
     media: bytes | None  # how images and the like become KV; None: such prompts are left alone
-    keys: dict[tuple[str | None, Shape, bytes | None], list[bytes]] = field(
+    tenant: int = 0  # of requests that name none
+    # By salt, shape, adapter and tenant.
+    keys: dict[tuple[str | None, Shape, bytes | None, int], list[bytes]] = field(
         default_factory=dict, compare=False
     )
     layout: str = "HND"
     context: ContextParallel = ContextParallel()
     resets: int = 0
     labels: dict[str, str] = field(default_factory=dict, compare=False)  # what people call the model
-    # Is told of each new namespace: its fields, and what people call them.
-    describe: Callable[[dict[str, Any], dict[str, str]], None] | None = field(default=None, compare=False)
+    # Is told of each new namespace: its fields, what people call them, and whose it is.
+    describe: Callable[[dict[str, Any], dict[str, str], int], None] | None = field(
+        default=None, compare=False
+    )
 
     @property
     def has_windows(self) -> bool:
@@ -137,17 +141,25 @@ class Facts:
         stored = [group for group in self.groups if not isinstance(group.policy, Absent)]
         return replace(shape, tp=1) if all(group.shared for group in stored) else shape
 
-    def namespaces(self, request_salt: str | None, shape: Shape, adapter: bytes | None = None) -> list[bytes]:
-        found = self.keys.get((request_salt, shape, adapter))
+    def namespaces(
+        self,
+        request_salt: str | None,
+        shape: Shape,
+        adapter: bytes | None = None,
+        tenant: int | None = None,
+    ) -> list[bytes]:
+        """The keys of each rank. `tenant`: None is the engine's own."""
+        owner = self.tenant if tenant is None else tenant
+        found = self.keys.get((request_salt, shape, adapter, owner))
         if found is None:
             if len(self.keys) >= SALTS_KEPT:
                 self.keys.pop(next(iter(self.keys)))
             found = [
-                self.key(request_salt, shape, tp, pp, adapter)
+                self.key(request_salt, shape, tp, pp, adapter, owner)
                 for pp in range(self.pp)
                 for tp in range(shape.tp)
             ]
-            self.keys[request_salt, shape, adapter] = found
+            self.keys[request_salt, shape, adapter, owner] = found
         return found
 
     def forget(self) -> None:
@@ -158,9 +170,9 @@ class Facts:
         self.resets += 1
 
     def key(
-        self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None = None
+        self, request_salt: str | None, shape: Shape, tp: int, pp: int, adapter: bytes | None, tenant: int
     ) -> bytes:
-        salt = self.salt
+        salt = self.salt + of_tenant(tenant)
         if request_salt is not None:
             salt += hashlib.sha256(b"request " + request_salt.encode()).digest()
         fields = {
@@ -177,12 +189,14 @@ class Facts:
         if self.describe is not None:
             salted = "" if request_salt is None else hashlib.sha256(request_salt.encode()).hexdigest()[:16]
             labels = {"resets": str(self.resets), "cache_salt": salted or "none"}
-            self.describe(fields, self.labels | labels)
+            self.describe(fields, self.labels | labels, tenant)
         return forebay.namespace_key(fields)
 
     def identity(self) -> str:
         """Equal for engines that can read each other's chunks, given each other's shape."""
-        return hashlib.sha256(replace(self, describe=None).key(None, Shape(1, 1), 0, 0)).hexdigest()[:32]
+        return hashlib.sha256(
+            replace(self, describe=None).key(None, Shape(1, 1), 0, 0, None, self.tenant)
+        ).hexdigest()[:32]
 
 
 def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Facts:
@@ -222,7 +236,8 @@ def facts_of(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Fact
             **drafter_of(vllm_config),
             **stages_of(model, parallel.pipeline_parallel_size),
         },
-        salt=settings.salt + of_tenant(settings.tenant),
+        salt=settings.salt,
+        tenant=settings.tenant,
         heads=heads_to_cut(
             heads_of_model(model, first),
             parallel.tensor_parallel_size,

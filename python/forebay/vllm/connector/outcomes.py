@@ -12,6 +12,7 @@ import forebay
 from forebay._log import LimitedLog
 from forebay.errors import ForebayError
 from forebay.vllm.connector.namespace import Facts
+from forebay.vllm.connector.tenants import seen_by
 from forebay.vllm.connector.tracked import Found, TrackedRequest
 
 limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
@@ -27,22 +28,24 @@ class Outcomes:
         self.node, self.facts = node, facts
         facts.describe = self.describe
 
-    def describe(self, fields: dict[str, Any], labels: dict[str, str]) -> None:
-        """What a namespace is made of that this engine uses from now on."""
+    def describe(self, fields: dict[str, Any], labels: dict[str, str], tenant: int) -> None:
+        """What a namespace is made of that requests of a tenant use from now on."""
+        node = seen_by(self.node, None if tenant == self.facts.tenant else tenant)
         try:
-            self.node.describe(fields, self.facts.chunk_tokens, labels)
+            node.describe(fields, self.facts.chunk_tokens, labels)
         except ForebayError as error:
             limited.warning("forebay explain will not know a namespace of this engine: %s", error)
 
     def left_alone(self, request: Any) -> None:
         """A request's KV depends on more than tokens, salt, adapter and named contents."""
-        self.note(str(request.request_id), "left_alone", prompt_tokens=int(request.num_tokens))
+        self.note(self.node, str(request.request_id), "left_alone", prompt_tokens=int(request.num_tokens))
 
     def admitted(self, tracked: TrackedRequest, loaded: int, may_load: bool) -> None:
         """A request has its blocks, and loads so many tokens into them."""
         there = seen(tracked)
         chunk = 0 if there is None else there.chunks
         self.note(
+            seen_by(self.node, tracked.tenant),
             tracked.name,
             self.reason(tracked, loaded, may_load),
             prompt_tokens=int(tracked.request.num_tokens),
@@ -75,10 +78,10 @@ class Outcomes:
             return "loaded"
         return "partly_found" if there else "not_found"
 
-    def note(self, name: str, reason: str, **numbers: Any) -> None:
+    def note(self, node: forebay.Node, name: str, reason: str, **numbers: Any) -> None:
         """Tells it."""
         try:
-            self.node.note_outcome(name[-256:], reason, **numbers)
+            node.note_outcome(name[-256:], reason, **numbers)
         except ForebayError as error:
             limited.warning("forebay explain will not know of request %s: %s", name, error)
 

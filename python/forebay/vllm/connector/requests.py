@@ -21,6 +21,7 @@ from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.offers import Offers
 from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.tenants import seen_by
 from forebay.vllm.connector.tracked import TrackedRequest, name_chunks
 
 limited = LimitedLog(init_logger("vllm.forebay.scheduler"))
@@ -49,11 +50,17 @@ class Requests:
         self.adapters = Adapters(lora_config)
         compat.when_adapters_load(self.adapters.look)
         # Requests whose adapters are being read.
-        self.awaiting_adapter: dict[str, tuple[Media, Future[Adapter | None]]] = {}
+        self.awaiting_adapter: dict[str, tuple[Media, int | None, Future[Adapter | None]]] = {}
 
     def add(self, request: Any) -> None:
         """Tracks a request if its KV depends on tokens, salt, adapter and named contents alone."""
         self.hints.added(request)
+        try:
+            tenant = self.hints.tenant(request)
+        except InvalidError as error:
+            limited.warning("request %s is left alone: %s", request.request_id, error)
+            self.leave_alone(request)
+            return
         media = media_of(request, self.facts.media)
         if (
             request.prompt_token_ids is None
@@ -62,22 +69,27 @@ class Requests:
             or request.pooling_params is not None
             or request.resumable
         ):
-            self.counts.add("requests_left_alone")
-            self.outcomes.left_alone(request)
+            self.leave_alone(request)
             return
         if self.facts.has_states and self.stores_kv and handover.is_prefill(self.params(request)):
             # The decoder computes the last token from the state before it, so that must be stored.
             compat.cut_prompt(request)
         if request.lora_request is not None:
-            self.awaiting_adapter[request.request_id] = media, self.adapters.find(request.lora_request)
+            finding = self.adapters.find(request.lora_request)
+            self.awaiting_adapter[request.request_id] = media, tenant, finding
         else:
-            self.track(request, media, None)
+            self.track(request, media, tenant, None)
 
-    def track(self, request: Any, media: Media, adapter: Adapter | None) -> None:
+    def leave_alone(self, request: Any) -> None:
+        """Nothing of a request is loaded or stored."""
+        self.counts.add("requests_left_alone")
+        self.outcomes.left_alone(request)
+
+    def track(self, request: Any, media: Media, tenant: int | None, adapter: Adapter | None) -> None:
         """Begins to track a request, all of whose dependencies are known."""
         shared = self.hints.shared_tokens(request.request_id)
-        ids = name_chunks(self.facts, self.facts.shape, request, adapter, media, shared)
-        tracked = TrackedRequest(request, ids, adapter, self.facts.resets, shared)
+        ids = name_chunks(self.facts, self.facts.shape, request, adapter, media, shared, tenant)
+        tracked = TrackedRequest(request, ids, adapter, self.facts.resets, shared, tenant)
         try:
             params, tokens = self.params(request), request.num_prompt_tokens
             tracked.ticket = handover.ticket_of(params, tokens, self.facts, self.offers.reader())
@@ -100,7 +112,8 @@ class Requests:
         tracked.ids.grow(tracked.request.prompt_token_ids)
         for of_rank in tracked.ids.ranks:
             if of_rank:
-                self.node.used(of_rank, self.facts.chunk_bytes // self.facts.chunks_of_rank)
+                node = seen_by(self.node, tracked.tenant)
+                node.used(of_rank, self.facts.chunk_bytes // self.facts.chunks_of_rank)
 
     def params(self, request: Any) -> Any:
         """What a proxy says of a hand-over, unless another connector does hand-overs."""
@@ -111,21 +124,20 @@ class Requests:
         waiting = self.awaiting_adapter.get(request.request_id)
         if waiting is None:
             return True
-        media, finding = waiting
+        media, tenant, finding = waiting
         if not finding.done():
             return False
         del self.awaiting_adapter[request.request_id]
         adapter = finding.result()
         if adapter is None:
-            self.counts.add("requests_left_alone")
-            self.outcomes.left_alone(request)
+            self.leave_alone(request)
             limited.warning(
                 "request %s is left alone: what adapter %r holds is not certain",
                 request.request_id,
                 request.lora_request.lora_name,
             )
         else:
-            self.track(request, media, adapter)
+            self.track(request, media, tenant, adapter)
         return True
 
     def drop(self, name: str) -> TrackedRequest | None:

@@ -31,8 +31,9 @@ from forebay.vllm.connector.namespace import Facts, is_alone
 from forebay.vllm.connector.offers import Offers
 from forebay.vllm.connector.outcomes import Outcomes
 from forebay.vllm.connector.requests import Requests
-from forebay.vllm.connector.stats import Counts
+from forebay.vllm.connector.stats import Counts, tenant_tokens
 from forebay.vllm.connector.stores import Stores
+from forebay.vllm.connector.tenants import Tenants, seen_by
 from forebay.vllm.connector.tracked import Found, Loading, TrackedRequest, state_id
 
 logger = init_logger("vllm.forebay.scheduler")
@@ -92,7 +93,8 @@ class SchedulerHalf:
         self.cost_model = CostModel(facts, settings.profile, settings.gate)
         self.counts = Counts()
         self.outcomes = Outcomes(node, facts)
-        self.hints = Hints(node, facts, self.counts, settings.kv_hints)
+        tenants = Tenants(settings.tenant, dict(settings.tenants))
+        self.hints = Hints(node, facts, self.counts, settings.kv_hints, tenants)
         facts.namespaces(None, facts.shape)  # described before a request comes
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
         self.requests = Requests(
@@ -265,7 +267,10 @@ class SchedulerHalf:
             self.admission.load_began(tracked.name, self.blocks_of(tracked.request))
         for tier, chunks in load.tiers.items():
             if chunks:
-                self.counts.add(f"tokens_{tier}", chunks * self.facts.chunk_tokens)
+                tokens = chunks * self.facts.chunk_tokens
+                self.counts.add(f"tokens_{tier}", tokens)
+                if tracked.tenant is not None:
+                    self.counts.add(tenant_tokens(tracked.tenant, tier), tokens)
 
     def decline(self, tracked: TrackedRequest) -> None:
         """A request reads nothing directly, or nothing more. Should it fail, it asks the node."""
@@ -281,7 +286,7 @@ class SchedulerHalf:
         if not self.facts.has_states:
             return [], []
         states = [state_id(of_rank[-1]) for of_rank in found.ids]
-        self.node.used(states, self.facts.state_bytes)
+        seen_by(self.node, tracked.tenant).used(states, self.facts.state_bytes)
         groups = zip(self.facts.groups, tracked.blocks, strict=True)
         blocks = [group.block_ending(table, found.tokens) for group, table in groups if group.state]
         assert all(blocks), "vLLM gives a block for the state at the end of what is loaded"
@@ -471,7 +476,8 @@ class SchedulerHalf:
             if state is not None:
                 self.last_job += 1
                 step.stores.append(state)
-                self.node.used([of_rank[0][0][0] for of_rank in state.chunks], self.facts.state_bytes)
+                node = seen_by(self.node, tracked.tenant)
+                node.used([of_rank[0][0][0] for of_rank in state.chunks], self.facts.state_bytes)
 
     def preempted(self, name: str) -> None:
         """A request lost its blocks. It may have new ones already."""

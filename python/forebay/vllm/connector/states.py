@@ -73,19 +73,31 @@ class WithStates:
         return self.kv.is_connected and self.states.is_connected
 
     def load(
-        self, job: int, sources: Any, pages: Any, *, state: bytes, state_pages: Any, stream: int, **more: Any
+        self,
+        job: int,
+        sources: Any,
+        pages: Any,
+        *,
+        state: bytes,
+        state_pages: Any,
+        stream: int,
+        tenant: int | None = None,
+        **more: Any,
     ) -> None:
         """Starts to load KV and the state at its end."""
-        self.kv.load(job, sources, pages, stream=stream, **more)
+        self.kv.load(job, sources, pages, stream=stream, tenant=tenant, **more)
         load = self.loads[job] = LoadWithState()
         try:
-            self.states.load(job, [([state], 0, 0, 1)], state_pages, tokens=1, layerwise=False, stream=stream)
+            one = [([state], 0, 0, 1)]
+            self.states.load(job, one, state_pages, tokens=1, layerwise=False, stream=stream, tenant=tenant)
         except ForebayError as error:
             load.why_no_state, load.state_ended = str(error), True
 
-    def store(self, job: int, parts: Any, pages: Any, *, stream: int, state: bool) -> None:
+    def store(
+        self, job: int, parts: Any, pages: Any, *, stream: int, state: bool, tenant: int | None = None
+    ) -> None:
         cache = self.states if state else self.kv
-        cache.store(job, parts, pages, stream=stream)
+        cache.store(job, parts, pages, stream=stream, tenant=tenant)
 
     def take_ended(self) -> tuple[list[tuple[int, int, str | None]], list[tuple[int, list[int]]]]:
         """What has ended. Without its state, no token of a load may be used."""

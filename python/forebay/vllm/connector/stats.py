@@ -50,6 +50,17 @@ COUNTERS = {
     "bytes_stored": "Bytes that were stored",
 }
 
+# A counter with the labels `tenant` and `tier`, and what it means. One of its values is named by
+# `tenant_tokens`.
+TENANT_TOKENS = "tenant_tokens"
+TENANT_TOKENS_TEXT = "Of the tokens to be loaded, those of requests that named a tenant"
+
+
+def tenant_tokens(tenant: int, tier: str) -> str:
+    """The name, in `Counts` and `Stats`, of one value of `TENANT_TOKENS`."""
+    return f"{TENANT_TOKENS}:{tenant}:{tier}"
+
+
 # Histograms, what they mean, and where their buckets end.
 HISTOGRAMS = {
     "load_bubble_seconds": (
@@ -67,7 +78,8 @@ class Deltas:
 
     def take(self, totals: Mapping[str, int | float], **values: list[float]) -> "Stats | None":
         """What was added since the last call. `values` are new ones of histograms."""
-        added = {name: totals[name] - self.seen.get(name, 0) for name in COUNTERS if name in totals}
+        known = [name for name in totals if name in COUNTERS or name.startswith(TENANT_TOKENS)]
+        added = {name: totals[name] - self.seen.get(name, 0) for name in known}
         self.seen.update(totals)
         data: dict[str, Any] = {name: more for name, more in added.items() if more > 0}
         data.update((name, found) for name, found in values.items() if found)
@@ -96,7 +108,7 @@ class Counts:
 class Stats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not there when types are checked
     """Counters of an interval, of one half or of several."""
 
-    data: dict[str, Any]  # numbers of `COUNTERS`, lists of them of `HISTOGRAMS`
+    data: dict[str, Any]  # numbers of `COUNTERS` and `TENANT_TOKENS`, lists of them of `HISTOGRAMS`
 
     def reset(self) -> None:
         self.data = {}
@@ -125,6 +137,12 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not 
                 name=f"vllm:forebay_{name}", documentation=text, labelnames=labelnames
             )
             self.counters[name] = create_metric_per_engine(counter, labelvalues)
+        self.of_engines = labelvalues
+        self.tenant_tokens = self._counter_cls(
+            name=f"vllm:forebay_{TENANT_TOKENS}",
+            documentation=TENANT_TOKENS_TEXT,
+            labelnames=[*labelnames, "tenant", "tier"],
+        )
         self.histograms = {}
         for name, (text, buckets) in HISTOGRAMS.items():
             histogram = self._histogram_cls(
@@ -136,6 +154,9 @@ class PromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not 
         for name, counted in transfer_stats_data.items():
             if name in self.counters:
                 self.counters[name][engine_idx].inc(counted)
+            elif name.startswith(TENANT_TOKENS):
+                _, tenant, tier = name.split(":")
+                self.tenant_tokens.labels(*self.of_engines[engine_idx], tenant, tier).inc(counted)
             elif name in self.histograms:
                 for value in counted:
                     self.histograms[name][engine_idx].observe(value)

@@ -158,7 +158,8 @@ class Stores:
         self.jobs[job] = Job(tracked, set(np.concatenate(pages).tolist()), first, count, tracked.resets, tail)
         self.chunks += count
         tracked.stores.add(job)
-        return Store(job, self.for_workers(self.named(tracked, first, end)), pages)
+        named = self.for_workers(self.named(tracked, first, end))
+        return Store(job, named, pages, tenant=tracked.tenant)
 
     @staticmethod
     def drop_lost_states(requests: Iterable[TrackedRequest], given_out: set[int]) -> int:
@@ -186,7 +187,8 @@ class Stores:
         self.jobs[job] = Job(tracked, set(state.blocks), chunks, 0, tracked.resets)
         tracked.stores.add(job)
         named: list[list[list[Stored]]] = [[[(state_id(of_rank[-1]), None, 1)]] for of_rank in ids]
-        return Store(job, named, [np.array([block], dtype=np.int32) for block in state.blocks], state=True)
+        pages = [np.array([block], dtype=np.int32) for block in state.blocks]
+        return Store(job, named, pages, state=True, tenant=tracked.tenant)
 
     def named(self, tracked: TrackedRequest, first: int, end: int) -> list[list[Stored]]:
         """Ids, parents and sizes of the chunks from `first` to the token `end`, for each rank."""

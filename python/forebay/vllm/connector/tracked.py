@@ -94,14 +94,22 @@ class ChunkIds:
 
 
 def name_chunks(
-    facts: Facts, shape: Shape, request: Any, adapter: Adapter | None, media: Media, shared_tokens: int = 0
+    facts: Facts,
+    shape: Shape,
+    request: Any,
+    adapter: Adapter | None,
+    media: Media,
+    shared_tokens: int = 0,
+    tenant: int | None = None,
 ) -> ChunkIds:
-    """The chunk ids of a request in a shape, none yet. The first `shared_tokens` have names without salt."""
+    """The chunk ids of a tenant's request in a shape, none yet. The first `shared_tokens` have names
+    without salt.
+    """
     digest = adapter.digest if adapter is not None else None
-    namespaces = facts.namespaces(request.cache_salt, shape, digest)
+    namespaces = facts.namespaces(request.cache_salt, shape, digest, tenant)
     shared = None
     if shared_tokens >= facts.chunk_tokens and request.cache_salt is not None:
-        shared = Shared(shared_tokens // facts.chunk_tokens, facts.namespaces(None, shape, digest))
+        shared = Shared(shared_tokens // facts.chunk_tokens, facts.namespaces(None, shape, digest, tenant))
     return ChunkIds(shape, namespaces, facts.chunk_tokens, media, shared)
 
 
@@ -216,6 +224,7 @@ class TrackedRequest:
     adapter: Adapter | None = None
     resets: int = 0  # of the engine, before its chunks were named
     shared_tokens: int = 0  # from the first one on, that are named without its salt
+    tenant: int | None = None  # whose KV it is; None: the engine's own tenant's
     # What is looked up and found.
     other_ids: dict[Shape, ChunkIds] = field(default_factory=dict)  # in other shapes
     ticket: Ticket | None = None  # of a hand-over

@@ -283,6 +283,8 @@ class WorkerHalf:
                 more = {"state": load.states[self.rank], "state_pages": load.state_pages}
             if load.trace is not None:
                 more["trace"] = load.trace
+            if load.tenant is not None:
+                more["tenant"] = load.tenant
             try:
                 self.cache.load(
                     load.job,
@@ -376,6 +378,8 @@ class WorkerHalf:
                 self.report.stores[store.job] = StoreResult(1)
                 continue
             more: dict[str, Any] = {"state": store.state} if self.with_states else {}
+            if store.tenant is not None:
+                more["tenant"] = store.tenant
             try:
                 self.cache.store(
                     store.job,
