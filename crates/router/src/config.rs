@@ -65,6 +65,8 @@ pub struct RouterConfig {
     pub any_model: bool,
     /// Engines whose hosts are names are refused: others are told their addresses.
     pub by_address: bool,
+    /// Hints about KV come from headers, and are taken out of what clients send.
+    pub hints_from_headers: bool,
     /// Where requests are logged, if they are.
     pub request_log: Option<RequestLogPlace>,
     /// Where decisions are logged, if they are.
@@ -249,6 +251,7 @@ impl RouterConfig {
             threads: (cpus / 2).clamp(1, 8),
             any_model: false,
             by_address: false,
+            hints_from_headers: false,
             request_log: None,
             decision_log: None,
             traces: None,

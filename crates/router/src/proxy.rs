@@ -5,6 +5,7 @@ use crate::asking::{Outgoing, Worker};
 use crate::attempts::{self, Begun};
 use crate::body;
 use crate::clients::Reset;
+use crate::kv_hints;
 use crate::pages;
 use crate::prepare::{self, Prepared};
 use crate::reader::Reader;
@@ -89,6 +90,10 @@ async fn complete(
     let (mut head, body) = request.into_parts();
     journey.span = router.tracing.begin(&mut head.headers);
     let body = body::read(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
+    let body = match router.hints_from_headers {
+        true => with_hints(endpoint, &head, body)?,
+        false => body,
+    };
     let read = prepare::read(endpoint, &head.headers, &body)?;
     let serving = match read.model(&body) {
         None => None,
@@ -103,6 +108,12 @@ async fn complete(
     let outgoing = outgoing(head, body, prepared);
     let answer = attempts::send(worker, &outgoing, &mut journey.entry, journey.span.as_deref()).await?;
     Ok(relay(worker, &outgoing, answer, permit, journey))
+}
+
+/// A body with the hints of its headers, and none of its client's.
+fn with_hints(endpoint: Option<Endpoint>, head: &Head, body: Bytes) -> Result<Bytes, Refusal> {
+    let replaced = kv_hints::replaced(endpoint, &head.headers, &body);
+    Ok(replaced.map_err(|bad| Refusal::of_bad_hint(&bad))?.unwrap_or(body))
 }
 
 /// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are

@@ -1,6 +1,7 @@
 //! Why a request is refused, and how a client is told: an HTTP status and OpenAI's error object.
 
 use crate::config::Limits;
+use crate::kv_hints::BadHint;
 use crate::routes::Group;
 use crate::slo::{BadSlo, Slo, TTFT_HEADER};
 use http::StatusCode;
@@ -85,6 +86,11 @@ impl Refusal {
     /// A header says no time that is allowed.
     pub fn of_bad_slo(bad: &BadSlo) -> Refusal {
         Refusal { field: Some(bad.header), ..Refusal::of_client(StatusCode::BAD_REQUEST, bad.to_string()) }
+    }
+
+    /// Hints of a request cannot be made, or not be put into its body.
+    pub fn of_bad_hint(bad: &BadHint) -> Refusal {
+        Refusal { field: bad.field(), ..Refusal::of_client(StatusCode::BAD_REQUEST, bad.to_string()) }
     }
 
     /// A request's body is longer than it may be.

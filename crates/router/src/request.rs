@@ -2,6 +2,7 @@
 //! fields that routing needs, and says how to ask for usage by changing the bytes in one place.
 
 use crate::json::{self, Kind, SyntaxError, Value};
+use crate::kv_hints;
 use bytes::Bytes;
 use memchr::memmem;
 use std::borrow::Cow;
@@ -61,7 +62,7 @@ const PREAMBLE: Range<usize> = 5..10;
 /// Fields with which a request stays at one engine: several answers, or what is said of each token
 /// of the prompt. Whoever sends parameters of a hand-over makes it himself.
 const NOT_HANDED_OVER: [&str; 6] =
-    ["kv_transfer_params", "n", "best_of", "use_beam_search", "echo", "prompt_logprobs"];
+    [kv_hints::PARAMS, "n", "best_of", "use_beam_search", "echo", "prompt_logprobs"];
 
 /// What a body says, as positions in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -230,7 +231,9 @@ impl Fields {
                 "stream" => &mut fields.stream,
                 "stream_options" => &mut fields.stream_options,
                 key if NOT_HANDED_OVER.contains(&key) => {
-                    fields.is_odd |= !matches!(&body[value.at], b"null" | b"false" | b"1");
+                    let value = &body[value.at];
+                    let is_hint = key == kv_hints::PARAMS && kv_hints::are_all(value);
+                    fields.is_odd |= !is_hint && !matches!(value, b"null" | b"false" | b"1");
                     continue;
                 }
                 key => match SEPARATORS.iter().position(|name| *name == key) {

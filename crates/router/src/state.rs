@@ -25,6 +25,8 @@ pub struct RouterState {
     pub log: Option<Arc<RequestLog>>,
     /// How engines hand prompts over to each other, if they do.
     pub hand_over: Option<Protocol>,
+    /// Hints about KV come from headers, and are taken out of what clients send.
+    pub hints_from_headers: bool,
     /// Who shows it may add, drain and remove engines.
     pub admin_token: Option<AdminToken>,
     pub limits: Limits,
@@ -47,7 +49,15 @@ impl RouterState {
         tracing: Tracing,
     ) -> (Arc<RouterState>, Comers) {
         let RouterConfig {
-            policy, engine_model, limits, any_model, admin_token, hand_over, by_address, ..
+            policy,
+            engine_model,
+            limits,
+            any_model,
+            admin_token,
+            hand_over,
+            by_address,
+            hints_from_headers,
+            ..
         } = config;
         let thresholds = Thresholds { eject_after: limits.eject_after, readmit_after: limits.readmit_after };
         let mut dispatcher = Dispatcher::new(policy, engine_model, thresholds);
@@ -58,6 +68,7 @@ impl RouterState {
         let state = Arc::new(RouterState {
             any_model,
             hand_over: hand_over.map(|config| config.protocol),
+            hints_from_headers,
             admin_token,
             log: log.map(Arc::new),
             counters: Counters::default(),

@@ -255,6 +255,33 @@ async fn a_model_is_unknown_only_when_all_lists_are_known_and_have_been_read_aga
 }
 
 #[tokio::test]
+async fn engines_get_the_hints_of_headers_and_none_of_clients_if_the_router_is_told_so() {
+    let (sender, bodies) = std::sync::mpsc::channel();
+    let script = move |path: &str, body: &str| {
+        if path == "/v1/completions" {
+            sender.send(body.to_owned()).unwrap();
+        }
+        serving(&["m"])(path, body)
+    };
+    let engine = Engine::start(script).await;
+    let told = configured(Policy::RoundRobin, &[engine.url()], |config| config.hints_from_headers = true);
+    let not_told = configured(Policy::RoundRobin, &[engine.url()], |_| {});
+    let asked = r#"{"model":"m","prompt":"a","kv_transfer_params":{"kv_hint":{"actions":[7]}}}"#;
+    let mut client = Client::connect(&not_told).await;
+    client.complete(asked).await;
+    assert_eq!(bodies.recv().unwrap(), asked);
+    let mut client = Client::connect(&told).await;
+    client.complete(asked).await;
+    assert_eq!(bodies.recv().unwrap(), r#"{"model":"m","prompt":"a"}"#);
+    client.post("/v1/completions", &[("x-kv-tenant", "acme")], asked).await;
+    let got = bodies.recv().unwrap();
+    assert!(got.contains(r#"{"tenant":"acme"}"#) && !got.contains("[7]"), "{got}");
+    let refused = client.post("/v1/completions", &[("x-kv-pin-ms", "soon")], asked).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.body.contains("x-kv-pin-ms: 'soon'; a whole number of milliseconds is allowed, once"));
+}
+
+#[tokio::test]
 async fn an_error_in_a_stream_of_status_200_is_no_answer_and_teaches_nothing() {
     let failing = chunk("data: {\"error\":{\"message\":\"out of blocks\",\"code\":500}}\n\n");
     let steps = vec![stream_head(), event("a"), failing, stream_end()];

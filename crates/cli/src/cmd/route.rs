@@ -17,6 +17,10 @@ pub struct Args {
     listen: SocketAddr,
     #[command(flatten)]
     routing: RoutingArgs,
+    /// Make hints about KV of the headers x-kv-tenant, x-kv-share-tokens, x-kv-pin-ms and
+    /// x-kv-back-in-ms, and take those out that clients put into bodies
+    #[arg(long)]
+    kv_hints_from_headers: bool,
     /// Longest time from sending a request to the first byte of a streamed answer; after that one
     /// other engine is tried
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
@@ -51,7 +55,8 @@ pub fn run(args: Args) -> CommandResult {
         keep_idle: args.keep_idle,
         ..config.limits
     };
-    let config = RouterConfig { request_log: args.request_log, limits, ..config };
+    let hints_from_headers = args.kv_hints_from_headers;
+    let config = RouterConfig { request_log: args.request_log, limits, hints_from_headers, ..config };
     let backends = config.backends.len();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let router = Router::spawn(config)?;

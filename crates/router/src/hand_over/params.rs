@@ -3,6 +3,8 @@
 //! protocol of Forebay's connector.
 
 use crate::json;
+use crate::kv_hints::{self, PARAMS};
+use crate::rewrite::with_fields;
 use crate::usage::{self, Usage};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
@@ -64,7 +66,6 @@ const NOT_OF_PREFILL: [&str; 13] = [
     PARAMS,
 ];
 
-const PARAMS: &str = "kv_transfer_params";
 const OURS: &str = "forebay";
 
 /// The `forebay` object of an engine's last answer to a prefill.
@@ -153,33 +154,15 @@ pub fn draw_key() -> io::Result<String> {
 
 /// The body of the request to the prefiller: the same prompt, and one token that nobody reads.
 pub fn prefill_body(body: &[u8], params: &str) -> Option<Bytes> {
+    let params = kv_hints::handed_on(body, params);
     let limits = r#""stream":false,"max_tokens":1,"max_completion_tokens":1"#;
-    with_fields(body, &format!("{limits},\"{PARAMS}\":{params}"), &NOT_OF_PREFILL)
+    with_fields(body, &format!("{limits},\"{PARAMS}\":{params}"), &NOT_OF_PREFILL).ok()
 }
 
 /// The body of the request to the decoder: what the client asked.
 pub fn decode_body(body: &[u8], params: &[u8]) -> Option<Bytes> {
-    let params = std::str::from_utf8(params).ok()?;
-    with_fields(body, &format!("\"{PARAMS}\":{params}"), &[PARAMS])
-}
-
-/// A JSON object with more fields, and without some. `None` if it is no object.
-fn with_fields(body: &[u8], more: &str, without: &[&str]) -> Option<Bytes> {
-    let mut changed = Vec::with_capacity(body.len() + more.len() + 2);
-    changed.push(b'{');
-    changed.extend_from_slice(more.as_bytes());
-    for field in json::fields(body) {
-        let (key, value) = field.ok()?;
-        if without.contains(&&*key) {
-            continue;
-        }
-        changed.push(b',');
-        serde_json::to_writer(&mut changed, &key).ok()?;
-        changed.push(b':');
-        changed.extend_from_slice(&body[value.at]);
-    }
-    changed.push(b'}');
-    Some(changed.into())
+    let params = kv_hints::handed_on(body, std::str::from_utf8(params).ok()?);
+    with_fields(body, &format!("\"{PARAMS}\":{params}"), &[PARAMS]).ok()
 }
 
 #[cfg(test)]
