@@ -229,6 +229,27 @@ def test_a_chunk_that_does_not_fit_its_target_is_refused(daemon: Daemon) -> None
         node.register_memory((memory.address + 8, 8))
 
 
+def test_a_client_for_a_tenant_has_its_chunks_and_no_others_and_lives_as_long_as_it_is_used(
+    daemon: Daemon,
+) -> None:
+    own = forebay.Node(daemon.socket)
+    tenant = own.for_tenant(3)
+    memory = tenant.register_memory(bytearray(LAYERS * LAYER_BYTES))
+    ids = forebay.chunk_ids(NAMESPACE, list(range(256)), 256)
+    assert tenant.store(ids[0], None, layers_at(memory.address)).wait()
+    assert (tenant.lookup(ids), own.lookup(ids), len(own.lease(ids))) == (1, 0, 0)
+    assert tenant.find([ids]).wait(TIMEOUT_S) == (1, 0, 0) and own.find([ids]).wait(TIMEOUT_S) == (0, 0, 0)
+    assert own.forget(ids)[0][:2] == ("rejected", "not_stored")
+    del own
+    assert tenant.is_connected and tenant.load(tenant.lease(ids), 0, layers_at(memory.address)).wait()
+    assert tenant.forget(ids)[0][:2] == ("accepted", "none")
+    with pytest.raises(forebay.InvalidError, match="tenant is 65535; allowed: 0 to 65534"):
+        tenant.for_tenant(65535)
+    tenant.close()
+    with pytest.raises(forebay.PeerLostError, match="closed"):
+        tenant.lookup(ids)
+
+
 def test_why_a_chunk_was_not_stored_is_said_in_words(daemon: Daemon) -> None:
     node = forebay.Node(daemon.socket)
     memory = node.register_memory(bytearray(2 << 20))

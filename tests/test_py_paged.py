@@ -80,12 +80,15 @@ class Engine:
     def held(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         return np.concatenate([self.pages[:, block] for block in blocks], axis=2)
 
-    def store(self, job: int, ids: list[bytes], missing: Sequence[int] = ()) -> None:
+    def store(
+        self, job: int, ids: list[bytes], missing: Sequence[int] = (), tenant: int | None = None
+    ) -> None:
         blocks = self.blocks(job)
         self.compute(blocks)
         parents = [None, *ids[:-1]]
         sizes = [min(CHUNK_TOKENS, TOKENS - n * CHUNK_TOKENS) for n in range(len(ids))]
-        self.cache.store(job, [list(zip(ids, parents, sizes, strict=True))], [blocks])
+        chunks = list(zip(ids, parents, sizes, strict=True))
+        self.cache.store(job, [chunks], [blocks], tenant=tenant)
         assert self.cache.wait_stored([job], TIMEOUT_S)
         assert self.cache.take_ended() == ([], [(job, list(missing))])
 
@@ -95,6 +98,7 @@ class Engine:
         sources: list[tuple[list[bytes], int, int, int]],
         blocks: npt.NDArray[np.int32],
         source_page_tokens: int | None = None,
+        tenant: int | None = None,
     ) -> tuple[int, str | None]:
         self.cache.load(
             job,
@@ -103,6 +107,7 @@ class Engine:
             tokens=TOKENS,
             source_page_tokens=source_page_tokens,
             layerwise=True,
+            tenant=tenant,
         )
         for layer in range(LAYERS):
             self.cache.wait_layer(layer)
@@ -166,6 +171,16 @@ def test_bytes_come_back_in_the_same_shape_with_tail_and_without_unwanted_pages(
     assert sum(late for _, _, late in bubbles) == stats["layers_late"]
     waited_us = sum(seconds * 1e6 for _, seconds, _ in bubbles)
     assert stats["bubble_us"] == pytest.approx(waited_us, abs=len(bubbles)), "of each less than one is lost"
+
+
+def test_what_is_stored_for_a_tenant_is_loaded_for_it_alone(daemon: Daemon) -> None:
+    writer, reader = Engine(daemon, range(2), 16), Engine(daemon, range(2), 16)
+    ids, blocks = ids_of(b"tenant"), reader.blocks(9)
+    writer.store(3, ids, tenant=3)
+    tokens, why = reader.load(1, [(ids, 0, 0, 2)], blocks)
+    assert tokens == 0 and why is not None and not reader.pages.any()
+    assert reader.load(2, [(ids, 0, 0, 2)], blocks, tenant=3) == (TOKENS, None)
+    assert reader.is_true(blocks)
 
 
 def test_other_ranks_and_other_blocks_are_only_another_mapping(daemon: Daemon) -> None:

@@ -159,8 +159,9 @@ impl<'py> FromPyObject<'_, 'py> for Tenant {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Tenant> {
-        let wrong = |_| invalid(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX - 1));
-        value.extract().map(|number| Tenant(TenantId(number))).map_err(wrong)
+        let tenant = value.extract().ok().map(TenantId).filter(|tenant| *tenant != TenantId::NOBODY);
+        let wrong = || invalid(format!("tenant is {}; allowed: 0 to {}", *value, u16::MAX - 1));
+        tenant.map(Tenant).ok_or_else(wrong)
     }
 }
 

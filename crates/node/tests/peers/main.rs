@@ -217,6 +217,23 @@ fn what_a_peer_has_on_disk_is_a_hit_here() {
 }
 
 #[test]
+fn requests_for_a_tenant_have_its_chunks_from_peers_and_others_learn_of_none() {
+    let pair = Pair::new();
+    let (_left, _right) = (pair.left.node(), pair.right.node());
+    let for_tenant = |mut peer: Peer| {
+        peer.client = peer.client.for_tenant(Some(TenantId(3)));
+        peer
+    };
+    let (own, tenant) = (pair.right.peer(), for_tenant(pair.right.peer()));
+    store_all(&for_tenant(pair.left.peer()));
+    eventually("the peer is found", || tenant.client.lookup(&ids()) == CHUNKS);
+    assert_eq!((own.client.lookup(&ids()), own.lease().len()), (0, 0));
+    let lease = tenant.lease();
+    assert!((0..CHUNKS).all(|number| tenant.hit(&lease, number)));
+    assert_eq!(own.client.lookup(&ids()), 0, "nor here, where they are now");
+}
+
+#[test]
 fn a_chunk_of_a_peer_is_a_hit_although_another_engine_here_stores_it_anew() {
     let pair = Pair::new();
     let (_left, right) = (pair.left.node(), pair.right.node());
