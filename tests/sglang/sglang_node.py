@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 
@@ -43,7 +44,14 @@ class Node:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
         self.process = start_node(self.config)
-        until(lambda: self.metric("forebay_clients") >= clients)
+
+        def are_back() -> bool:
+            # A client that has waited for too long goes once more when it has just come.
+            there = self.metric("forebay_clients") >= clients
+            time.sleep(0.5)
+            return there and self.metric("forebay_clients") >= clients
+
+        until(are_back)
 
     def kill(self) -> None:
         """As a machine dies."""

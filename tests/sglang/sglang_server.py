@@ -51,6 +51,8 @@ class Said:
     host: int
     storage: int
     first_token_s: float
+    storage_wait_s: float
+    """How long SGLang had the request wait for the storage."""
 
     @property
     def cached(self) -> int:
@@ -79,13 +81,16 @@ def storage(backend: str, extra: dict[str, Any]) -> list[str]:
 class Server:
     """A server. It is started when it is made, and `wait` returns when it is ready."""
 
-    def __init__(self, python: str, model: Path, log: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, python: str, model: Path, log: Path, options: Sequence[str] = (), room_tokens: int = 20480
+    ) -> None:
+        """`room_tokens` are those of the device's pool."""
         port = free_port()
         self.base, self.log = f"http://127.0.0.1:{port}", log
         command = [python, "-m", "sglang.launch_server", "--model-path", str(model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
         command += [*ON_CPU, "--page-size", str(PAGE_TOKENS), "--enable-metrics", "--enable-cache-report"]
-        command += ["--admin-api-key", KEY, "--max-total-tokens", "20480", *options]
+        command += ["--admin-api-key", KEY, "--max-total-tokens", str(room_tokens), *options]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 command,
@@ -129,7 +134,8 @@ class Server:
         said = json.loads(last.removeprefix(b"data: "))
         where = said["meta_info"].get("cached_tokens_details") or {}
         places = {place: where.get(place) or 0 for place in ("device", "host", "storage")}
-        return Said(said["output_ids"], first_token_s=first, **places)
+        wait_s = said["meta_info"].get("storage_prefetch_wait") or 0.0
+        return Said(said["output_ids"], first_token_s=first, storage_wait_s=wait_s, **places)
 
     def flush(self) -> None:
         """Has it forget what it keeps on the device and in its host pool. It must do nothing else."""
