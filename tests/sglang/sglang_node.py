@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
@@ -40,18 +39,11 @@ class Node:
 
     def restart(self) -> None:
         """Ends it well and starts it again: its memory is empty, its log is not. Clients come back."""
-        clients = self.metric("forebay_clients")
+        clients = self.metric("forebay_clients{")
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
         self.process = start_node(self.config)
-
-        def are_back() -> bool:
-            # A client that has waited for too long goes once more when it has just come.
-            there = self.metric("forebay_clients") >= clients
-            time.sleep(0.5)
-            return there and self.metric("forebay_clients") >= clients
-
-        until(are_back)
+        until(lambda: self.metric("forebay_clients{") >= clients)
 
     def kill(self) -> None:
         """As a machine dies."""
