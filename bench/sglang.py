@@ -72,10 +72,14 @@ def make_model(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def threads_cpu_s(pid: int, but: int | None = None) -> float:
-    """Processor time of a process's threads that are there now, but one."""
-    tasks = [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != but]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+def process_cpu_s(pid: int) -> float:
+    """Processor time of a process: its clock has a number that follows from its own."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def main_thread_cpu_s(pid: int) -> float:
+    """Processor time of the first thread of a process."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def disk_read_bytes(pid: int) -> int:
@@ -174,7 +178,8 @@ class Bench:
 
     def cpu_s(self, way: Any) -> float:
         """Processor time of what moves pages."""
-        return threads_cpu_s(self.scheduler, self.scheduler) + sum(threads_cpu_s(pid) for pid in way.pids)
+        moving = process_cpu_s(self.scheduler) - main_thread_cpu_s(self.scheduler)
+        return moving + sum(process_cpu_s(pid) for pid in way.pids)
 
     def read_bytes(self, way: Any) -> int:
         """What the disk has read for them."""
