@@ -17,7 +17,7 @@ ZIG = PATH="$(abspath $(VENV)/bin):$$PATH" RUSTFLAGS="$$RUSTFLAGS -C link-arg=$$
 MATURIN = $(VENV)/bin/maturin build --quiet --release --locked --out target/wheels
 
 .PHONY: setup build binaries wheel dist demo dashboards chart test test-all test-rest forget-skips name-skips test-rust test-doc test-loom test-unverified \
-	test-python test-vllm test-vllm-smoke test-vllm-rest test-vllm-032 test-vllm-026 test-vllm-gpu test-kube soak lint bench bench-net clean
+	test-python test-vllm test-vllm-smoke test-vllm-rest test-vllm-032 test-vllm-026 test-vllm-gpu test-sglang test-kube soak lint bench bench-net clean
 
 ## What the tests need beside Rust: Chromium to look at the report, etcd, UCX, nftables, Prometheus to ask the boards'
 ## expressions, pytest and ruff in a virtual environment.
@@ -116,7 +116,7 @@ test-unverified:
 ## End to end, with real processes and a real browser.
 test-python: wheel
 	cargo build --workspace --locked --example write_log --example serve_ring
-	FOREBAY=$(abspath $(PACKAGED)) $(VENV)/bin/pytest -q tests --ignore tests/vllm --ignore tests/kube
+	FOREBAY=$(abspath $(PACKAGED)) $(VENV)/bin/pytest -q tests --ignore tests/vllm --ignore tests/sglang --ignore tests/kube
 
 ## The chart and `--discover` before a control plane of Kubernetes, which Go builds first. Not part of `make test-all`.
 test-kube: setup build
@@ -149,6 +149,13 @@ test-vllm-026: wheel
 ## want two. Not part of `make test-all`.
 test-vllm-gpu: build
 	FOREBAY_VLLM_ON=$(or $(ON),gpu) FOREBAY=$(abspath $(FOREBAY)) $(PYTHON) -m pytest -q tests/vllm
+
+## The wheel in a real SGLang on the CPU, which is installed beside it (5 GB, most of it shared with vLLM's); skipped as vLLM's
+## tests are. Not part of `make test-all`.
+test-sglang: wheel
+	$(VENV)/bin/python testing/sglang_cpu.py .venv-sglang tests/sglang/requirements.txt
+	[ ! -e .venv-sglang/.done ] || $(VENV)/bin/uv pip install -q --python .venv-sglang/bin/python --no-deps --reinstall target/wheels/forebay-*.whl
+	[ ! -e .venv-sglang/.done ] || FOREBAY=$(abspath $(PACKAGED)) .venv-sglang/bin/python -m pytest -q tests/sglang
 
 define vllm_tests
 	$(VENV)/bin/python testing/vllm_cpu.py $(1) $(2)
@@ -197,4 +204,4 @@ chart:
 
 clean:
 	cargo clean
-	rm -rf $(VENV) .venv-vllm .venv-vllm-032 .venv-vllm-026 $(dir $(PACKAGED)) $(LIBRARIES) demo-out
+	rm -rf $(VENV) .venv-vllm .venv-vllm-032 .venv-vllm-026 .venv-sglang $(dir $(PACKAGED)) $(LIBRARIES) demo-out

@@ -1,7 +1,7 @@
 """`forebay.sglang.hicache` against SGLang's own interface and factory, with a real node.
 
-SGLang itself needs CUDA. The files that know storage backends need torch alone, once the packages around
-them are stood in for; a host pool is stood in for too, with the layouts that SGLang's pools have.
+The files that know storage backends need torch alone, once the packages around them are stood in for; a host
+pool is stood in for too, with the layouts that SGLang's pools have. `tests/sglang` has SGLang's server.
 """
 
 import sys
