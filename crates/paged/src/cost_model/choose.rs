@@ -14,7 +14,12 @@
 //! engine's steps, `C_att` for each pair of a query and a key, so a token is the dearer the deeper
 //! it stands. With one source that makes it all or nothing but for the floor; part of a prefix is
 //! loaded when the rest lies on a slower or busier source, or when what is left fits into a step
-//! that has to run anyway.
+//! that has to run anyway. Then it is computed for nothing only as far as the floor is known, and
+//! the GPU has others to serve: what is loaded at [`NEXT_TO_NOTHING`] of what computing it would
+//! take by itself is loaded all the same.
+
+/// The part of the time to compute a chunk for which it is always loaded.
+const NEXT_TO_NOTHING: f64 = 1.0 / 8.0;
 
 /// A chunk that could be loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +74,8 @@ pub struct Choice {
     pub expected_us: f64,
 }
 
-/// The quickest way to the KV of a prompt; among equally quick ones the one that loads least.
+/// The quickest way to the KV of a prompt; among equally quick ones the one that loads least, and
+/// then what is loaded for next to nothing.
 pub fn choose(prefix: &Prefix) -> Choice {
     let held = u64::from(prefix.held_tokens);
     let stored: u64 = prefix.chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum();
@@ -77,14 +83,19 @@ pub fn choose(prefix: &Prefix) -> Choice {
     let time_us = |load_us: f64, there: u64| prefix.wait_us.max(load_us) + prefix.prefill.time_us(there, end);
     let mut choice = Choice { chunks: 0, expected_us: time_us(0.0, held) };
     let mut loading = Loading::new(prefix.sources);
-    let mut there = held;
+    let (mut there, mut before_us) = (held, choice.expected_us);
     for (index, chunk) in prefix.chunks.iter().enumerate() {
         loading.add(chunk);
+        let from = there;
         there += u64::from(chunk.tokens);
         let expected_us = time_us(loading.time_us, there);
-        if expected_us < choice.expected_us {
+        let dearer_us = expected_us - before_us;
+        let is_next = choice.chunks == index && prefix.prefill.hides(from, end);
+        let costs_nothing = dearer_us <= NEXT_TO_NOTHING * prefix.prefill.unhidden_us(from, there);
+        if expected_us < choice.expected_us || (is_next && costs_nothing) {
             choice = Choice { chunks: index + 1, expected_us };
         }
+        before_us = expected_us;
     }
     choice
 }
@@ -92,9 +103,19 @@ pub fn choose(prefix: &Prefix) -> Choice {
 impl PrefillCost {
     /// How long it takes to compute the tokens from one to another.
     fn time_us(&self, from: u64, to: u64) -> f64 {
+        self.unhidden_us(from, to).max(self.floor_us)
+    }
+
+    /// Whether a step that has to run anyway takes no longer for these tokens.
+    fn hides(&self, from: u64, to: u64) -> bool {
+        self.unhidden_us(from, to) <= self.floor_us
+    }
+
+    /// As [`time_us`](PrefillCost::time_us) without the floor.
+    fn unhidden_us(&self, from: u64, to: u64) -> f64 {
         let (from, to) = (from as f64, to as f64);
         let pairs = (to * to - from * from) / 2.0;
-        (self.linear_us_per_token * (to - from) + self.attention_us_per_pair * pairs).max(self.floor_us)
+        self.linear_us_per_token * (to - from) + self.attention_us_per_pair * pairs
     }
 }
 
@@ -195,20 +216,22 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_into_a_step_that_runs_anyway_is_not_loaded() {
+    fn what_fits_into_a_step_that_runs_anyway_is_loaded_for_next_to_nothing_alone() {
         let floor = PrefillCost { floor_us: 50_000.0, ..H20 };
         let (stored, disks) = (chunks(16, 0), [disk(3.5, 0)]);
         let few_new = Prefix { prefill: floor, new_tokens: 1, ..prefix(&stored, &disks) };
         // 50 ms are 600 tokens behind a context of 3,500: two chunks and the new token.
         assert_eq!(choose(&few_new).chunks, 14);
+        let memory = [disk(50.0, 0)];
+        assert_eq!(choose(&Prefix { sources: &memory, ..few_new }).chunks, 16);
     }
 
     #[test]
-    fn nothing_is_loaded_that_saves_nothing() {
-        let tiny = [StoredChunk { tokens: 16, bytes: 0, source: 0 }];
-        let instant = Source { latency_us: 0.0, ..disk(50.0, 0) };
+    fn nothing_is_loaded_that_saves_nothing_and_takes_time() {
+        let tiny = [StoredChunk { tokens: 16, bytes: 16 * BYTES_PER_TOKEN, source: 0 }];
+        let slow = Source { latency_us: 0.0, ..disk(1.0, 0) };
         let under_the_floor = Prefix { new_tokens: 16, ..prefix(&tiny, &[]) };
-        let choice = choose(&Prefix { sources: &[instant], ..under_the_floor });
+        let choice = choose(&Prefix { sources: &[slow], ..under_the_floor });
         assert_eq!((choice.chunks, choice.expected_us), (0, 7_200.0));
     }
 
@@ -267,7 +290,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_number_of_chunks_is_quicker(
+        fn no_number_of_chunks_is_quicker_but_for_what_next_to_nothing_costs(
             stored in prop::collection::vec(any_chunk(), 0..40),
             sources in prop::collection::vec(any_source(), 3),
             held_tokens in 0u32..50_000,
@@ -279,8 +302,13 @@ mod tests {
             let prefix = Prefix { held_tokens, chunks: &stored, new_tokens, sources: &sources, prefill, wait_us };
             let (choice, times) = (choose(&prefix), times(&prefix));
             let best = times.iter().copied().fold(f64::INFINITY, f64::min);
-            prop_assert!((choice.expected_us - best).abs() <= best * 1e-9);
-            prop_assert!((times[choice.chunks] - best).abs() <= best * 1e-9);
+            let quickest = times.iter().position(|time| *time <= best * (1.0 + 1e-9)).unwrap();
+            let tokens = |chunks: &[StoredChunk]| chunks.iter().map(|chunk| u64::from(chunk.tokens)).sum::<u64>();
+            let from = u64::from(held_tokens) + tokens(&stored[..quickest.min(choice.chunks)]);
+            let to = u64::from(held_tokens) + tokens(&stored[..choice.chunks]);
+            let most = best + NEXT_TO_NOTHING * prefill.unhidden_us(from, to);
+            prop_assert!((choice.expected_us - times[choice.chunks]).abs() <= best * 1e-9);
+            prop_assert!(times[choice.chunks] <= most * (1.0 + 1e-9));
         }
 
         #[test]

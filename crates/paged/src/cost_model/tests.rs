@@ -210,7 +210,7 @@ fn a_rest_that_is_computed_in_a_step_that_runs_anyway_is_no_tier_to_be_tried() {
     let mut model = learned();
     model.note_load(Tier::Memory, 1 << 30, 0.1);
     let rest =
-        Question { prompt_tokens: 4_001, chunk_tokens: 16, chunk_bytes: 1 << 20, ..question([250, 0, 0]) };
+        Question { prompt_tokens: 4_001, chunk_tokens: 16, chunk_bytes: 4 << 20, ..question([250, 0, 0]) };
     let worth = model.chunks_to_load(&rest);
     assert!((200..250).contains(&worth), "{worth}");
     assert!((0..2 * TRY_EVERY).all(|_| model.chunks_to_load(&rest) == worth));
