@@ -22,6 +22,7 @@ MODULES = {
 PORTS = {"pegaflow": 50055, "lmcache": 5555}
 HTTP_PORTS = {"pegaflow": 9091, "lmcache": 8080}
 HEALTH = {"pegaflow": "health", "lmcache": "healthcheck"}
+LMCACHE_FULL = 0.8  # It evicts above this part of its memory, so it gets as much more.
 READY_S = 120.0
 POLL_S = 0.25
 END_S = 15
