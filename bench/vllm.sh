@@ -9,7 +9,8 @@
 #   relays                                                            of those, what `relay` is compared with: links plain memory relay multipath
 #   layers                                                            what copies are waited for beside computing, without vLLM
 #   asleep                                                            what KV is there after vLLM has slept (on a GPU)
-#   load-hbm load-plain load-offloading load-simple load-memory           the load
+#   pegaflow lmcache                                                  the same, where `pegaflow-server` and `lmcache` are on the path
+#   load-hbm load-plain load-offloading load-simple load-pegaflow load-lmcache load-memory           the load
 #   load-beside-offloading load-beside-simple     on two GPUs: ours and that one at the same time, and again with the GPUs exchanged
 #   results                                                           ttft.json, load.json and restore.svg of what there is
 #
@@ -18,7 +19,7 @@
 # folder on the SSD that is measured. ARGUMENTS go to every part, such as `--runs 5`, or `--tiny` to try all of it on a CPU.
 set -u
 if [ $# -lt 1 ]; then
-    sed -n '2,18s/^# *//p' "$0" >&2
+    sed -n '2,19s/^# *//p' "$0" >&2
     exit 2
 fi
 folder=$1
@@ -113,7 +114,7 @@ for stage in "$@"; do
         step preflight preflight
         step links ttft --part links
         ;;
-    plain | offloading | simple | example | memory | multipath | relay | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
+    plain | offloading | simple | example | pegaflow | lmcache | memory | multipath | relay | ssd | ssd-always) step "$stage" ttft --part "$stage" ;;
     layers) step layers "$python" "$here/vllm_layers.py" "$folder" --forebay "$forebay" ;;
     asleep) step asleep "$python" "$here/vllm_asleep.py" "$folder" --forebay "$forebay" --scratch "$scratch" ;;
     load-beside-*)

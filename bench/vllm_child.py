@@ -28,6 +28,8 @@ TURN_STEPS = 2  # Neither: behind each change between with the connector and wit
 BEGIN_HITS = 2  # Neither: the first one computes, the second one makes room.
 TAIL_TOKENS = 8  # Behind a prefix.
 PAUSE_S = 0.001
+NUDGE = [3, 5, 7, 11]
+NUDGE_PAUSE_S = 0.02
 
 
 @dataclass
@@ -112,6 +114,12 @@ class Child:
         idle, and others may have the processor."""
         self.write({"requests": requests, "prompt_tokens": prompt_tokens, "timed": count})
         return float(self.read()["step_s"])
+
+    def arrivals(self, prompts: list[list[int]], gap_s: float, drop: bool) -> list[Said]:
+        """Asks for one token behind each prompt, one prompt each `gap_s` seconds, whatever was answered by
+        then. Seconds are from when a prompt was due. With `drop` HBM's prefix cache is emptied first."""
+        self.write({"prompts": prompts, "gap_s": gap_s, "drop": drop})
+        return [Said(**one, params=None) for one in self.read()["arrivals"]]
 
     def hits(self, prefix_tokens: int, runs: int, layerwise: bool) -> list[dict[str, float]]:
         """What loading a prefix takes each time: `Inside.hits` says what that is."""
@@ -267,6 +275,24 @@ class Inside:
         self.engine.step()
         return time.perf_counter() - begun
 
+    def arrivals(self, prompts: list[list[int]], gap_s: float, drop: bool) -> Iterator[dict[str, Any]]:
+        """Asks for one token behind each prompt, and says of each when it came."""
+        if drop:
+            self.drop()
+        begun, names, said = time.perf_counter(), list[str](), dict[str, dict[str, Any]]()
+        while len(said) < len(prompts):
+            wait_s = len(names) * gap_s - (time.perf_counter() - begun)
+            if len(names) < len(prompts) and wait_s <= 0:
+                names.append(self.add(prompts[len(names)], 1))
+            elif not self.engine.has_unfinished_requests():
+                time.sleep(wait_s)
+            for output in self.step() if self.engine.has_unfinished_requests() else ():
+                name = output.request_id.split("-")[0]
+                due_s = begun + names.index(name) * gap_s
+                tokens, cached = list(output.outputs[0].token_ids), output.num_cached_tokens or 0
+                said[name] = {"first_s": time.perf_counter() - due_s, "tokens": tokens, "cached": cached}
+        yield {"arrivals": [said[name] for name in names]}
+
     def hits(self, prefix_tokens: int, runs: int, layerwise: bool) -> Iterator[dict[str, Any]]:
         """Loads a prefix again and again: seconds until its last layer is there, and in the connector."""
         draw = random.Random(prefix_tokens)
@@ -286,12 +312,17 @@ class Inside:
         yield {"hits": found}
 
     def drop(self) -> None:
-        """Empties vLLM's own prefix cache. Blocks that are still stored hold it up; steps let go of them."""
+        """Empties vLLM's own prefix cache. Blocks that are still stored hold it up; steps let go of them, and
+        where there are none to take, those of a request that is shorter than a block."""
         end = time.monotonic() + END_S
         while not self.llm.reset_prefix_cache():
             if time.monotonic() > end:
                 raise TimeoutError(f"blocks are still held after {END_S} s")
-            self.engine.step()
+            if self.core.scheduler.has_requests():
+                self.engine.step()
+            else:
+                list(self.ask(NUDGE, 1, None))
+                time.sleep(NUDGE_PAUSE_S)
 
 
 class Switch:
@@ -396,6 +427,7 @@ def main() -> None:
     while (line := inside.rest(lines)) is not None:
         order = json.loads(line)
         kinds = {"timed": inside.turn, "turns": inside.steps, "runs": inside.hits, "prompt": inside.ask}
+        kinds["gap_s"] = inside.arrivals
         do = next(kind for key, kind in kinds.items() if key in order)
         for said in do(**order):
             answer(said)

@@ -1,7 +1,8 @@
 """What the benchmarks of vLLM have in common: the model, the ways to keep KV, and a node.
 
-A way (`plain`, `offloading`, `simple`, `example`, `memory`, `multipath`, `relay`, `ssd`, `ssd-always`) is a
-`--kv-transfer-config`, and for ours a node beside it. `memory` has the link of one GPU. `multipath` has those
+A way (`plain`, `offloading`, `simple`, `example`, `pegaflow`, `lmcache`, `memory`, `multipath`, `relay`,
+`ssd`, `ssd-always`) is a `--kv-transfer-config`, and for ours a node beside it; `pegaflow` and `lmcache` have
+a server, which `vllm_peers` starts. `memory` has the link of one GPU. `multipath` has those
 of all, which the engine sees; so has `relay`, where the engine sees one and the node all. With `ssd` the
 connector computes what it believes to be computed sooner; with `ssd-always` it loads all there is. Knows
 vLLM's public settings and how a node is started; must never know what is measured.
@@ -22,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import vllm_peers
 
 GIB = 1 << 30
 BLOCK_TOKENS = 16  # On a GPU.
@@ -72,6 +75,8 @@ PEERS = {
     "offloading": "OffloadingConnector",
     "simple": "SimpleCPUOffloadConnector",
     "example": "ExampleConnector",
+    "pegaflow": "PegaKVConnector",
+    "lmcache": "LMCacheMPConnector",
 }
 FROM_DISK = ("ssd", "ssd-always")
 ALL_LINKS = ("multipath", "relay")
@@ -170,7 +175,11 @@ def transfer_config(site: Site, way: str) -> dict[str, Any] | None:
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": own,
         }
-    extra: dict[str, Any] = {"cpu_bytes_to_use": site.memory_bytes}
+    if way in vllm_peers.MODULES:
+        module = {"kv_connector_module_path": vllm_peers.MODULES[way]}
+        extra = {"kv_connector_extra_config": vllm_peers.extra_config(way)}
+        return {"kv_connector": PEERS[way], "kv_role": "kv_both"} | module | extra
+    extra = {"cpu_bytes_to_use": site.memory_bytes}
     if way == "example":
         extra = {"shared_storage_path": str(site.folder / "example")}
     return {"kv_connector": PEERS[way], "kv_role": "kv_both", "kv_connector_extra_config": extra}
@@ -274,7 +283,12 @@ class Node:
 
 @contextlib.contextmanager
 def node_beside(site: Site, way: str) -> Iterator[Node | None]:
-    """The node that a way needs, if it needs one. What it kept on disk goes with it."""
+    """The node that a way needs, if it needs one. What it kept on disk goes with it. A peer's server is not
+    yielded: only its engine speaks to it."""
+    if way in vllm_peers.MODULES:
+        with vllm_peers.server_beside(way, site.folder, site.memory_bytes):
+            yield None
+        return
     if way not in OURS:
         yield None
         return

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -285,27 +285,30 @@ def figures(run: Run) -> dict[str, tuple[str, float]]:
     """Name, unit and value of what is said of a run."""
     ttft = sorted(answer.ttft_s for answer in run.answers)
     prompts = sum(answer.input_tokens for answer in run.answers)
+    per_token = sorted(answer.total_s / answer.output_tokens for answer in run.answers)
     return {
         "ttft_mean_s": ("s", statistics.mean(ttft)),
         "queued_mean_s": ("s", statistics.mean(answer.queued_s for answer in run.answers)),
         "ttft_p50_s": ("s", statistics.median(ttft)),
         "ttft_p99_s": ("s", ttft[math.ceil(0.99 * len(ttft)) - 1]),
         "tpot_p50_s": ("s", statistics.median(answer.tpot_s for answer in run.answers)),
+        "per_token_p90_s": ("s", per_token[math.ceil(0.9 * len(per_token)) - 1]),
         "tokens_per_s": ("1/s", sum(answer.output_tokens for answer in run.answers) / run.wall_s),
         "cached_percent": ("%", 100 * sum(answer.cached_tokens for answer in run.answers) / prompts),
     }
 
 
 def rows(parts: dict[str, list[Run]]) -> Iterator[dict[str, Any]]:
-    """Medians over runs. Ours has plain names, the first of the peers that was measured as peer, and `hbm` as
-    ceiling; the others' names stand behind theirs.
+    """Medians over runs. Ours has plain names, `hbm` as ceiling, and as peer the one whose first tokens come
+    soonest in the mean; the others' names stand behind theirs.
     """
     units = {figure: unit for figure, (unit, _) in figures(next(iter(parts.values()))[0]).items()}
     found = {
         name: {figure: [figures(run)[figure][1] for run in runs] for figure in units}
         for name, runs in parts.items()
     }
-    peer = next((way for way in PEERS if way in found), None)
+    mean = {way: statistics.median(found[way]["ttft_mean_s"]) for way in PEERS if way in found}
+    peer = min(mean, key=mean.__getitem__, default=None)
     for name, runs in parts.items():
         for figure, unit in units.items():
             values = found[name][figure]
@@ -354,6 +357,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where parts and results go")
     parser.add_argument("--part", choices=PARTS, help="measure this part once more")
     parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 60)")
+    parser.add_argument("--sessions", type=int, help="of the load (default 56, as the load says)")
     parser.add_argument("--scratch", type=Path, help="where the model and the load lie (default: in FOLDER)")
     parser.add_argument(
         "--chunk-tokens", type=int, default=CHUNK_TOKENS, help="of ours (default: as the connector)"
@@ -371,8 +375,10 @@ def main() -> None:
     program = vllm_engine.program(args.forebay)
     site = Site(scratch, args.tiny, int(memory_gib * GIB), 0, program, args.chunk_tokens)
     vllm_engine.in_environment(site.environment(args.part))
+    shape = TINY if args.tiny else FULL
+    shape = replace(shape, sessions=args.sessions or shape.sessions)
     runs = runs_of(folder, args.part)
-    runs.append(asyncio.run(run_part(site, args.part, TINY if args.tiny else FULL)))
+    runs.append(asyncio.run(run_part(site, args.part, shape)))
     (folder / f"load-{args.part}.json").write_text(json.dumps([asdict(run) for run in runs]))
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -310,6 +311,13 @@ def run_links(tiny: bool) -> dict[str, Any]:
     names = [] if tiny else [torch.cuda.get_device_name(gpu) for gpu in range(count)]
     one, every = (max(rate(gpus) for _ in range(LINK_RUNS)) for gpus in (range(1), range(count)))
     return {"gpus": names, "one": one, "all": every}
+
+
+def links_apart(folder: Path, tiny: bool) -> dict[str, Any]:
+    """The same, measured by a process of its own, which leaves nothing on the GPU."""
+    command = [sys.executable, __file__, str(folder), "--part", "links", *(["--tiny"] if tiny else [])]
+    subprocess.run(command, check=True)
+    return dict(json.loads((folder / "links.json").read_text()))
 
 
 def label(tokens: int) -> str:
