@@ -483,7 +483,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
 
 
 def test_everything_is_loaded_until_steps_of_two_sizes_say_what_a_token_costs() -> None:
-    facts: Any = SimpleNamespace(layers=4, chunk_tokens=256, chunk_bytes=1 << 20)
+    facts: Any = SimpleNamespace(layers=4, chunk_tokens=256, chunk_bytes=1 << 30)
     there: Any = SimpleNamespace(
         tokens=1792, chunks=7, tiers=lambda first: {"memory": 7 - first, "disk": 0, "peer": 0}
     )

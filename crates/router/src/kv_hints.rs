@@ -3,7 +3,7 @@
 //! Pure.
 
 use crate::json::{self, Kind, SyntaxError, Value};
-use crate::request::Endpoint;
+use crate::request::{Endpoint, HINT, PARAMS};
 use crate::rewrite::with_fields;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
@@ -14,10 +14,6 @@ const TENANT: &str = "x-kv-tenant";
 const SHARE: &str = "x-kv-share-tokens";
 const PIN: &str = "x-kv-pin-ms";
 const BACK: &str = "x-kv-back-in-ms";
-
-/// The field of a body, and of its object, in which vLLM finds hints.
-pub const PARAMS: &str = "kv_transfer_params";
-const HINT: &str = "kv_hint";
 
 /// Hints that cannot be made, or a body that they cannot be put into or taken out of.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,11 +93,6 @@ pub fn handed_on(body: &[u8], params: &str) -> String {
         }
         _ => params.to_owned(),
     }
-}
-
-/// Whether parameters say nothing but hints: then the request may be handed over.
-pub fn are_all(params: &[u8]) -> bool {
-    json::fields(params).all(|field| field.is_ok_and(|(key, _)| key == HINT))
 }
 
 /// The value of a field of an object; of a repeated one the last, as JSON readers have it.
@@ -263,7 +254,6 @@ mod tests {
         assert_eq!(handed(r#"{"a":1}"#), json!({"a": 1, "kv_hint": {"actions": [1]}}));
         assert_eq!(handed("{}"), json!({"kv_hint": {"actions": [1]}}));
         assert_eq!(handed_on(b"{}", "{}"), "{}");
-        assert!(are_all(br#"{"kv_hint":1}"#) && !are_all(br#"{"kv_hint":1,"a":2}"#) && !are_all(b"3"));
     }
 
     proptest! {

@@ -2,11 +2,14 @@
 //! fields that routing needs, and says how to ask for usage by changing the bytes in one place.
 
 use crate::json::{self, Kind, SyntaxError, Value};
-use crate::kv_hints;
 use bytes::Bytes;
 use memchr::memmem;
 use std::borrow::Cow;
 use std::ops::Range;
+
+/// The field of a body, and of its object, in which vLLM finds hints about KV.
+pub const PARAMS: &str = "kv_transfer_params";
+pub const HINT: &str = "kv_hint";
 
 /// Which of the calls that complete a prompt a body belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,8 +64,7 @@ const PREAMBLE: Range<usize> = 5..10;
 
 /// Fields with which a request stays at one engine: several answers, or what is said of each token
 /// of the prompt. Whoever sends parameters of a hand-over makes it himself.
-const NOT_HANDED_OVER: [&str; 6] =
-    [kv_hints::PARAMS, "n", "best_of", "use_beam_search", "echo", "prompt_logprobs"];
+const NOT_HANDED_OVER: [&str; 6] = [PARAMS, "n", "best_of", "use_beam_search", "echo", "prompt_logprobs"];
 
 /// What a body says, as positions in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -232,7 +234,7 @@ impl Fields {
                 "stream_options" => &mut fields.stream_options,
                 key if NOT_HANDED_OVER.contains(&key) => {
                     let value = &body[value.at];
-                    let is_hint = key == kv_hints::PARAMS && kv_hints::are_all(value);
+                    let is_hint = key == PARAMS && says_hints_alone(value);
                     fields.is_odd |= !is_hint && !matches!(value, b"null" | b"false" | b"1");
                     continue;
                 }
@@ -273,6 +275,11 @@ impl Fields {
             }
         }
     }
+}
+
+/// Whether parameters say nothing but hints: then the request may be handed over.
+fn says_hints_alone(params: &[u8]) -> bool {
+    json::fields(params).all(|field| field.is_ok_and(|(key, _)| key == HINT))
 }
 
 /// A request for one answer to one prompt without media.

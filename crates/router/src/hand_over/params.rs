@@ -3,7 +3,8 @@
 //! protocol of Forebay's connector.
 
 use crate::json;
-use crate::kv_hints::{self, PARAMS};
+use crate::kv_hints;
+use crate::request::PARAMS;
 use crate::rewrite::with_fields;
 use crate::usage::{self, Usage};
 use bytes::Bytes;
