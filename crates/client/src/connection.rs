@@ -30,14 +30,14 @@ const RECEIVE_BYTES: usize = 256 << 10;
 
 /// What requests are asked for, beside the client itself.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Cause {
+pub struct RequestContext {
     /// The span that they are part of, if that is traced.
     pub within: Option<TraceContext>,
     /// Whose chunks are meant, if they are not the client's own tenant's.
     pub tenant: Option<TenantId>,
 }
 
-impl Cause {
+impl RequestContext {
     /// What is said before the request of this number.
     fn encode(self, number: u64) -> Vec<Frame> {
         let span = self.within.map(|within| Request::Traced(within).encode(number));
@@ -49,18 +49,18 @@ impl Cause {
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
     request: &'a Request,
-    cause: Cause,
+    context: RequestContext,
 }
 
 impl<'a> Question<'a> {
-    pub fn new(request: &'a Request, cause: Cause) -> Question<'a> {
-        Question { request, cause }
+    pub fn new(request: &'a Request, context: RequestContext) -> Question<'a> {
+        Question { request, context }
     }
 }
 
 impl<'a> From<&'a Request> for Question<'a> {
     fn from(request: &'a Request) -> Question<'a> {
-        Question::new(request, Cause::default())
+        Question::new(request, RequestContext::default())
     }
 }
 
@@ -162,7 +162,7 @@ impl Connection {
         let mut gone = |answer| {
             on_answer(answer);
         };
-        let Question { request, cause } = question.into();
+        let Question { request, context } = question.into();
         if let Err(bad) = request.check() {
             return gone(Some(Answer::Refused(Refusal::BadRequest, bad.to_string())));
         }
@@ -170,7 +170,7 @@ impl Connection {
             return gone(None);
         }
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let (mut frames, frame) = (cause.encode(number), request.encode(number));
+        let (mut frames, frame) = (context.encode(number), request.encode(number));
         let mut pending = self.pending.lock();
         if pending.broken {
             drop(pending);
@@ -188,10 +188,10 @@ impl Connection {
 
     /// Says something that is not answered, unless the node would hang up.
     pub fn tell<'a>(&self, question: impl Into<Question<'a>>) {
-        let Question { request, cause } = question.into();
+        let Question { request, context } = question.into();
         if self.is_alive() && request.check().is_ok() {
             // Only what is answered is traced.
-            let mut frames = Cause { within: None, ..cause }.encode(0);
+            let mut frames = RequestContext { within: None, ..context }.encode(0);
             frames.push(request.encode(0));
             self.send(&frames);
         }

@@ -4,7 +4,7 @@
 //! was asked. So what is verified while the client believes it was read while the node kept it.
 
 use super::Shared;
-use super::connection::{Cause, Connection};
+use super::connection::{Connection, RequestContext};
 use crate::protocol::answer::{ChunkPlace, Leased};
 use crate::protocol::request::Request;
 use forebay_store::{ChunkShape, NotVerified, Unreadable, checksum};
@@ -37,7 +37,7 @@ pub(super) struct Held {
     /// What the client wished.
     pub ttl_us: u64,
     /// What it was asked for, and loads under it are.
-    pub cause: Cause,
+    pub context: RequestContext,
     places: Mutex<HashMap<usize, ChunkPlace>>,
     /// Of those chunks that come layer by layer, as far as they have come.
     partial: Mutex<HashMap<usize, ChunkPlace>>,
@@ -62,7 +62,7 @@ impl Lease {
         shared: Arc<Shared>,
         connection: Arc<Connection>,
         leased: Leased,
-        (asked_us, cause): (u64, Cause),
+        (asked_us, context): (u64, RequestContext),
     ) -> Lease {
         if leased.lease == 0 {
             return Lease::none();
@@ -74,7 +74,7 @@ impl Lease {
             id: leased.lease,
             expires_us: AtomicU64::new(asked_us.saturating_add(leased.ttl_us)),
             ttl_us: leased.ttl_us,
-            cause,
+            context,
             places: Mutex::new(places),
             partial: Mutex::default(),
         };

@@ -54,12 +54,12 @@ impl Client {
         let shared = &self.shared;
         let Some(connection) = shared.connection() else { return on_lease(Err(shared.why_gone())) };
         let (granter, asked, asked_us) = (Arc::clone(shared), Arc::clone(&connection), shared.now_us());
-        let cause = self.cause;
+        let context = self.context;
         let request = Request::Lease { ttl_us, to_load, ids: ids.to_vec() };
-        shared.ask_patiently(&asked, Question::new(&request, cause), move |answer| {
+        shared.ask_patiently(&asked, Question::new(&request, context), move |answer| {
             on_lease(match answer {
                 Some(Answer::Leased(leased)) => {
-                    Ok(Lease::granted(granter, connection, leased, (asked_us, cause)))
+                    Ok(Lease::granted(granter, connection, leased, (asked_us, context)))
                 }
                 Some(Answer::Refused(_, why)) => Err(why),
                 Some(other) => Err(format!("an answer to something else: {other:?}")),
@@ -119,7 +119,7 @@ pub(super) fn bring(
         let places = chunks.iter().map(|chunk| u32::try_from(*chunk).unwrap_or(u32::MAX)).collect();
         let request = Request::Bring { lease: held.id, chunks: places, class, within_us };
         let (taken, mut left, on_end) = (Arc::clone(held), chunks.to_vec(), Arc::clone(&on_end));
-        let question = Question::new(&request, held.cause);
+        let question = Question::new(&request, held.context);
         shared.ask_for_many(&held.connection, question, move |answer| {
             let why = match answer {
                 Some(Answer::Brought(all)) => {

@@ -38,7 +38,7 @@ use crate::protocol::bytes::BadBytes;
 use crate::protocol::control::{Control, Report, Verb};
 use crate::protocol::explain::{Description, Outcome};
 use crate::protocol::request::Request;
-use connection::{Cause, Connection, Question};
+use connection::{Connection, Question, RequestContext};
 use forebay_kv::ChunkId;
 use forebay_store::{NotVerified, TenantId};
 use forebay_transfer::ArenaError;
@@ -133,7 +133,7 @@ pub struct Client {
     shared: Arc<Shared>,
     /// Ends the supervisor with the last clone.
     owner: Arc<Owner>,
-    cause: Cause,
+    context: RequestContext,
 }
 
 #[derive(Debug)]
@@ -153,7 +153,7 @@ struct Shared {
     on_gone: Mutex<Option<OnGone>>,
     on_arena: OnceLock<OnArena>,
     /// For nodes that come.
-    described: Mutex<VecDeque<(Cause, Description)>>,
+    described: Mutex<VecDeque<(RequestContext, Description)>>,
     /// That of the node that was there last, if it gave one.
     ring: Mutex<Option<Ring>>,
 }
@@ -221,7 +221,7 @@ impl Client {
         let kept = Arc::clone(&shared);
         let supervisor = start("forebay-supervisor", Box::new(move || supervisor::run(&kept)))?;
         let owner = Owner { shared: Arc::clone(&shared), supervisor: Mutex::new(Some(supervisor)) };
-        Ok(Client { shared, owner: Arc::new(owner), cause: Cause::default() })
+        Ok(Client { shared, owner: Arc::new(owner), context: RequestContext::default() })
     }
 
     /// Refuses in any other process than the one that made it.
@@ -277,21 +277,21 @@ impl Client {
     /// The same client for work that is part of this span, if it is traced: the node's spans of
     /// what is looked up, leased and loaded hang below it.
     pub fn within(&self, within: Option<TraceContext>) -> Client {
-        Client { cause: Cause { within, ..self.cause }, ..self.clone() }
+        Client { context: RequestContext { within, ..self.context }, ..self.clone() }
     }
 
     /// The same client for requests of this tenant: its chunks are looked up, leased, stored, noted
     /// as used, controlled and described, and those of the client's own tenant are not. `None` is
     /// the client's own again. Leases stay those of whom they were asked for.
     pub fn for_tenant(&self, tenant: Option<TenantId>) -> Client {
-        Client { cause: Cause { tenant, ..self.cause }, ..self.clone() }
+        Client { context: RequestContext { tenant, ..self.context }, ..self.clone() }
     }
 
     /// How many of `ids`, a sequence from its first chunk on, are in the node's memory, on its disk
     /// or on its peers. Looking keeps nothing: only a lease does.
     pub fn lookup(&self, ids: &[ChunkId]) -> usize {
         let lookup = Request::Lookup(ids.to_vec());
-        let found = self.shared.ask(Question::new(&lookup, self.cause), |answer| match answer {
+        let found = self.shared.ask(Question::new(&lookup, self.context), |answer| match answer {
             Answer::Found(found) => Some(found.chunks() as usize),
             _ => None,
         });
@@ -304,14 +304,12 @@ impl Client {
     pub fn find_then(&self, ids: &[ChunkId], on_found: impl FnOnce(Found) + Send + 'static) {
         let Some(connection) = self.shared.connection() else { return on_found(Found::default()) };
         let lookup = Request::Lookup(ids.to_vec());
-        self.shared.ask_patiently(
-            &connection,
-            Question::new(&lookup, self.cause),
-            move |answer| match answer {
+        self.shared.ask_patiently(&connection, Question::new(&lookup, self.context), move |answer| {
+            match answer {
                 Some(Answer::Found(found)) => on_found(found),
                 _ => on_found(Found::default()),
-            },
-        );
+            }
+        });
     }
 
     /// Leases the longest prefix of `ids` that is there. The lease is kept alive until it is
@@ -342,7 +340,7 @@ impl Client {
     pub fn used(&self, ids: &[ChunkId], chunk_bytes: u64) {
         if let Some(connection) = self.shared.connection() {
             let used = Request::Used { chunk_bytes, ids: ids.to_vec() };
-            connection.tell(Question::new(&used, self.cause));
+            connection.tell(Question::new(&used, self.context));
         }
     }
 
@@ -358,10 +356,10 @@ impl Client {
         if kept.len() >= DESCRIBED_MAX {
             kept.pop_front();
         }
-        kept.push_back((self.cause, described.clone()));
+        kept.push_back((self.context, described.clone()));
         drop(kept);
         if let Some(connection) = self.shared.connection() {
-            connection.tell(Question::new(&Request::Describe(described), self.cause));
+            connection.tell(Question::new(&Request::Describe(described), self.context));
         }
         Ok(())
     }
@@ -371,7 +369,7 @@ impl Client {
     pub fn note_outcome(&self, outcome: Outcome) -> Result<(), BadBytes> {
         outcome.check()?;
         if let Some(connection) = self.shared.connection() {
-            connection.tell(Question::new(&Request::Outcome(outcome), self.cause));
+            connection.tell(Question::new(&Request::Outcome(outcome), self.context));
         }
         Ok(())
     }
@@ -382,7 +380,7 @@ impl Client {
         let control = Control { verb, ids: ids.to_vec() };
         control.check()?;
         let question = Request::Control(control);
-        let answered = self.shared.ask(Question::new(&question, self.cause), |answer| match answer {
+        let answered = self.shared.ask(Question::new(&question, self.context), |answer| match answer {
             Answer::Controlled(reports) => Some(reports),
             _ => None,
         });
@@ -525,8 +523,8 @@ impl Shared {
         };
         let started = std::thread::Builder::new().name("forebay-client".into()).spawn(receive).is_ok();
         if started {
-            let tell = |(cause, one): &(Cause, Description)| {
-                spoken.tell(Question::new(&Request::Describe(one.clone()), *cause));
+            let tell = |(context, one): &(RequestContext, Description)| {
+                spoken.tell(Question::new(&Request::Describe(one.clone()), *context));
             };
             self.described.lock().iter().for_each(tell);
         }

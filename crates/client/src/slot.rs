@@ -93,7 +93,7 @@ pub(super) fn reserve(
         let request = Request::Reserve { shape: shape.clone(), chunks: chunks.to_vec() };
         let (first, asked, on_end) = (number * TOGETHER_MAX, chunks.len(), Arc::clone(&on_end));
         let (holder, shape) = ((Arc::clone(shared), Arc::clone(connection)), shape.clone());
-        shared.ask_patiently(connection, Question::new(&request, client.cause), move |answer| {
+        shared.ask_patiently(connection, Question::new(&request, client.context), move |answer| {
             let why = match answer {
                 Some(Answer::Reserved(all)) if all.len() == asked => {
                     let all = Group::slots(holder, shape, all);
