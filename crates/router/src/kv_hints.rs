@@ -39,13 +39,21 @@ impl BadHint {
     }
 }
 
+/// A body with other hints than it came with.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Replaced {
+    pub body: Bytes,
+    /// It had hints of its client's.
+    pub had_hints: bool,
+}
+
 /// A body with the hints of its headers, and without any of its client's. `None`: it stays as it is.
 /// Whatever an engine could read in another way than this does is refused, since a hint may be in it.
 pub fn replaced(
     endpoint: Option<Endpoint>,
     headers: &HeaderMap,
     body: &[u8],
-) -> Result<Option<Bytes>, BadHint> {
+) -> Result<Option<Replaced>, BadHint> {
     let actions = actions(headers)?;
     if let Some((header, _)) = actions.first()
         && !matches!(endpoint, Some(Endpoint::Completions | Endpoint::ChatCompletions | Endpoint::Messages))
@@ -62,8 +70,8 @@ pub fn replaced(
         Some(Kind::Object) => json::fields(text_of(body, params.as_ref())).collect::<Result<_, _>>()?,
         Some(_) => return Err(BadHint::Params),
     };
-    let has_hint = of_client.iter().any(|(key, _)| key == HINT);
-    if !has_hint && actions.is_empty() {
+    let had_hints = of_client.iter().any(|(key, _)| key == HINT);
+    if !had_hints && actions.is_empty() {
         return Ok(None);
     }
     let field = |(key, value): &(Cow<str>, Value)| {
@@ -78,7 +86,7 @@ pub fn replaced(
     }
     let more =
         if fields.is_empty() { String::new() } else { format!("\"{PARAMS}\":{{{}}}", fields.join(",")) };
-    Ok(Some(with_fields(body, &more, &[PARAMS])?))
+    Ok(Some(Replaced { body: with_fields(body, &more, &[PARAMS])?, had_hints }))
 }
 
 /// The parameters of a hand-over with the hints of the request's body: they are for both engines.
@@ -168,7 +176,8 @@ mod tests {
     }
 
     fn made(all: &[(&'static str, &'static str)], body: &str) -> Option<Tree> {
-        let body = replaced(CHAT, &headers(all), body.as_bytes()).unwrap()?;
+        let Replaced { body, had_hints } = replaced(CHAT, &headers(all), body.as_bytes()).unwrap()?;
+        assert!(had_hints || !all.is_empty());
         Some(serde_json::from_slice(&body).unwrap())
     }
 
@@ -261,7 +270,7 @@ mod tests {
         fn no_body_that_python_reads_keeps_a_hint(bytes in "[\\{\\}\":,a-c\\\\u005f_ ]{0,40}") {
             let body = format!(r#"{{"kv_transfer_params":{{"kv_hint":1}},{bytes}}}"#);
             if let Ok(found) = replaced(CHAT, &HeaderMap::new(), body.as_bytes()) {
-                let text = found.map_or(body, |found| String::from_utf8(found.to_vec()).unwrap());
+                let text = found.map_or(body, |found| String::from_utf8(found.body.to_vec()).unwrap());
                 if let Ok(tree) = serde_json::from_str::<Tree>(&text) {
                     prop_assert!(tree["kv_transfer_params"].get("kv_hint").is_none(), "{text}");
                 }

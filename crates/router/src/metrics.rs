@@ -36,6 +36,8 @@ pub struct Counters {
     pub too_late: AtomicU64,
     /// Streams of Envoy that ended because of what it said on them.
     pub protocol_errors: AtomicU64,
+    /// Requests whose hints about KV were taken out: their client may send none.
+    pub hints_removed: AtomicU64,
     /// The router's own answers.
     pub own_statuses: Statuses,
 }
@@ -64,6 +66,7 @@ impl Counters {
             no_answer: self.unanswered.load(Ordering::Relaxed),
             ttft_slo: self.too_late.load(Ordering::Relaxed),
             protocol: self.protocol_errors.load(Ordering::Relaxed),
+            hints_removed: self.hints_removed.load(Ordering::Relaxed),
         }
     }
 }
@@ -84,6 +87,7 @@ pub struct Counts {
     pub tracing: TracingCounts,
     /// What the client sent was wrong: status 400 to 413.
     pub bad_request: u64,
+    pub hints_removed: u64,
     /// Too many requests in flight: 503.
     pub overloaded: u64,
     /// No backend answered: 502, 503 or 504.
@@ -138,6 +142,8 @@ impl Collector for Page {
         ];
         let refused = refused.map(|(reason, count)| ([("reason", reason)], count));
         page.counter("refused", "Requests answered by the router itself.", refused)?;
+        let help = "Requests whose client's hints about KV were taken out.";
+        page.counter("hints_removed", help, [([], self.counts.hints_removed)])?;
         let lost = self.counts.lost_lines;
         let help = "Lines of the request log that were lost.";
         page.counter("request_log_dropped", help, [([], lost.requests)])?;
@@ -373,6 +379,7 @@ mod tests {
             lost_lines,
             tracing: TracingCounts { ignored: 10, spans_dropped: 11, pushes_taken: 12, pushes_failed: 13 },
             bad_request: 1,
+            hints_removed: 6,
             overloaded: 2,
             no_answer: 3,
             ttft_slo: 4,

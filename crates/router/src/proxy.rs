@@ -15,7 +15,7 @@ use crate::request::Endpoint;
 use crate::request_log::LogEntry;
 use crate::respond::{self, BACKEND_HEADER, PREFILL_HEADER};
 use crate::routes;
-use crate::state::Permit;
+use crate::state::{Permit, RouterState};
 use crate::upstream::Pieces;
 use bytes::Bytes;
 use forebay_otlp::ActiveSpan;
@@ -24,6 +24,7 @@ use http::request::Parts as Head;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version};
 use hyper::body::Incoming;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Headers that are about one connection (RFC 9110, section 7.6.1) or that the router sets anew.
 const NOT_FORWARDED: [HeaderName; 12] = [
@@ -91,7 +92,7 @@ async fn complete(
     journey.span = router.tracing.begin(&mut head.headers);
     let body = body::read(body, router.limits.max_body_bytes, router.limits.client_stall).await?;
     let body = match router.hints_from_headers {
-        true => with_hints(endpoint, &head, body)?,
+        true => with_hints(router, endpoint, &head, body)?,
         false => body,
     };
     let read = prepare::read(endpoint, &head.headers, &body)?;
@@ -111,9 +112,16 @@ async fn complete(
 }
 
 /// A body with the hints of its headers, and none of its client's.
-fn with_hints(endpoint: Option<Endpoint>, head: &Head, body: Bytes) -> Result<Bytes, Refusal> {
+fn with_hints(
+    router: &RouterState,
+    endpoint: Option<Endpoint>,
+    head: &Head,
+    body: Bytes,
+) -> Result<Bytes, Refusal> {
     let replaced = kv_hints::replaced(endpoint, &head.headers, &body);
-    Ok(replaced.map_err(|bad| Refusal::of_bad_hint(&bad))?.unwrap_or(body))
+    let Some(replaced) = replaced.map_err(|bad| Refusal::of_bad_hint(&bad))? else { return Ok(body) };
+    router.counters.hints_removed.fetch_add(replaced.had_hints.into(), Ordering::Relaxed);
+    Ok(replaced.body)
 }
 
 /// Leaves of a request's head what is meant for engines. Usage is read in plain answers: these are

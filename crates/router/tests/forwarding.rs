@@ -273,6 +273,8 @@ async fn engines_get_the_hints_of_headers_and_none_of_clients_if_the_router_is_t
     let mut client = Client::connect(&told).await;
     client.complete(asked).await;
     assert_eq!(bodies.recv().unwrap(), r#"{"model":"m","prompt":"a"}"#);
+    let metrics = client.get("/metrics").await.body;
+    assert!(metrics.contains("forebay_route_hints_removed_total 1\n"), "the operator is told");
     client.post("/v1/completions", &[("x-kv-tenant", "acme")], asked).await;
     let got = bodies.recv().unwrap();
     assert!(got.contains(r#"{"tenant":"acme"}"#) && !got.contains("[7]"), "{got}");
