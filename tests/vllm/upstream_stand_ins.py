@@ -159,7 +159,7 @@ def put_connector() -> None:
     Finder.answer = lambda self, asked: Found(
         asked.shape, asked.ids, asked.tokens, in_memory=len(asked.ids[0])
     )
-    Finder.hold = lambda self, ids: []
+    Finder.hold = lambda self, ids, tenant: []
     Matcher.ask_each_shape = lambda self, tracked: [
         self.finder.ask(tracked.ids.shape, [[] for _ in tracked.ids.ranks], 0)
     ]
