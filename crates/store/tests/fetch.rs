@@ -346,6 +346,37 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
 }
 
 #[test]
+fn a_chunk_that_comes_ahead_comes_at_once_when_a_request_waits_for_it() {
+    let (log, _folder) = log_with(2, SsdOptions::default());
+    // Staging for one chunk with its footer, which somebody else has.
+    let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
+    let (sender, staged) = channel();
+    let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
+    let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None, check: Check::AtRead }];
+    ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
+    let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
+
+    let (sender, ends) = channel();
+    let done = || handle.telemetry().unwrap().classes.map(|class| class.done);
+    let before = done();
+    for class in [Class::Prefetch, Class::Demand] {
+        let lease = Arc::new(rig.store.lease(TENANT, &[id(0), id(1)], 60_000_000));
+        let (sender, kept) = (sender.clone(), Arc::clone(&lease));
+        rig.store.fetch(&lease, 1, class, None, move |loan| {
+            drop(kept);
+            sender.send(loan).unwrap();
+        });
+    }
+    drop(staged);
+    for _ in 0..2 {
+        let loan = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
+    }
+    let by_class: Vec<_> = done().iter().zip(before).map(|(now, before)| now - before).collect();
+    assert_eq!(by_class, [1, 0, 0, 0], "one read, as urgent as the request");
+}
+
+#[test]
 fn a_chunk_on_disk_is_lent_although_somebody_stores_it_anew() {
     let (log, _folder) = log_with(1, SsdOptions::default());
     let rig = Rig::with_ssd(&log);

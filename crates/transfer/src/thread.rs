@@ -17,7 +17,7 @@ use crate::process::{Forked, Process};
 use crate::region::Refused;
 use crate::region::{Place, RegionId, Span};
 use crate::telemetry::Telemetry;
-use crate::transfer::{End, Failure, Reason, Transfer, TransferId};
+use crate::transfer::{Class, End, Failure, Reason, Transfer, TransferId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -35,6 +35,7 @@ type OnQuiet = Box<dyn FnMut(&[Span]) + Send>;
 enum Message {
     Submit(Ticket, Transfer, OnEnd),
     Cancel(Ticket),
+    Raise(Ticket, Class),
     Completed(OpId, Outcome),
     Control(Box<dyn FnOnce(&mut Worker) + Send>),
 }
@@ -77,7 +78,7 @@ enum Ends {
     Leave,
 }
 
-/// A submitted transfer, for [`MoverHandle::cancel`].
+/// A submitted transfer, for [`MoverHandle::cancel`] and [`MoverHandle::raise`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Submitted(Ticket);
 
@@ -221,10 +222,17 @@ impl MoverHandle {
     /// Asks for an early end. The transfer ends as cancelled once it is quiet, unless it ended
     /// before.
     pub fn cancel(&self, submitted: Submitted) {
-        // A mover that is gone has nothing left to cancel, and another process's is out of reach.
-        if self.shared.process.is_current()
-            && self.shared.lock.post_unbounded(Message::Cancel(submitted.0)).is_ok()
-        {
+        self.tell(Message::Cancel(submitted.0));
+    }
+
+    /// Makes a transfer more urgent that has not ended.
+    pub fn raise(&self, submitted: Submitted, class: Class) {
+        self.tell(Message::Raise(submitted.0, class));
+    }
+
+    fn tell(&self, message: Message) {
+        // A mover that is gone has no transfers left, and another process's is out of reach.
+        if self.shared.process.is_current() && self.shared.lock.post_unbounded(message).is_ok() {
             self.shared.work(Ends::Leave);
         }
     }
@@ -350,6 +358,11 @@ impl Worker {
                             driver.cancel(op);
                         }
                     }
+                }
+            }
+            Message::Raise(ticket, class) => {
+                if let Some(id) = self.by_ticket.get(&ticket) {
+                    self.mover.raise(*id, class);
                 }
             }
             Message::Completed(op, outcome) => self.mover.complete(now_us, op, outcome),

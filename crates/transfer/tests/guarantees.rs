@@ -32,6 +32,7 @@ struct AnyTransfer {
     /// Lengths of scattered blocks.
     blocks: Vec<u64>,
     cancel_after_us: Option<u64>,
+    raise: Option<(u64, Class)>,
 }
 
 #[derive(Debug, Clone)]
@@ -72,13 +73,15 @@ fn any_transfer(cancels: bool) -> impl Strategy<Value = AnyTransfer> {
         prop::collection::vec((1 << 10)..(1500 << 10) as u64, 1..6)
     ];
     let cancel = if cancels { prop::option::of(0..5_000u64).boxed() } else { Just(None).boxed() };
-    (0..20_000u64, class, prop::option::of(0..30_000u64), blocks, cancel).prop_map(
-        |(at_us, class, deadline_us, blocks, cancel_after_us)| AnyTransfer {
+    let raise = prop::option::of((0..5_000u64, class.clone()));
+    (0..20_000u64, class, prop::option::of(0..30_000u64), blocks, cancel, raise).prop_map(
+        |(at_us, class, deadline_us, blocks, cancel_after_us, raise)| AnyTransfer {
             at_us,
             class,
             deadline_us,
             blocks,
             cancel_after_us,
+            raise,
         },
     )
 }
@@ -145,6 +148,9 @@ fn build(world: &World) -> Built {
         );
         if let Some(after_us) = transfer.cancel_after_us {
             sim.cancel_at(transfer.at_us + after_us, nth);
+        }
+        if let Some((after_us, class)) = transfer.raise {
+            sim.raise_at(transfer.at_us + after_us, nth, class);
         }
     }
     let before = sim.bytes(target).to_vec();

@@ -210,3 +210,30 @@ fn a_relay_adds_its_rate() {
     let gain = bytes as f64 / sim.ended[0].at_us as f64 / 10_000.0;
     assert!(gain >= 3.85, "four links carry {gain:.2} times one");
 }
+
+#[test]
+fn a_transfer_that_is_raised_goes_before_those_that_it_would_have_waited_for() {
+    const EACH: u64 = 8 * MIB;
+    let ended = |raised: Option<Class>| {
+        let mut sim = Sim::new(7);
+        let (source, target) =
+            (sim.add_region(HOST, 3 * EACH as usize), sim.add_region(DEVICE, 3 * EACH as usize));
+        let link = sim.add_link(LinkSpec::new("pcie0", 1, MIB), SimLink::of_rate(1_000_000_000));
+        sim.mover.add_path(PathSpec::direct(HOST, DEVICE, link)).unwrap();
+        for (nth, class) in [Class::Prefetch, Class::Demand, Class::Demand].into_iter().enumerate() {
+            let at = nth as u64 * EACH;
+            let pair = SpanPair::new(Span::new(source, at, EACH), Span::new(target, at, EACH));
+            sim.submit_at(0, Transfer::new(vec![pair], class));
+        }
+        // Parts of all of them have been cut by then.
+        raised.into_iter().for_each(|class| sim.raise_at(100, 0, class));
+        sim.run();
+        assert_eq!(sim.bytes(source), sim.bytes(target));
+        let first = sim.ended.iter().min_by_key(|ended| ended.id).unwrap();
+        first.at_us
+    };
+    let (alone_us, all_us) = (EACH / 1000, 3 * EACH / 1000);
+    assert!(ended(None) > all_us - 2_000, "it waits for both");
+    assert!(ended(Some(Class::Demand)) < alone_us + 2_000, "it is the first of its new class");
+    assert_eq!(ended(Some(Class::WriteBack)), ended(None), "nothing is made less urgent");
+}

@@ -4,7 +4,7 @@
 
 use forebay_transfer::{
     Class, Completion, End, HostBuffer, Limits, Link, LinkOp, LinkSpec, Memory, MoverHandle, MoverThread,
-    Outcome, PathSpec, Place, Reason, Refused, RegionId, Span, SpanPair, Transfer,
+    Outcome, PathSpec, Place, RaisableClass, Reason, Refused, RegionId, Span, SpanPair, Transfer,
 };
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -240,4 +240,32 @@ fn an_inspector_runs_before_the_transfer_ends() {
     let mut first = [0];
     world.buffers[1].read(0, &mut first);
     assert_eq!(first, [0xff]);
+}
+
+#[test]
+fn a_class_is_raised_before_its_transfer_is_submitted_and_while_that_waits() {
+    for raised_first in [true, false] {
+        let (sender, held) = mpsc::channel();
+        let world = world(300, Box::new(Held(sender)), LinkSpec::new("link", 1, 1 << 30));
+        let (ends, received) = mpsc::channel();
+        let tell = |name: &'static str| {
+            let ends = ends.clone();
+            move |_| ends.send(name).unwrap()
+        };
+        world.mover.submit(world.transfer(0, 100), tell("first")).unwrap();
+        let class = RaisableClass::new(&world.mover, Class::Prefetch);
+        if raised_first {
+            class.raise(Class::Demand);
+        }
+        class.submit(world.transfer(100, 100), tell("raised")).unwrap();
+        world.mover.submit(world.transfer(200, 100), tell("last")).unwrap();
+        class.raise(Class::Demand);
+        class.raise(Class::Scrub);
+        assert_eq!(class.get(), Class::Demand);
+        for name in ["first", "raised", "last"] {
+            let (op, done) = held.recv().unwrap();
+            done.finish(Outcome::Moved { bytes: op.bytes });
+            assert_eq!(received.recv().unwrap(), name);
+        }
+    }
 }

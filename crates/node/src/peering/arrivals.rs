@@ -5,6 +5,7 @@
 use super::bar::{Bar, TooMany};
 use forebay_kv::ChunkId;
 use forebay_store::{ReadGuard, TenantId};
+use forebay_transfer::RaisableClass;
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -34,6 +35,8 @@ pub enum NotTaken {
 /// What waits for a chunk.
 #[derive(Default)]
 pub struct Waiting {
+    /// Of the transfer that brings it.
+    class: Option<RaisableClass>,
     has_slot: bool,
     /// It must not arrive.
     is_forgotten: bool,
@@ -88,8 +91,13 @@ impl Arrivals {
     }
 
     /// A chunk is on its way from now on.
-    pub fn add(&mut self, tenant: TenantId, id: &ChunkId) {
-        self.chunks.entry((tenant, *id)).or_default();
+    pub fn add(&mut self, tenant: TenantId, id: &ChunkId, class: RaisableClass) {
+        self.chunks.entry((tenant, *id)).or_default().class = Some(class);
+    }
+
+    /// How urgent a chunk is that is on its way.
+    pub fn class(&self, tenant: TenantId, id: &ChunkId) -> Option<RaisableClass> {
+        self.chunks.get(&(tenant, *id))?.class.clone()
     }
 
     /// Keeps what waits for the end of a chunk, or gives it back: the chunk is not on its way.
@@ -134,9 +142,14 @@ impl Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_transfer::{Class, Limits, MoverThread};
 
     const TENANT: TenantId = TenantId(3);
     const ID: ChunkId = ChunkId::from_bytes([1; 32]);
+
+    fn class() -> RaisableClass {
+        RaisableClass::new(&MoverThread::spawn(Limits::default()).unwrap().handle(), Class::Demand)
+    }
 
     fn job() -> Job {
         Box::new(|| {})
@@ -150,7 +163,7 @@ mod tests {
     fn what_waits_for_a_slot_waits_until_there_is_one_or_never_will_be() {
         let mut arrivals = Arrivals::default();
         assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_some(), "nothing is on its way");
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none());
         assert!(arrivals.wait_for_slot(TenantId(4), &ID, job()).is_some(), "another tenant's");
         assert_eq!(arrivals.place(TENANT, &ID).len(), 1);
@@ -158,7 +171,7 @@ mod tests {
         arrivals.displace(TENANT, &ID);
         assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none(), "it has lost it");
         assert_eq!(arrivals.end(TENANT, &ID).jobs.len(), 1);
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         assert!(arrivals.wait_for_slot(TENANT, &ID, job()).is_none(), "the next one has none yet");
         assert_eq!(arrivals.end(TENANT, &ID).jobs.len(), 1, "it failed before it had one");
         assert!(arrivals.place(TENANT, &ID).is_empty() && !arrivals.has(TENANT, &ID));
@@ -167,9 +180,10 @@ mod tests {
     #[test]
     fn all_that_may_be_asked_for_may_be_on_its_way_whatever_comes_along() {
         for batch in [1, 2, 16, 100] {
-            let mut arrivals = Arrivals::new(20);
+            let (mut arrivals, class) = (Arrivals::new(20), class());
             let mut numbers = (0u8..).map(|number| ChunkId::from_bytes([number; 32]));
-            let mut add = |arrivals: &mut Arrivals| arrivals.add(TENANT, &numbers.next().unwrap());
+            let mut add =
+                |arrivals: &mut Arrivals| arrivals.add(TENANT, &numbers.next().unwrap(), class.clone());
             for _ in 0..20 {
                 let along = arrivals.room(0, TENANT, &ID).unwrap().min(batch - 1);
                 (0..=along).for_each(|_| add(&mut arrivals));
@@ -185,7 +199,7 @@ mod tests {
     #[test]
     fn a_forgotten_chunk_neither_arrives_nor_sets_out() {
         let (mut arrivals, other) = (Arrivals::new(20), ChunkId::from_bytes([2; 32]));
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         arrivals.forget(0, TENANT, &[ID, other]).unwrap();
         assert!(arrivals.is_forgotten(TENANT, &ID));
         assert_eq!(arrivals.room(0, TENANT, &other), Err(NotTaken::Forgotten));
@@ -194,7 +208,7 @@ mod tests {
         arrivals.end(TENANT, &ID);
         let later_us = 60_000_000;
         assert!(arrivals.room(later_us, TENANT, &ID).is_ok());
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         assert!(!arrivals.is_forgotten(TENANT, &ID), "it has set out since");
     }
 
@@ -202,9 +216,9 @@ mod tests {
     fn all_who_wait_for_the_end_are_given_back_at_the_end() {
         let mut arrivals = Arrivals::default();
         assert!(arrivals.wait_for_end(TENANT, &ID, on_end()).is_some());
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         assert!((0..3).all(|_| arrivals.wait_for_end(TENANT, &ID, on_end()).is_none()));
-        arrivals.add(TENANT, &ID);
+        arrivals.add(TENANT, &ID, class());
         assert!(arrivals.place(TENANT, &ID).is_empty() && arrivals.has(TENANT, &ID));
         assert_eq!(arrivals.end(TENANT, &ID).on_ends.len(), 3);
         assert!(!arrivals.has(TENANT, &ID));

@@ -27,7 +27,7 @@ use forebay_net::{Access, Agent, AgentConfig, AgentError, PeerStat, ServerStats,
 use forebay_otlp::{ActiveSpan, SpanKind, Spans};
 use forebay_store::{Changed, Store, TenantId};
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Class, LogGate, MoverHandle, Place, TraceContext};
+use forebay_transfer::{Class, LogGate, MoverHandle, Place, RaisableClass, TraceContext};
 use hints::Hints;
 use lease_queue::LeaseQueue;
 use messages::{Answer, LOOKUP_IDS_MAX, Question, TenantKey};
@@ -413,7 +413,8 @@ impl Peering {
         }
         // The first one is asked for in any case.
         let together = self.together(tenant, &ids).max(1);
-        let batch = match self.puller.claim(tenant, &ids[..together], on_end) {
+        let class = RaisableClass::new(self.puller.store_mover(), class);
+        let batch = match self.puller.claim(tenant, &ids[..together], &class, on_end) {
             0 => return,
             batch => ids[..batch].to_vec(),
         };
@@ -473,10 +474,15 @@ impl Puller {
     }
 
     /// Waits for the first of `ids`. Says how many of them the caller has to pull: none if somebody
-    /// else pulls it already.
-    fn claim(&self, tenant: TenantId, ids: &[ChunkId], on_end: OnPulled) -> usize {
+    /// else pulls it already, who does it as urgently from now on.
+    fn claim(&self, tenant: TenantId, ids: &[ChunkId], class: &RaisableClass, on_end: OnPulled) -> usize {
         let mut arrivals = self.arrivals.lock();
-        let Some(on_end) = arrivals.wait_for_end(tenant, &ids[0], on_end) else { return 0 };
+        let Some(on_end) = arrivals.wait_for_end(tenant, &ids[0], on_end) else {
+            let joined = arrivals.class(tenant, &ids[0]);
+            drop(arrivals);
+            joined.into_iter().for_each(|joined| joined.raise(class.get()));
+            return 0;
+        };
         let now_us = self.mover.now_us();
         let along = match arrivals.room(now_us, tenant, &ids[0]) {
             Ok(along) => along.min(BATCH - 1),
@@ -491,7 +497,7 @@ impl Puller {
                 && self.store.lookup(tenant, std::slice::from_ref(*id)) == 0
         };
         let batch = 1 + ids[1..].iter().take(along).take_while(free).count();
-        ids[..batch].iter().for_each(|id| arrivals.add(tenant, id));
+        ids[..batch].iter().for_each(|id| arrivals.add(tenant, id, class.clone()));
         // It has just been added.
         let _ = arrivals.wait_for_end(tenant, &ids[0], on_end);
         batch

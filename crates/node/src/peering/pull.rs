@@ -10,7 +10,7 @@ use forebay_net::{Agent, PeerError, PeerRegion};
 use forebay_otlp::ActiveSpan;
 use forebay_store::{NotCommitted, NotStored, Refused, Reservation, TenantId};
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Class, End, RegionId, Span, SpanPair, Transfer};
+use forebay_transfer::{End, RaisableClass, RegionId, Span, SpanPair, Transfer};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -28,7 +28,7 @@ pub struct Pull {
     pub ids: Vec<ChunkId>,
     /// The chunk before the first one.
     pub parent: Option<ChunkId>,
-    pub class: Class,
+    pub class: RaisableClass,
     pub deadline_us: Option<u64>,
     /// Peers that may have them, the best one first.
     pub peers: Vec<String>,
@@ -96,7 +96,7 @@ impl Pull {
         self.ids.truncate(LEASE_IDS_MAX);
         let key = TenantKey::of(&self.puller.token, self.tenant);
         let within = self.trace.as_ref().map(ActiveSpan::context);
-        let ask = Question::Lease(key, LEASE_US, self.class, self.ids.clone(), within).encode();
+        let ask = Question::Lease(key, LEASE_US, self.class.get(), self.ids.clone(), within).encode();
         let Some(agent) = self.puller.agent() else { return self.fail("the node is shutting down") };
         let closed = self.puller.lease_queue.lock().open(&peer);
         let (puller, owner) = (Arc::clone(&self.puller), peer.clone());
@@ -160,8 +160,8 @@ impl Pull {
 
     /// The same of other chunks, without its trace.
     fn of(&self, ids: Vec<ChunkId>, parent: Option<ChunkId>) -> Pull {
-        let (puller, peers) = (Arc::clone(&self.puller), self.peers.clone());
-        let Pull { tenant, class, deadline_us, is_repeated, .. } = *self;
+        let (puller, peers, class) = (Arc::clone(&self.puller), self.peers.clone(), self.class.clone());
+        let Pull { tenant, deadline_us, is_repeated, .. } = *self;
         Pull { puller, tenant, ids, parent, class, deadline_us, peers, is_repeated, trace: None }
     }
 
@@ -238,11 +238,11 @@ impl Pull {
             pair
         };
         let pairs = slot.layers().into_iter().map(pair).collect();
-        let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
+        let transfer = Transfer { pairs, class: self.class.get(), deadline_us: self.deadline_us };
         read.slot = Some(slot);
         read.passed("queued");
         // What the mover does not take in drops the read.
-        let _ = self.puller.store_mover().submit(transfer, move |end| read.moved(end));
+        let _ = self.class.submit(transfer, move |end| read.moved(end));
     }
 }
 

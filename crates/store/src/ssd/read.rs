@@ -16,7 +16,7 @@ use crate::chunk_leases::LeaseId;
 use crate::log::{DiskRead, DiskTier, Footer, PAGE_BYTES, crc32c};
 use crate::tier::ReadEnd;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Class, End, Memory, Span, SpanPair, Transfer};
+use forebay_transfer::{Class, End, Memory, RaisableClass, Span, SpanPair, Transfer};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ struct Answer {
 /// The answer is the last field: whoever is told may drop the store and open its logs again.
 struct Request {
     parts: Vec<Part>,
-    class: Class,
+    class: RaisableClass,
     deadline_us: Option<u64>,
     shared: Arc<SsdInner>,
     answer: Arc<Answer>,
@@ -85,7 +85,8 @@ impl Ssd {
     /// on this one if it is known at once that there is no staging; it should be short and must not
     /// wait for the store or the mover. An error calls nobody.
     ///
-    /// Many wants in one request cost much less than many requests.
+    /// Many wants in one request cost much less than many requests. The class can be raised until
+    /// the end.
     pub fn read(
         &self,
         lease: &DiskLease,
@@ -93,7 +94,7 @@ impl Ssd {
         class: Class,
         deadline_us: Option<u64>,
         on_end: impl FnOnce(ReadResults) + Send + 'static,
-    ) -> Result<(), NotRead> {
+    ) -> Result<RaisableClass, NotRead> {
         let shared = self.shared();
         let permit = shared.reads.acquire().map_err(|_| NotRead::Closed)?;
         let id = lease.id()?;
@@ -101,13 +102,16 @@ impl Ssd {
         let lengths = parts.iter().map(Part::staging_bytes).collect();
         let (ends, on_end): (_, OnEnd) = (parts.iter().map(|_| None).collect(), Box::new(on_end));
         let answer = Arc::new(Answer { state: Mutex::new((ends, Some(on_end))), _permit: permit });
-        let request = Request { parts, class, deadline_us, shared: Arc::clone(shared), answer };
+        let class = RaisableClass::new(&shared.mover, class);
+        let shared = Arc::clone(shared);
+        let request = Request { parts, class: class.clone(), deadline_us, shared, answer };
+        let shared = self.shared();
         let waits = shared.staging.reserve(lengths, deadline_us, move |held| request.staged(held));
         if waits && deadline_us.is_some() {
             // A committer also keeps this clock.
             shared.volumes.iter().for_each(|volume| volume.committer.look_again());
         }
-        Ok(())
+        Ok(class)
     }
 }
 
@@ -173,10 +177,10 @@ impl Request {
 
     fn submit(self) {
         let pairs = self.parts.iter().flat_map(|part| part.pairs(&self.shared)).collect();
-        let transfer = Transfer { pairs, class: self.class, deadline_us: self.deadline_us };
-        let mover = self.shared.mover.clone();
+        let class = self.class.clone();
+        let transfer = Transfer { pairs, class: class.get(), deadline_us: self.deadline_us };
         // A mover that takes nothing in drops the request, which ends it.
-        let _ = mover.submit(transfer, move |end| self.moved(end));
+        let _ = class.submit(transfer, move |end| self.moved(end));
     }
 
     /// The transfer has ended; on the mover's thread.
@@ -194,7 +198,7 @@ impl Request {
         let parts = std::mem::take(&mut self.parts);
         parts.into_iter().map(move |part| Request {
             parts: vec![part],
-            class: self.class,
+            class: self.class.clone(),
             deadline_us: self.deadline_us,
             shared: Arc::clone(&self.shared),
             answer: Arc::clone(&self.answer),

@@ -3,8 +3,8 @@
 //!
 //! A [`ReadGuard`] is a read that has begun: as long as it lives its bytes are nobody else's,
 //! whatever becomes of the chunk or of the lease. A chunk on disk is read into memory first, once
-//! for all who want it at that time. Nobody has less time than it asked for because another one
-//! asked first.
+//! for all who want it at that time. Nobody has less time than it asked for, or waits behind more
+//! than it would, because another one asked first.
 
 use super::load::Urgency;
 use super::promote::{self, NotPromoted, Promotion};
@@ -18,7 +18,7 @@ use crate::tenant::TenantId;
 use crate::tier::{Read, ReadEnd};
 use forebay_kv::ChunkId;
 use forebay_transfer::lock::Mutex;
-use forebay_transfer::{Arena, Class, RegionId, Span};
+use forebay_transfer::{Arena, Class, RaisableClass, RegionId, Span};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -56,9 +56,16 @@ pub(super) const READ_BYTES: u64 = 1 << 20;
 /// How long a lease lives that is needed until the read of a chunk has begun, which owns it then.
 const UNTIL_READ_US: u64 = 1_000_000;
 
-/// Fetches under way, with those who wait for them.
+/// Chunks on their way.
 #[derive(Default)]
-pub(super) struct Fetches(Mutex<HashMap<ChunkId, Vec<Waiter>>>);
+pub(super) struct Fetches(Mutex<HashMap<ChunkId, Coming>>);
+
+/// Who waits for a chunk, and the class of the read that brings it once that has begun.
+#[derive(Default)]
+struct Coming {
+    waiting: Vec<Waiter>,
+    class: Option<RaisableClass>,
+}
 
 /// One who waits.
 struct Waiter {
@@ -282,12 +289,15 @@ impl StoreInner {
     ) {
         let Some(disk) = self.open_disk().filter(|_| !wants.is_empty()) else { return };
         let reading = self.disk_reading();
+        let ids: Vec<ChunkId> = coming.iter().map(|fetch| fetch.name.id).collect();
         let on_read = move |ends: ReadResults| {
             reading.end(&ends);
             coming.into_iter().zip(ends).for_each(|(fetch, end)| fetch.read(end, urgency.class));
         };
         // What the disk refuses drops the fetches, which say so.
-        let _ = disk.ssd.read(lease, &wants, urgency.class, urgency.deadline_us, on_read);
+        if let Ok(class) = disk.ssd.read(lease, &wants, urgency.class, urgency.deadline_us, on_read) {
+            self.fetches.come_in(&ids, &class);
+        }
     }
 }
 
@@ -309,15 +319,36 @@ impl Fetches {
         self.0.lock().contains_key(id)
     }
 
-    /// These wait for a chunk. Says how soon they want it if nobody else waits, so that the caller
-    /// has to bring it.
+    /// These wait for a chunk, and a read that is under way for it goes as soon as any of them
+    /// wants. Says how soon that is if nobody else waits, so that the caller has to bring it.
     fn join(&self, id: ChunkId, mut those: Vec<Waiter>) -> Option<Urgency> {
-        let urgency = those.iter().map(|waiting| waiting.urgency).reduce(Urgency::and);
+        let urgency = those.iter().map(|waiting| waiting.urgency).reduce(Urgency::and)?;
         let mut table = self.0.lock();
-        let waiting = table.entry(id).or_default();
-        let urgency = urgency.filter(|_| waiting.is_empty());
-        waiting.append(&mut those);
-        urgency
+        let coming = table.entry(id).or_default();
+        let is_first = coming.waiting.is_empty();
+        coming.waiting.append(&mut those);
+        let class = coming.class.clone();
+        drop(table);
+        if let Some(class) = class {
+            class.raise(urgency.class);
+        }
+        is_first.then_some(urgency)
+    }
+
+    /// These chunks come by a read of this class, which is raised for those who joined meanwhile.
+    fn come_in(&self, ids: &[ChunkId], class: &RaisableClass) {
+        let mut table = self.0.lock();
+        let mut most_urgent = None;
+        for id in ids {
+            let Some(coming) = table.get_mut(id) else { continue };
+            coming.class = Some(class.clone());
+            let classes = coming.waiting.iter().map(|waiting| waiting.urgency.class);
+            most_urgent = most_urgent.into_iter().chain(classes).min();
+        }
+        drop(table);
+        if let Some(most_urgent) = most_urgent {
+            class.raise(most_urgent);
+        }
     }
 }
 
@@ -408,7 +439,7 @@ impl Fetch {
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        let mut waiting = self.shared.fetches.0.lock().remove(&self.name.id).unwrap_or_default();
+        let mut waiting = self.shared.fetches.0.lock().remove(&self.name.id).unwrap_or_default().waiting;
         let in_time = self.in_time(&mut waiting);
         if !in_time.is_empty() {
             self.again(in_time);

@@ -8,7 +8,7 @@ use crate::link::LinkId;
 use crate::lot::Lot;
 use crate::path::{PathState, SlotTable};
 use crate::region::Span;
-use crate::transfer::{End, Failure, Reason, TransferId};
+use crate::transfer::{Class, End, Failure, Reason, TransferId};
 use std::collections::HashMap;
 
 impl Mover {
@@ -173,6 +173,21 @@ impl Mover {
     pub fn cancel(&mut self, now_us: u64, transfer: TransferId) {
         self.begin_ending(transfer, Ending::Cancelled);
         self.settle(now_us, transfer);
+    }
+
+    /// Makes a transfer more urgent, whoever asked for it. What of it is under way goes on as it is.
+    /// A class that is not more urgent changes nothing; unknown and ended transfers are ignored.
+    pub fn raise(&mut self, id: TransferId, class: Class) {
+        let raised = |transfer: &&mut Active| transfer.ending.is_none() && class < transfer.class;
+        let Some(transfer) = self.transfers.get_mut(&id).filter(raised) else { return };
+        let before = std::mem::replace(&mut transfer.class, class);
+        for (index, (place_pair, leg)) in transfer.legs.iter().enumerate() {
+            if leg.remaining_bytes() > 0 {
+                let (place_pair, waiting) = (&mut self.place_pairs[*place_pair], transfer.waiting(id, index));
+                place_pair.remove(before, &waiting);
+                place_pair.insert(class, waiting);
+            }
+        }
     }
 
     /// Operations of a transfer that are in flight, and the links that they are on.

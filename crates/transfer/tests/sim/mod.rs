@@ -4,8 +4,8 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use forebay_transfer::{
-    End, Event, Limits, LinkId, LinkSpec, Mover, Outcome, Place, Refused, RegionId, Span, SpanPair, SplitMix,
-    Start, Transfer, TransferId,
+    Class, End, Event, Limits, LinkId, LinkSpec, Mover, Outcome, Place, Refused, RegionId, Span, SpanPair,
+    SplitMix, Start, Transfer, TransferId,
 };
 use std::collections::{BTreeMap, HashMap};
 
@@ -96,6 +96,7 @@ struct LinkRun {
 enum Happening {
     Submit(Transfer),
     CancelNth(usize),
+    RaiseNth(usize, Class),
     Completes { start: Start, started_us: u64, outcome: Outcome },
     LinkDies(LinkId),
     Wake,
@@ -156,6 +157,11 @@ impl Sim {
         self.plan(at_us, Happening::CancelNth(nth));
     }
 
+    /// Makes the `nth` accepted transfer more urgent at a time.
+    pub fn raise_at(&mut self, at_us: u64, nth: usize, class: Class) {
+        self.plan(at_us, Happening::RaiseNth(nth, class));
+    }
+
     /// A region's bytes now.
     pub fn bytes(&self, region: RegionId) -> &[u8] {
         self.memory.get(&region).map_or(&[], Vec::as_slice)
@@ -206,6 +212,11 @@ impl Sim {
             Happening::CancelNth(nth) => {
                 if let Some(id) = self.accepted.get(nth) {
                     self.mover.cancel(self.now_us, *id);
+                }
+            }
+            Happening::RaiseNth(nth, class) => {
+                if let Some(id) = self.accepted.get(nth) {
+                    self.mover.raise(*id, class);
                 }
             }
             Happening::Completes { start, started_us, outcome } => self.complete(start, started_us, outcome),
