@@ -3,12 +3,16 @@
 use crate::http::{LIMIT, TAKEN, collector, get};
 use crate::neighbours::{Pair, store_all, store_all_on_disk, write};
 use crate::rig::*;
+use forebay_client::protocol::control::{Verb, Verdict};
 use forebay_node::{CollectorConfig, MetricsConfig, Node, NodeConfig};
+use forebay_store::TenantId;
+use forebay_transfer::End;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Instant;
-use testkit::eventually;
+use testkit::{ended, eventually};
 
 /// Has a node tell this collector of everything, every second. A push that is late is lost, and its
 /// spans with it.
@@ -93,6 +97,29 @@ fn a_peer_reads_its_disk_as_urgently_as_who_asks_it() {
     forebay_client::fetch(&lease);
     eventually("it is read ahead", || read("prefetch") >= CHUNK_BYTES as f64);
     assert_eq!(read("demand"), 0.0, "nobody waits for it");
+}
+
+#[test]
+fn what_comes_ahead_from_a_peer_comes_at_once_when_a_request_waits_for_it() {
+    let pair = Pair::new();
+    let mut config = pair.right.config();
+    config.metrics = Some(MetricsConfig::new(SocketAddr::from(([127, 0, 0, 1], 0))));
+    write(&pair.right, &config);
+    let (left, right) = (pair.left.child("node"), pair.right.node());
+    let client = pair.right.peer();
+    store_all(&pair.left.peer());
+    eventually("the peer is found", || client.client.lookup(&ids()) == CHUNKS);
+    let moved = |class: &str| shown(&right, &format!("forebay_transfer_bytes_total{{class=\"{class}\"}}"));
+    let lease = client.lease();
+    // The peer lends nothing before all have asked.
+    left.signal(Signal::STOP);
+    let told = client.client.control(Verb::Prefetch, &ids()[..2]).unwrap().unwrap();
+    assert!(told.iter().all(|report| report.verdict == Verdict::Accepted));
+    let load = client.begin_load(&lease, 0).unwrap();
+    left.signal(Signal::CONT);
+    assert!(matches!(ended(&load), End::Done { .. }));
+    eventually("both have come", || right.store().lookup(TenantId(0), &ids()) == 2);
+    assert_eq!((moved("demand"), moved("prefetch")), (CHUNK_BYTES as f64, CHUNK_BYTES as f64));
 }
 
 #[test]
