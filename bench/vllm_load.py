@@ -40,7 +40,7 @@ class Shape:
     """How large the load is."""
 
     at_once: int
-    hbm_tokens: int  # Of all but `hbm`.
+    hbm_tokens: int | None  # Of all but `hbm`; None: all that the GPU has.
     most_tokens: int  # Of a prompt and its answer.
     shrink: int  # Divides all lengths and pauses.
     sessions: int | None  # Instead of the stated number.
@@ -100,6 +100,11 @@ def sessions(site: Site, shape: Shape) -> list[list[Turn]]:
     if shape.sessions:
         command += ["--sessions", str(shape.sessions)]
     subprocess.run(command, check=True, stdout=sys.stderr)
+    return read_sessions(trace, shape)
+
+
+def read_sessions(trace: Path, shape: Shape) -> list[list[Turn]]:
+    """The turns of each session of a trace."""
     found: dict[str, list[Turn]] = {}
     for line in trace.read_text().splitlines():
         request = json.loads(line)
@@ -162,7 +167,7 @@ class Engine:
 
         way = "plain" if part == "hbm" else part
         arguments = vllm_engine.engine_arguments(site, way, shape.most_tokens)
-        if part == "hbm" and not site.tiny:
+        if shape.hbm_tokens is None or (part == "hbm" and not site.tiny):
             arguments["gpu_memory_utilization"] = 0.9
         else:
             arguments["num_gpu_blocks_override"] = shape.hbm_tokens // site.block_tokens
@@ -192,9 +197,17 @@ class Engine:
 class Load:
     """Sessions on an engine, so many at a time."""
 
-    def __init__(self, engine: Engine, load: list[list[Turn]], vocabulary: int) -> None:
-        self.engine, self.vocabulary = engine, vocabulary
-        self.waiting = iter(enumerate(load))
+    def __init__(
+        self,
+        engine: Engine,
+        load: list[list[Turn]],
+        vocabulary: int,
+        seconds: float = math.inf,
+        first: int = 0,
+    ) -> None:
+        """Turns begin for so many `seconds`. `first` is the number of the first session."""
+        self.engine, self.vocabulary, self.seconds = engine, vocabulary, seconds
+        self.waiting = iter(enumerate(load, first))
         self.answers: list[Answer] = []
         self.begun = time.perf_counter()
 
@@ -229,6 +242,8 @@ class Load:
             for number, turn in enumerate(turns):
                 if counted and number > 0:
                     await asyncio.sleep(turn.think_s)
+                if counted and time.perf_counter() - self.begun > self.seconds:
+                    return
                 answer = await self.turn(transcript, session, number, turn)
                 if counted:
                     self.answers.append(answer)
