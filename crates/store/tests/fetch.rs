@@ -5,7 +5,9 @@
 use forebay_kv::ChunkId;
 use forebay_store::admission::Policy;
 use forebay_store::disk::DiskOptions;
-use forebay_store::ssd::{Check, Existing, LayerRead, NotRead, NotStaged, Ssd, SsdOptions, Volume, init};
+use forebay_store::ssd::{
+    Check, Existing, LayerRead, NotRead, NotStaged, ReadResults, Ssd, SsdOptions, Volume, init,
+};
 use forebay_store::{
     Begun, Changed, ChunkShape, Left, MemoryTier, NotCommitted, NotFetched, ReadGuard, Store, TenantId,
     TierConfig, WriteBackConfig, checksum,
@@ -311,16 +313,21 @@ fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
     assert!(rig.bytes_of(&rig.store.read_guard_by_id(TENANT, &id(0)).unwrap()) == truth(0));
 }
 
-#[test]
-fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
-    let (log, _folder) = log_with(2, SsdOptions::default());
-    // Staging for one chunk with its footer, which somebody else has.
-    let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
+/// A store over a log of which nothing can be read until the third one is dropped: staging is for one
+/// chunk with its footer, and the first chunk is in it.
+fn without_staging(log: &Path) -> (Rig, MoverHandle, ReadResults) {
+    let (rig, ssd, handle) = Rig::with_staging(log, 24 << 10);
     let (sender, staged) = channel();
     let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
     let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None, check: Check::AtRead }];
     ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
-    let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
+    (rig, handle, staged.recv_timeout(Duration::from_secs(30)).unwrap())
+}
+
+#[test]
+fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
+    let (log, _folder) = log_with(2, SsdOptions::default());
+    let (rig, handle, staged) = without_staging(&log);
 
     let (sender, ends) = channel();
     let soon_us = handle.now_us() + 200_000;
@@ -348,13 +355,7 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
 #[test]
 fn a_chunk_that_comes_ahead_comes_at_once_when_a_request_waits_for_it() {
     let (log, _folder) = log_with(2, SsdOptions::default());
-    // Staging for one chunk with its footer, which somebody else has.
-    let (rig, ssd, handle) = Rig::with_staging(&log, 24 << 10);
-    let (sender, staged) = channel();
-    let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
-    let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None, check: Check::AtRead }];
-    ssd.read(&held, &all, Class::Demand, None, move |ends| sender.send(ends).unwrap()).unwrap();
-    let staged = staged.recv_timeout(Duration::from_secs(30)).unwrap();
+    let (rig, handle, staged) = without_staging(&log);
 
     let (sender, ends) = channel();
     let done = || handle.telemetry().unwrap().classes.map(|class| class.done);
