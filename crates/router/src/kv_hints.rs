@@ -202,6 +202,12 @@ mod tests {
                 let twice = format!(r#"{{{params}:{{{hint}:1}},{params}:null,"b":2}}"#);
                 let found = made(&[], &twice).unwrap_or(json!({"b": 2, "kv_transfer_params": null}));
                 assert_eq!(found["kv_transfer_params"], Tree::Null);
+                let both = format!(r#"{{{params}:{{"x":1,{hint}:1}},{params}:{{"y":2,{hint}:3}}}}"#);
+                assert_eq!(
+                    made(&[], &both),
+                    Some(json!({"kv_transfer_params": {"y": 2}})),
+                    "the last counts"
+                );
             }
         }
     }
