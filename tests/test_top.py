@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -61,9 +62,12 @@ class Terminal:
         # The terminal makes two of a carriage return before a new line.
         return [frame.replace("\r", "").split("\n") for frame in whole]
 
-    def press(self, key: bytes) -> int:
-        """The exit code after it."""
-        os.write(self.outer, key)
+    def end(self, how: bytes | signal.Signals) -> int:
+        """The exit code after a key or a signal."""
+        if isinstance(how, bytes):
+            os.write(self.outer, how)
+        else:
+            self.process.send_signal(how)
         code = self.process.wait(TIMEOUT_S)
         self.read()
         return code
@@ -74,8 +78,10 @@ class Terminal:
         os.close(self.inner)
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_frames_fit_the_terminal_which_is_as_before_after_a_key(node: str, key: bytes) -> None:
+@pytest.mark.parametrize("how", [b"q", b"\x03", signal.SIGTERM, signal.SIGINT])
+def test_frames_fit_the_terminal_which_is_as_before_after_a_key_or_a_signal(
+    node: str, how: bytes | signal.Signals
+) -> None:
     gone = f"127.0.0.1:{free_port()}"
     terminal = Terminal(*[node, gone] * 5)
     try:
@@ -88,7 +94,7 @@ def test_frames_fit_the_terminal_which_is_as_before_after_a_key(node: str, key: 
         assert "more lines: a taller window shows them" in last[-1]
         assert termios.tcgetattr(terminal.inner) != terminal.mode
         begin = time.monotonic()
-        assert terminal.press(key) == 0
+        assert terminal.end(how) == 0
         assert time.monotonic() - begin < 10, "it does not wait for the next second"
         assert terminal.shown.startswith(ENTER) and terminal.shown.endswith(LEAVE)
         assert termios.tcgetattr(terminal.inner) == terminal.mode

@@ -1,6 +1,7 @@
-//! The signals that end a command which serves. To be listened for before anybody hears that it
-//! serves: from then on it may be told to end, and in order.
+//! The signals that end a command which serves, or has a terminal. To be listened for before anybody
+//! hears that it serves: from then on it may be told to end, and in order.
 
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGINT and SIGTERM.
@@ -22,5 +23,11 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+
+    /// Whether one came.
+    pub async fn have_come(&mut self) -> bool {
+        // The runtime looks for signals when nothing else is to be done.
+        tokio::time::timeout(Duration::from_millis(1), self.next()).await.is_ok()
     }
 }

@@ -5,6 +5,7 @@ mod change;
 mod terminal;
 mod view;
 
+use super::signals::Signals;
 use crate::metrics_page::MetricsPage;
 use change::{Change, Snapshot};
 use forebay_results::output::CommandResult;
@@ -40,17 +41,19 @@ pub fn run(args: Args) -> CommandResult {
         view::frame(&processes(&asked), width, usize::MAX).iter().for_each(|line| println!("{line}"));
         return Ok(());
     }
+    let mut signals = runtime.block_on(async { Signals::listen() })?;
     let screen = Screen::open()?;
     loop {
         let next = Instant::now() + EVERY;
         loop {
             let (width, height) = screen.size().unwrap_or(USUAL_SIZE);
             screen.show(&view::frame(&processes(&asked), width, height))?;
-            match screen.key_before(next)? {
-                Some(Key::Quit) => return Ok(()),
-                // The window has another size, perhaps.
-                Some(Key::Other) => {}
-                None => break,
+            let key = screen.key_before(next)?;
+            if key == Some(Key::Quit) || runtime.block_on(signals.have_come()) {
+                return Ok(());
+            }
+            if key.is_none() {
+                break;
             }
         }
         runtime.block_on(ask(&mut asked));

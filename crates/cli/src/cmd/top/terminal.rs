@@ -73,7 +73,7 @@ impl Screen {
         let input = stdin();
         match poll(&mut [PollFd::new(&input, PollFlags::IN)], wait.as_ref()) {
             Ok(0) => return Ok(None),
-            // A signal: the window has another size, perhaps.
+            // The window has another size, perhaps, or the command is to end.
             Err(rustix::io::Errno::INTR) => return Ok(Some(Key::Other)),
             Ok(_) => {}
             Err(error) => return Err(io::Error::from(error).into()),
