@@ -66,11 +66,7 @@ impl Rig {
     }
 
     fn with_ssd(log: &Path) -> Rig {
-        Rig::with_staging(log, SsdOptions::default().staging_bytes).0
-    }
-
-    fn with_staging(log: &Path, staging_bytes: u64) -> (Rig, Ssd, MoverHandle) {
-        Rig::with(log, SsdOptions { staging_bytes, ..SsdOptions::default() }, &write_back())
+        Rig::with(log, SsdOptions::default(), &write_back()).0
     }
 
     fn with(log: &Path, config: SsdOptions, write_back: &WriteBackConfig) -> (Rig, Ssd, MoverHandle) {
@@ -242,13 +238,15 @@ fn chunks_that_the_index_has_no_room_for_are_told_when_the_log_is_opened() {
     assert!(lines.contains("SSD log has more chunks than the index holds") && lines.contains("left_out=1"));
 }
 
+/// With a key for the tenant.
+fn keyed() -> SsdOptions {
+    let mut config = SsdOptions::default();
+    config.keys.insert(TENANT, [42; 32]);
+    config
+}
+
 #[test]
 fn an_encrypted_chunk_lies_decrypted_in_memory() {
-    let keyed = || {
-        let mut config = SsdOptions::default();
-        config.keys.insert(TENANT, [42; 32]);
-        config
-    };
     let (rig, _log, _folder) = on_disk_alone(keyed);
     for (number, loan) in bring(&rig, 0..4).into_iter().enumerate() {
         let loan = loan.unwrap();
@@ -315,8 +313,9 @@ fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
 
 /// A store over a log of which nothing can be read until the third one is dropped: staging is for one
 /// chunk with its footer, and the first chunk is in it.
-fn without_staging(log: &Path) -> (Rig, MoverHandle, ReadResults) {
-    let (rig, ssd, handle) = Rig::with_staging(log, 24 << 10);
+fn without_staging(log: &Path, config: SsdOptions) -> (Rig, MoverHandle, ReadResults) {
+    let staging_bytes = if config.keys.is_empty() { 24 << 10 } else { 28 << 10 };
+    let (rig, ssd, handle) = Rig::with(log, SsdOptions { staging_bytes, ..config }, &write_back());
     let (sender, staged) = channel();
     let held = ssd.lease(TENANT, &[id(0)], 60_000_000);
     let all = [LayerRead { chunk: 0, layers: 0..LAYERS, into: None, check: Check::AtRead }];
@@ -327,7 +326,7 @@ fn without_staging(log: &Path) -> (Rig, MoverHandle, ReadResults) {
 #[test]
 fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
     let (log, _folder) = log_with(2, SsdOptions::default());
-    let (rig, handle, staged) = without_staging(&log);
+    let (rig, handle, staged) = without_staging(&log, SsdOptions::default());
 
     let (sender, ends) = channel();
     let soon_us = handle.now_us() + 200_000;
@@ -354,27 +353,29 @@ fn who_has_time_left_gets_a_chunk_although_who_asked_for_it_first_has_none() {
 
 #[test]
 fn a_chunk_that_comes_ahead_comes_at_once_when_a_request_waits_for_it() {
-    let (log, _folder) = log_with(2, SsdOptions::default());
-    let (rig, handle, staged) = without_staging(&log);
-
-    let (sender, ends) = channel();
-    let done = || handle.telemetry().unwrap().classes.map(|class| class.done);
-    let before = done();
-    for class in [Class::Prefetch, Class::Demand] {
-        let lease = Arc::new(rig.store.lease(TENANT, &[id(0), id(1)], 60_000_000));
-        let (sender, kept) = (sender.clone(), Arc::clone(&lease));
-        rig.store.fetch(&lease, 1, class, None, move |loan| {
-            drop(kept);
-            sender.send(loan).unwrap();
-        });
+    // What is encrypted is decrypted in staging, and copied from there.
+    for (config, transfers) in [(SsdOptions::default as fn() -> _, 1), (keyed, 2)] {
+        let (log, _folder) = log_with(2, config());
+        let (rig, handle, staged) = without_staging(&log, config());
+        let (sender, ends) = channel();
+        let done = || handle.telemetry().unwrap().classes.map(|class| class.done);
+        let before = done();
+        for class in [Class::Prefetch, Class::Demand] {
+            let lease = Arc::new(rig.store.lease(TENANT, &[id(0), id(1)], 60_000_000));
+            let (sender, kept) = (sender.clone(), Arc::clone(&lease));
+            rig.store.fetch(&lease, 1, class, None, move |loan| {
+                drop(kept);
+                sender.send(loan).unwrap();
+            });
+        }
+        drop(staged);
+        for _ in 0..2 {
+            let loan = ends.recv_timeout(Duration::from_secs(30)).unwrap();
+            assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
+        }
+        let by_class: Vec<_> = done().iter().zip(before).map(|(now, before)| now - before).collect();
+        assert_eq!(by_class, [transfers, 0, 0, 0], "it comes once, as urgently as the request is");
     }
-    drop(staged);
-    for _ in 0..2 {
-        let loan = ends.recv_timeout(Duration::from_secs(30)).unwrap();
-        assert!(rig.bytes_of(&loan.unwrap()) == truth(1));
-    }
-    let by_class: Vec<_> = done().iter().zip(before).map(|(now, before)| now - before).collect();
-    assert_eq!(by_class, [1, 0, 0, 0], "one read, as urgent as the request");
 }
 
 #[test]

@@ -292,7 +292,7 @@ impl StoreInner {
         let ids: Vec<ChunkId> = coming.iter().map(|fetch| fetch.name.id).collect();
         let on_read = move |ends: ReadResults| {
             reading.end(&ends);
-            coming.into_iter().zip(ends).for_each(|(fetch, end)| fetch.read(end, urgency.class));
+            coming.into_iter().zip(ends).for_each(|(fetch, end)| fetch.read(end));
         };
         // What the disk refuses drops the fetches, which say so.
         if let Ok(class) = disk.ssd.read(lease, &wants, urgency.class, urgency.deadline_us, on_read) {
@@ -333,6 +333,13 @@ impl Fetches {
             class.raise(urgency.class);
         }
         is_first.then_some(urgency)
+    }
+
+    /// How soon those who wait for a chunk want it.
+    fn class(&self, id: &ChunkId) -> Class {
+        let table = self.0.lock();
+        let waiting = table.get(id).into_iter().flat_map(|coming| &coming.waiting);
+        waiting.map(|waiting| waiting.urgency.class).min().unwrap_or(Class::Prefetch)
     }
 
     /// These chunks come by a read of this class, which is raised for those who joined meanwhile.
@@ -380,7 +387,7 @@ impl Fetch {
     }
 
     /// The disk was read, or was not; on a thread of the disk tier.
-    fn read(mut self, end: Result<Staged, NotRead>, class: Class) {
+    fn read(mut self, end: Result<Staged, NotRead>) {
         match (end, self.promotion.take()) {
             (Ok(staged), Some(promotion)) if staged.is_direct() => {
                 let outcome = promotion.commit(&staged.crcs());
@@ -388,6 +395,7 @@ impl Fetch {
             }
             (Ok(staged), _) => {
                 let (shared, name) = (Arc::clone(&self.shared), self.name);
+                let class = shared.fetches.class(&name.id);
                 promote::offer(&shared, name, Arc::new(staged), class, true, move |outcome| {
                     self.end(outcome.map_err(NotFetched::from));
                 });
