@@ -540,25 +540,28 @@ async fn health_has_three_names_and_says_when_the_picker_is_about_to_end() {
         let origin: http::Uri = format!("http://{address}").parse().unwrap();
         clients.push(HealthClient::with_origin(Channel::connect(address).await, origin));
     }
-    let mut check = async |service: &str| {
-        let mut said = Vec::new();
-        for client in &mut clients {
-            let request = HealthCheckRequest { service: service.to_owned() };
-            said.push(client.check(request).await.map(|answer| answer.into_inner().status()));
-        }
-        let last = said.pop().unwrap();
-        assert_eq!(format!("{last:?}"), format!("{:?}", said[0]), "both addresses say the same");
-        last.map_err(|status| status.code())
+    let mut check = async |client: usize, service: &str| {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let answer = clients[client].check(request).await;
+        answer.map(|answer| answer.into_inner().status()).map_err(|status| status.code())
     };
-    for service in ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
-        assert_eq!(check(service).await, Ok(ServingStatus::Serving), "{service}");
+    for client in 0..2 {
+        for service in ["", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"] {
+            let said = check(client, service).await;
+            assert_eq!(said, Ok(ServingStatus::Serving), "{service} of client {client}");
+        }
+        assert_eq!(check(client, "nobody").await, Err(Code::NotFound), "client {client}");
     }
-    assert_eq!(check("nobody").await, Err(Code::NotFound));
     let (hurry, hurried) = tokio::sync::oneshot::channel::<()>();
     let ending = tokio::spawn(epp.shutdown_or_hurry(async { drop(hurried.await) }));
-    tokio::task::yield_now().await;
-    while check("readiness").await == Ok(ServingStatus::Serving) {}
-    assert_eq!(check("liveness").await, Ok(ServingStatus::Serving));
+    // Each address is asked until it says so: the end may begin between two questions.
+    for client in 0..2 {
+        while check(client, "readiness").await == Ok(ServingStatus::Serving) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(check(client, "readiness").await, Ok(ServingStatus::NotServing));
+        assert_eq!(check(client, "liveness").await, Ok(ServingStatus::Serving));
+    }
     drop(hurry);
     ending.await.unwrap();
 }
