@@ -116,6 +116,8 @@ fn what_comes_ahead_from_a_peer_comes_at_once_when_a_request_waits_for_it() {
     let told = client.client.control(Verb::Prefetch, &ids()[..2]).unwrap().unwrap();
     assert!(told.iter().all(|report| report.verdict == Verdict::Accepted));
     let load = client.begin_load(&lease, 0).unwrap();
+    // The node answers in turn: it has begun the load by then.
+    drop(client.lease());
     left.signal(Signal::CONT);
     assert!(matches!(ended(&load), End::Done { .. }));
     eventually("both have come", || right.store().lookup(TenantId(0), &ids()) == 2);
