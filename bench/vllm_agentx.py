@@ -23,6 +23,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,9 @@ class Level:
         return 1 / found["per_token_p90_s"][1], found["tokens_per_s"][1]
 
 
+Keep = Callable[[list[Level]], None]
+
+
 def load_of(site: Site, shape: Shape) -> list[list[Turn]]:
     """Sessions from a turn in their middle on, the same for every way."""
     trace, draw = site.folder / "agentx.jsonl", random.Random("agentx")
@@ -82,9 +86,10 @@ def limited(turn: Turn, shape: Shape) -> Turn:
     )
 
 
-async def measure(site: Site, way: str, shape: Shape, levels: list[int], seconds: float) -> list[Level]:
-    """All levels on one engine, the lowest first."""
-    load, first, found = load_of(site, shape), 0, []
+async def measure(site: Site, way: str, shape: Shape, levels: list[int], seconds: float, keep: Keep) -> None:
+    """All levels on one engine, the lowest first. Those that are there are kept after each."""
+    load, first = load_of(site, shape), 0
+    found: list[Level] = []
     with vllm_engine.node_beside(site, way):
         engine = Engine(site, way, shape)
         try:
@@ -96,10 +101,10 @@ async def measure(site: Site, way: str, shape: Shape, levels: list[int], seconds
                 first += len(own)
                 run = Run(engine.version, gpu_names(site), 0.0, wall_s, running.answers)
                 found.append(Level(level, run))
+                keep(found)
                 print(f"{level} sessions: {len(running.answers)} turns in {wall_s:.0f} s", file=sys.stderr)
         finally:
             engine.llm.shutdown()
-    return found
 
 
 def throughput_at(curve: Curve, interactivity: float) -> float | None:
@@ -181,8 +186,11 @@ def main() -> None:
     vllm_engine.in_environment(site.environment(args.way))
     shape = replace(TINY, shrink=64) if tiny else replace(FULL, most_tokens=MOST_TOKENS, hbm_tokens=None)
     levels, seconds = sorted(args.levels or LEVELS[tiny]), args.seconds or SECONDS[tiny]
-    found = asyncio.run(measure(site, args.way, shape, levels, seconds))
-    (folder / f"agentx-{args.way}.json").write_text(json.dumps([asdict(level) for level in found]))
+
+    def keep(found: list[Level]) -> None:
+        (folder / f"agentx-{args.way}.json").write_text(json.dumps([asdict(level) for level in found]))
+
+    asyncio.run(measure(site, args.way, shape, levels, seconds, keep))
 
 
 if __name__ == "__main__":
