@@ -8,7 +8,8 @@ tokens at the same interactivity, ours or vLLM's own offloading.
 Sessions are what `forebay trace generate` makes of the recorded distributions as they are: 12,000 to 166,000
 tokens of prompt. A run is shorter than a session, so each begins at a turn in its middle: its whole prompt is
 computed once, uncounted, and the turns behind it are counted. An answer's tokens and a pause are cut to the
-limits below, so that one of them does not fill a run. The engine has all of its HBM. At each level, so many
+limits below, so that one of them does not fill a run. The engine has all of its HBM, or as much as it is
+told: a level shows what offloading gains only if HBM does not hold its sessions. At each level, so many
 sessions are there at a time; each level has sessions of its own.
 
 A level's interactivity is 1 / P90(time of a turn / tokens of its answer), its throughput the tokens of
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help="measure this way")
     parser.add_argument("--levels", type=int, nargs="+", help="sessions at a time (default 4 8 12 16)")
     parser.add_argument("--seconds", type=float, help="of a level (default 75)")
+    parser.add_argument("--hbm-tokens", type=int, help="that HBM holds (default: all that the GPU has)")
     parser.add_argument("--memory-gib", type=float, help="host memory for KV (default 60)")
     parser.add_argument("--scratch", type=Path, help="where the model and the load lie (default: in FOLDER)")
     parser.add_argument("--forebay", help="the forebay program")
@@ -184,7 +186,8 @@ def main() -> None:
     program = vllm_engine.program(args.forebay)
     site = Site(scratch, tiny, int(memory_gib * GIB), 0, program, CHUNK_TOKENS)
     vllm_engine.in_environment(site.environment(args.way))
-    shape = replace(TINY, shrink=64) if tiny else replace(FULL, most_tokens=MOST_TOKENS, hbm_tokens=None)
+    shape = replace(TINY, shrink=64) if tiny else replace(FULL, most_tokens=MOST_TOKENS)
+    shape = replace(shape, hbm_tokens=args.hbm_tokens or (shape.hbm_tokens if tiny else None))
     levels, seconds = sorted(args.levels or LEVELS[tiny]), args.seconds or SECONDS[tiny]
 
     def keep(found: list[Level]) -> None:
