@@ -16,10 +16,10 @@ use crate::thread_pool::Urgency;
 use forebay_client::{Reserved, Slot};
 use forebay_kv::ChunkId;
 use forebay_store::{ChunkShape, StoreEnd, TenantId};
-use forebay_transfer::Span;
 use forebay_transfer::lock::Mutex;
-use std::sync::Arc;
+use forebay_transfer::{End, Span};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewChunk {
@@ -43,8 +43,8 @@ pub struct Storing {
     left: AtomicUsize,
     /// The numbers of those of which the node neither took nor had some part.
     missing: Mutex<Vec<u32>>,
-    /// How many of these were beyond the limit of bytes on their way.
-    over_limit: AtomicUsize,
+    /// Why the first of them is missing.
+    why: OnceLock<String>,
 }
 
 /// A chunk that may be stored.
@@ -87,8 +87,8 @@ impl Storing {
     ) {
         let left = AtomicUsize::new(1);
         let (shared, missing) = (Arc::clone(shared), Mutex::default());
-        let (over_limit, of) = (AtomicUsize::new(0), parts.len() as u32);
-        let store = Storing { shared, job, tenant, tables, parts: of, copying, left, missing, over_limit };
+        let (why, of) = (OnceLock::new(), parts.len() as u32);
+        let store = Storing { shared, job, tenant, tables, parts: of, copying, left, missing, why };
         let (store, chunks) = (Arc::new(store), parts.first().map_or(0, Vec::len));
         let (mut first_token, mut admitted) = (0, Vec::with_capacity(chunks * parts.len()));
         for place in 0..chunks {
@@ -119,15 +119,17 @@ impl Storing {
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
         let bytes = self.shared.cache.layer_bytes(at.tokens).map(|bytes| bytes / u64::from(self.parts));
-        let Ok(shape) = ChunkShape::new(bytes) else {
-            add(&counters.stores_failed, 1);
-            self.miss(number);
-            return None;
+        let shape = match ChunkShape::new(bytes) {
+            Ok(shape) => shape,
+            Err(error) => {
+                add(&counters.stores_failed, 1);
+                self.miss(number, error);
+                return None;
+            }
         };
         if !self.shared.admit(shape.bytes()) {
             add(&counters.stores_refused, 1);
-            self.over_limit.fetch_add(1, Ordering::Relaxed);
-            self.miss(number);
+            self.miss(number, "too many bytes are on their way");
             return None;
         }
         self.left.fetch_add(1, Ordering::AcqRel);
@@ -151,7 +153,7 @@ impl Storing {
         };
         let stored: Vec<Chunk> = together.into_iter().zip(permits).map(stored).collect();
         let Some(client) = self.shared.client() else {
-            return stored.into_iter().for_each(|stored| stored.end(&StoreEnd::Deleted));
+            return stored.into_iter().for_each(|stored| stored.not_stored("no node"));
         };
         let places = stored.chunk_by(|one, other| one.number == other.number);
         let places: Vec<_> = places.flat_map(|parts| vec![Place::of(parts.len()); parts.len()]).collect();
@@ -164,19 +166,6 @@ impl Storing {
         });
     }
 
-    /// Says in the log why chunks are not stored.
-    fn log(&self, missing: usize) {
-        let over_limit = self.over_limit.load(Ordering::Relaxed);
-        let reason = match over_limit {
-            0 if self.shared.client().is_none_or(|client| !client.is_connected()) => "no node",
-            0 => "the node did not take them",
-            _ => "too many bytes are on their way",
-        };
-        if missing > 0 {
-            self.shared.log.refused(self.job, missing, reason);
-        }
-    }
-
     /// A chunk lies in the arena with other bytes than in its pages.
     fn corrupt(&self, number: u32, one: &[u32], other: &[u32]) {
         add(&self.shared.counters.chunks_corrupt, 1);
@@ -184,7 +173,8 @@ impl Storing {
         self.shared.log.corrupt(self.job, number as usize, layer as u32);
     }
 
-    fn miss(&self, number: u32) {
+    fn miss(&self, number: u32, why: impl ToString) {
+        self.why.get_or_init(|| why.to_string());
         self.missing.lock().push(number);
     }
 
@@ -194,7 +184,9 @@ impl Storing {
             let mut missing = std::mem::take(&mut *self.missing.lock());
             missing.sort_unstable();
             missing.dedup();
-            self.log(missing.len());
+            if let Some(why) = self.why.get() {
+                self.shared.log.refused(self.job, missing.len(), why);
+            }
             self.shared.jobs.end_store(JobStored { job: self.job, missing });
         }
     }
@@ -208,7 +200,7 @@ impl Chunk {
         tasks.post(Urgency::Store, move || then(self));
     }
 
-    /// It is over. Its permit is given back last.
+    /// Its slot was filled, or not needed.
     fn end(self, end: &StoreEnd) {
         let counters = &self.store.shared.counters;
         match end {
@@ -217,12 +209,22 @@ impl Chunk {
                 add(&counters.bytes_stored, *bytes);
             }
             StoreEnd::AlreadyHere => add(&counters.stores_done, 1),
-            StoreEnd::Deleted | StoreEnd::Failed(_) => {
-                add(&counters.stores_failed, 1);
-                self.store.miss(self.number);
-            }
+            StoreEnd::Deleted => return self.not_stored("deleted while it was written"),
+            StoreEnd::Failed(End::Failed(failure)) => return self.not_stored(&failure.reason),
+            StoreEnd::Failed(_) => return self.not_stored("cancelled"),
         }
-        take(&counters.bytes_storing, self.bytes);
+        self.over();
+    }
+
+    fn not_stored(self, why: impl ToString) {
+        add(&self.store.shared.counters.stores_failed, 1);
+        self.store.miss(self.number, why);
+        self.over();
+    }
+
+    /// Its permit is given back last.
+    fn over(self) {
+        take(&self.store.shared.counters.bytes_storing, self.bytes);
         self.store.ended();
     }
 }
@@ -237,7 +239,7 @@ impl Place {
         match reserved {
             Reserved::Slot(slot) => self.slots.lock().push((chunk, slot)),
             Reserved::Here => chunk.end(&StoreEnd::AlreadyHere),
-            Reserved::Refused(_) => chunk.end(&StoreEnd::Deleted),
+            Reserved::Refused(why) => chunk.not_stored(why),
         }
         if self.awaited.fetch_sub(1, Ordering::AcqRel) == 1 {
             fill(std::mem::take(&mut *self.slots.lock()));
@@ -249,7 +251,7 @@ impl Place {
 fn fill(slots: Vec<(Chunk, Slot)>) {
     let Some(store) = slots.first().map(|(chunk, _)| Arc::clone(&chunk.store)) else { return };
     let (Some(access), Some((batch, sources))) = (store.shared.access.enter(), gather(&store, &slots)) else {
-        return give_up(slots);
+        return give_up(slots, "its pages cannot be read");
     };
     let tasks = Arc::clone(&store.shared.tasks);
     let on_copied = move |outcome: Result<Vec<u32>, NotCopied>| {
@@ -257,7 +259,7 @@ fn fill(slots: Vec<(Chunk, Slot)>) {
             Ok(sums) => commit(slots, &sources, &sums, access),
             Err(_) => {
                 drop(access);
-                give_up(slots);
+                give_up(slots, "its pages could not be copied");
             }
         });
     };
@@ -311,7 +313,7 @@ fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], of_gpu: &[u32], access
         let sums = of_host.get(number).cloned().unwrap_or_else(of_gpu);
         if verify.on_gpu() && sums != of_gpu() {
             store.corrupt(chunk.number, &sums, &of_gpu());
-            give_up(vec![(chunk, slot)]);
+            give_up(vec![(chunk, slot)], "its bytes are not those of its pages");
             continue;
         }
         slot.commit(sums, move |end| chunk.soon(move |stored| stored.end(&end)));
@@ -319,9 +321,9 @@ fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], of_gpu: &[u32], access
 }
 
 /// Gives slots back, and ends their chunks.
-fn give_up(slots: Vec<(Chunk, Slot)>) {
+fn give_up(slots: Vec<(Chunk, Slot)>, why: &str) {
     for (chunk, slot) in slots {
         drop(slot);
-        chunk.end(&StoreEnd::Deleted);
+        chunk.not_stored(why);
     }
 }

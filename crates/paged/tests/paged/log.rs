@@ -90,6 +90,18 @@ fn chunks_that_are_not_stored_are_told_with_the_reason() {
 }
 
 #[test]
+fn chunks_that_the_node_refuses_are_told_with_what_it_says() {
+    log();
+    let site = Site::new();
+    let mut config = forebay_node::NodeConfig::new(site.socket(), 16 << 20);
+    config.memory.largest_chunk = 4096;
+    let _node = forebay_node::Node::start(&config).unwrap();
+    let engine = site.engine(2, 0, 16);
+    engine.store(7_351, &engine.blocks(TOKENS, 5), TOKENS, 1);
+    assert_told(7_351, &["chunks not stored job=7351 chunks=5 reason=\"the chunk takes"]);
+}
+
+#[test]
 fn a_cache_without_a_node_tells_why_nothing_is_loaded_or_stored() {
     log();
     let site = Site::new();
@@ -98,7 +110,7 @@ fn a_cache_without_a_node_tells_why_nothing_is_loaded_or_stored() {
     engine.load(engine.request(7_401, &blocks, TOKENS, 1, true));
     engine.store(7_402, &blocks, TOKENS, 1);
     assert_told(7_401, &["load ended short job=7401 tokens=0 wanted=277 reason="]);
-    assert_told(7_402, &["chunks not stored job=7402 chunks=5 reason=\"no node\""]);
+    assert_told(7_402, &["chunks not stored job=7402 chunks=5 reason="]);
 }
 
 #[test]

@@ -444,8 +444,6 @@ class WorkerHalf:
         for job, missing in stores:
             self.stores.discard(job)
             self.report.stores[job] = StoreResult(1, set(missing))
-            if missing:
-                limited.warning("the node did not take %d chunks of a store", len(missing))
 
     def load_ended(self, job: int, tokens: int, why: str | None) -> None:
         """A load has ended. Its first `tokens` may be used."""
