@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from forebay.vllm.connector.hints import Hints
+from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.tenants import Tenants
 
@@ -49,18 +50,21 @@ def params(actions: list[tuple[str, dict[str, Any]]] | None) -> dict[str, Any] |
 
 def round_of(case: list[tuple[str, dict[str, Any]]] | None) -> list[float]:
     """Microseconds of each request, from its coming to the answers."""
-    facts: Any = SimpleNamespace(chunk_tokens=64, has_states=False)
+    facts: Any = SimpleNamespace(chunk_tokens=64, chunk_bytes=8 << 20, layers=32, has_states=False)
     node: Any = Silent()
-    hints, took = Hints(node, facts, Counts(), "any", Tenants(0, {})), []
+    hints, took = Hints(node, facts, Counts(), "any", Tenants(0, {}), CostModel(facts, None)), []
     for number in range(-1, REQUESTS):
         name = str(number)
         # The first one starts the thread that talks to the node, once for an engine.
         request: Any = SimpleNamespace(
-            request_id=name, kv_hints=None, kv_transfer_params=params(CASES["pin"] if number < 0 else case)
+            request_id=name,
+            num_computed_tokens=4096,
+            kv_hints=None,
+            kv_transfer_params=params(CASES["pin"] if number < 0 else case),
         )
         # Its stores never end here, so that what is measured is this thread alone.
         tracked: Any = SimpleNamespace(
-            name=name, stores={1}, is_stored=False, ids=SimpleNamespace(ranks=[[]])
+            name=name, stores={1}, is_stored=False, ids=SimpleNamespace(ranks=[[]]), request=request
         )
         before = time.perf_counter_ns()
         hints.added(request)

@@ -6,7 +6,8 @@
 Replays recorded Claude Code sessions against a memory tier that drops what was used longest ago, over an SSD
 tier that holds all of it. Rates are those that bench/session_prefetch.py measured, and assumed ones. Each
 turn whose session was there before is a return: its KV is what it has in common with prompts before it. With
-`prefetch` the node is told some seconds before each return, and not before the turn before has ended.
+`prefetch` the node is told some seconds before each return, and not before the turn before has ended; or as
+long before as the vLLM connector does that knows the time, which is longer for a longer session.
 Knows the trace format of `forebay trace sample`. Not modelled: other work for the SSD, answers until they are
 part of a prompt, and the time that a change of the load takes from or gives to what follows.
 """
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,16 @@ RATES_OF = "session-prefetch-2cpu"
 TRACE = "weka-claude-code"
 TOKEN_BYTES = 128 << 10  # Llama 3 8B in bfloat16.
 MEMORY_GIB = (64, 128, 256)
-# In seconds; None is without `prefetch`.
-LEADS_S = (None, 2.0, 10.0, 30.0)
+# Seconds, of the blocks of a prompt and those that the SSD reads in a second; None is without `prefetch`.
+Lead = Callable[[int, float], float]
+LEADS: dict[str, Lead | None] = {
+    "none": None,
+    "2s": lambda *_: 2.0,
+    "10s": lambda *_: 10.0,
+    "30s": lambda *_: 30.0,
+    # As `Hints.ahead_s` of the connector.
+    "needed": lambda blocks, per_s: min(max(2.0, 1.25 * blocks / per_s), 60.0),
+}
 SPREADS_S = (3600, 8 * 3600)
 # An NVMe SSD, and the link of a GPU. In GB/s.
 ASSUMED = {"memory": 55.0, "ssd": 7.0}
@@ -45,6 +54,7 @@ class Turn:
     session: str
     at_s: float
     gap_s: float | None  # Since the answer before; None for a session's first one.
+    before: int  # Blocks of the prompt before.
     blocks: Sequence[int]
 
 
@@ -77,14 +87,16 @@ class Memory:
 
 
 def replay(
-    turns: Iterable[Turn], room: int, lead_s: float | None, ssd_blocks_per_s: float
+    turns: Iterable[Turn], room: int, lead: Lead | None, ssd_blocks_per_s: float
 ) -> list[tuple[Turn, Return]]:
     """What each return finds. With a lead, as many blocks come ahead of it as the SSD reads in that time."""
     ordered = sorted(turns, key=lambda turn: turn.at_s)
     events = [(turn.at_s, 1, turn) for turn in ordered]
-    if lead_s is not None:
-        ahead = [turn for turn in ordered if turn.gap_s is not None]
-        events += [(turn.at_s - min(lead_s, turn.gap_s or 0.0), 0, turn) for turn in ahead]
+    if lead is not None:
+        for turn in ordered:
+            if turn.gap_s is not None:
+                ahead_s = min(lead(turn.before, ssd_blocks_per_s), turn.gap_s)
+                events.append((turn.at_s - ahead_s, 0, turn))
     memory, stored, found = Memory(room), set[int](), []
     last: dict[str, Sequence[int]] = {}  # Of each session, the prompt before: what a platform can name.
     for at_s, is_turn, turn in sorted(events, key=lambda event: event[:2]):
@@ -121,12 +133,14 @@ def coming(blocks: Sequence[int], memory: Memory, most: int) -> Sequence[int]:
 def gaps(turns: Sequence[dict[str, Any]]) -> list[Turn]:
     """The turns of a trace as `forebay trace sample` writes it."""
     ended_us: dict[str, int] = {}
+    before: dict[str, int] = {}
     found = []
     for turn in sorted(turns, key=lambda turn: (turn["session"], turn["turn"])):
         name, at_us = turn["session"], turn["arrival_us"]
         # A sub-agent may ask again before the recorded end of its answer before.
         gap_s = max(0, at_us - ended_us[name]) / 1e6 if name in ended_us else None
-        found.append(Turn(name, at_us / 1e6, gap_s, turn["blocks"]))
+        found.append(Turn(name, at_us / 1e6, gap_s, before.get(name, 0), turn["blocks"]))
+        before[name] = len(turn["blocks"])
         ended_us[name] = at_us + turn.get("service_us", 0)
     return found
 
@@ -174,14 +188,14 @@ def tier_rows(
     """One memory, one pair of rates, with each lead: who finds KV on the SSD, and what loads take."""
     rows = []
     room, per_s = memory_gib * GIB // block_bytes, rates["ssd"] * GB / block_bytes
-    for lead_s in LEADS_S:
-        found = [one for _, one in replay(turns, room, lead_s, per_s) if one.in_memory + one.on_ssd > 0]
+    for lead_name, lead in LEADS.items():
+        found = [one for _, one in replay(turns, room, lead, per_s) if one.in_memory + one.on_ssd > 0]
         times = [load_s(one, rates, block_bytes) for one in found]
         away = [one for one in found if one.on_ssd]
         in_all = sum(one.in_memory + one.on_ssd for one in found)
         rows.append(
             row(
-                f"hints.{name}.{memory_gib}gib." + ("none" if lead_s is None else f"{lead_s:g}s"),
+                f"hints.{name}.{memory_gib}gib.{lead_name}",
                 "s",
                 statistics.mean(times),
                 times,

@@ -20,6 +20,7 @@ from test_reset import a_request  # noqa: E402
 
 from forebay.vllm.connector import hints  # noqa: E402
 from forebay.vllm.connector.hints import Hints, read  # noqa: E402
+from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.stats import Counts  # noqa: E402
 from forebay.vllm.connector.tenants import Tenants  # noqa: E402
 from forebay.vllm.connector.tracked import TrackedRequest  # noqa: E402
@@ -43,6 +44,10 @@ DYNAMO = json.loads(
 )
 
 
+def costs() -> CostModel:
+    return CostModel(facts(), None)
+
+
 class Node:
     """Notes what it is told, and does it at once."""
 
@@ -60,7 +65,7 @@ class Node:
 def hinted(said: Any, chunks: int = 4, obeyed: str = "any", salt: str | None = None) -> Any:
     """A request of so many chunks with these hints in its parameters, as it comes and ends."""
     node, counts = Node(), Counts()
-    all_hints = Hints(node, facts(), counts, obeyed, Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(node, facts(), counts, obeyed, Tenants(0, {}), costs())  # type: ignore[arg-type]
     request = a_request("one", chunks * SIZE + 3)
     request.cache_salt, request.kv_transfer_params = salt, {"kv_hint": said}
     request.computed = request.num_tokens
@@ -133,7 +138,7 @@ def test_vllms_own_hints_are_obeyed_and_a_clients_are_not_unless_they_may() -> N
 
     typed = KvHintsEnvelope("0.1", "one", [KvHintAction("a", "kv.pin", "1.0", {"ttl_ms": 5})])
     request = a_request("one", 3 * SIZE)
-    all_hints = Hints(Node(), facts(), Counts(), "typed", Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(Node(), facts(), Counts(), "typed", Tenants(0, {}), costs())  # type: ignore[arg-type]
     request.kv_hints = typed
     all_hints.added(request)
     ((found, _),) = all_hints.of["one"].actions
@@ -147,7 +152,7 @@ def test_vllms_own_hints_are_obeyed_and_a_clients_are_not_unless_they_may() -> N
 @pytest.mark.smoke
 def test_what_is_said_of_the_time_after_a_request_is_done_when_its_stores_have_ended() -> None:
     node, half = Node(), Half()
-    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
     half.requests.hints = half.hints = all_hints
     request = a_request("one", 4 * SIZE)
     request.kv_transfer_params = {
@@ -184,10 +189,11 @@ def test_a_shared_beginning_has_the_same_names_for_all_salts_and_the_rest_has_no
 @pytest.mark.smoke
 def test_a_storm_of_hints_is_answered_busy_and_one_with_too_many_actions_is_cut() -> None:
     node = Node()
-    all_hints = Hints(node, facts(), Counts(), "any", Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(node, facts(), Counts(), "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
     busy = 0
     for number in range(hints.WAITING_MAX + 10):
-        tracked: Any = SimpleNamespace(name=str(number), stores={1}, is_stored=False)
+        request = SimpleNamespace(num_computed_tokens=SIZE)
+        tracked: Any = SimpleNamespace(name=str(number), stores={1}, is_stored=False, request=request)
         all_hints.of[str(number)] = one = read(envelope(action("kv.prefetch", back_in_ms=60_000)))
         one.tracked = tracked
         (answer,) = all_hints.finished(str(number))
@@ -200,9 +206,29 @@ def test_a_storm_of_hints_is_answered_busy_and_one_with_too_many_actions_is_cut(
 
 
 @pytest.mark.smoke
+def test_a_session_is_fetched_as_long_before_it_comes_back_as_its_disk_needs() -> None:
+    model = costs()
+    all_hints = Hints(Node(), facts(), Counts(), "any", Tenants(0, {}), model)  # type: ignore[arg-type]
+    request = SimpleNamespace(num_computed_tokens=2000 * SIZE)
+    tracked: Any = SimpleNamespace(request=request)
+    whole = hints.Action("prefetch", back_in_ms=60_000)
+    # 2,000 chunks of 1 MiB.
+    assert all_hints.ahead_s(whole, tracked) == pytest.approx(2.62, abs=0.01), (
+        "of 1 GB/s, if nothing is known"
+    )
+    for _ in range(50):
+        model.note_rates([("disk", 100_000_000, 0.2)])
+    assert all_hints.ahead_s(whole, tracked) == pytest.approx(5.24, abs=0.3)
+    part = hints.Action("prefetch", first_token=1000 * SIZE, end_token=1100 * SIZE, back_in_ms=60_000)
+    assert all_hints.ahead_s(part, tracked) == hints.AHEAD_S, "a short one 2 s before"
+    request.num_computed_tokens = 1 << 30
+    assert all_hints.ahead_s(whole, tracked) == hints.AHEAD_MOST_S
+
+
+@pytest.mark.smoke
 def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no_other() -> None:
     node, half = Node(), Half()
-    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
     half.requests.hints = half.hints = all_hints
     request = a_request("one", 2 * SIZE)
     request.computed = 2 * SIZE
@@ -225,7 +251,7 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
 
 @pytest.mark.smoke
 def test_a_request_that_is_left_alone_says_so_of_its_hints() -> None:
-    all_hints = Hints(Node(), facts(), Counts(), "any", Tenants(0, {}))  # type: ignore[arg-type]
+    all_hints = Hints(Node(), facts(), Counts(), "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
     request = a_request("one", SIZE)
     request.kv_transfer_params = {"kv_hint": envelope(action("kv.forget"))}
     all_hints.added(request)

@@ -461,7 +461,7 @@ def test_a_prompt_is_used_once_by_its_prefiller_and_its_decoder_together(handed:
     )
     offers = Offers(two, 0, reads=False)
     outcomes = Outcomes(node, two)
-    hints = Hints(node, two, Counts(), "typed", Tenants(0, {}))
+    hints = Hints(node, two, Counts(), "typed", Tenants(0, {}), CostModel(two, None))
     requests = Requests(two, settings_of({}), node, offers, Counts(), None, True, outcomes, hints)
     request = SimpleNamespace(
         request_id="one",

@@ -16,6 +16,7 @@ from test_reset import a_request  # noqa: E402
 from forebay.errors import InvalidError  # noqa: E402
 from forebay.vllm.connector.config import settings_of  # noqa: E402
 from forebay.vllm.connector.hints import Hints, read  # noqa: E402
+from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
 from forebay.vllm.connector.stats import Counts, PromMetrics, Stats, tenant_tokens  # noqa: E402
 from forebay.vllm.connector.tenants import Tenants  # noqa: E402
 
@@ -28,6 +29,11 @@ def named(tenant: Any) -> dict[str, Any]:
     payload = {"tenant": tenant}
     action = {"action_id": "a", "action_type": "kv.tenant", "action_version": "1.0", "payload": payload}
     return {"protocol_version": "0.1", "message_id": "m", "actions": [action]}
+
+
+def hints_of(obeyed: str) -> Hints:
+    node: Any = SimpleNamespace()
+    return Hints(node, facts(), Counts(), obeyed, Tenants(0, TENANTS), CostModel(facts(), None))
 
 
 @pytest.mark.smoke
@@ -52,7 +58,7 @@ def test_a_salt_names_a_tenant_up_to_its_colon_and_a_hint_goes_before_it(
 
 @pytest.mark.smoke
 def test_a_hint_that_names_nobody_has_its_request_left_alone_and_says_so() -> None:
-    hints = Hints(SimpleNamespace(), facts(), Counts(), "any", Tenants(0, TENANTS))  # type: ignore[arg-type]
+    hints = hints_of("any")
     request = a_request("one", 100)
     request.kv_transfer_params = {"kv_hint": named("nobody")}
     hints.added(request)
@@ -64,7 +70,7 @@ def test_a_hint_that_names_nobody_has_its_request_left_alone_and_says_so() -> No
 
 @pytest.mark.smoke
 def test_a_client_that_may_send_no_hints_cannot_name_a_tenant_by_one() -> None:
-    hints = Hints(SimpleNamespace(), facts(), Counts(), "typed", Tenants(0, TENANTS))  # type: ignore[arg-type]
+    hints = hints_of("typed")
     request = a_request("one", 100)
     request.cache_salt, request.kv_transfer_params = "other:1", {"kv_hint": named("acme")}
     hints.added(request)

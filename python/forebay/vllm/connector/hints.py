@@ -20,6 +20,7 @@ import forebay
 from forebay._log import LimitedLog
 from forebay.errors import InvalidError
 from forebay.vllm.connector.config import number
+from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
 from forebay.vllm.connector.stats import Counts
 from forebay.vllm.connector.tenants import Tenants, seen_by
@@ -45,8 +46,12 @@ ACTIONS_MAX = 16
 # Actions of all requests that wait for their time.
 WAITING_MAX = 1024
 DAY_MS = 24 * 3600 * 1000
-# A session's KV is fetched so long before the session comes back.
-AHEAD_S = 2.0
+# A session's KV is fetched so long before the session comes back, or as long as its disk needs for
+# all of it and a quarter more.
+AHEAD_S, AHEAD_MOST_S = 2.0, 60.0
+SPARE = 1.25
+# Of a disk from which nothing was loaded yet.
+UNKNOWN_BYTES_PER_S = 1e9
 # The stores of a request that has ended are waited for so long at most, and so is the SSD.
 STORES_END_S = 10.0
 DISK_WRITES_S = 30.0
@@ -197,10 +202,17 @@ class Hints:
     """The hints of all requests. One thread calls it, that of the scheduler."""
 
     def __init__(
-        self, node: forebay.Node, facts: Facts, counts: Counts, obeyed: str, tenants: Tenants
+        self,
+        node: forebay.Node,
+        facts: Facts,
+        counts: Counts,
+        obeyed: str,
+        tenants: Tenants,
+        cost_model: CostModel,
     ) -> None:
         """`obeyed`: a value of the setting `kv_hints`."""
         self.facts, self.counts, self.obeyed, self.tenants = facts, counts, obeyed, tenants
+        self.cost_model = cost_model
         self.of: dict[str, RequestHints] = {}
         self.executor = HintExecutor(node, facts)
 
@@ -252,7 +264,9 @@ class Hints:
         for action, answer in hinted.actions:
             if hinted.tracked is None or not action.is_of_the_end:
                 continue
-            wait_s = max(0.0, (action.back_in_ms or 0) / 1000 - AHEAD_S)
+            wait_s = 0.0
+            if action.back_in_ms is not None:
+                wait_s = max(0.0, action.back_in_ms / 1000 - self.ahead_s(action, hinted.tracked))
             self.executor.put(Job(action, answer, hinted.tracked, time.monotonic()), wait_s)
         for verdict, count in Counter(answer["verdict"] for answer in hinted.answers).items():
             self.counts.add(f"hints_{verdict}", count)
@@ -260,6 +274,16 @@ class Hints:
             if answer["verdict"] == "rejected":
                 limited.warning("request %s: a hint is rejected: %s", name, answer["reason"])
         return hinted.answers
+
+    def ahead_s(self, action: Action, tracked: TrackedRequest) -> float:
+        """How long before a session comes back its KV is fetched, wherever it lies by then."""
+        computed, size = tracked.request.num_computed_tokens, self.facts.chunk_tokens
+        end = computed if action.end_token is None else min(computed, action.end_token)
+        disk_bytes = max(0, end - action.first_token) // size * self.facts.chunk_bytes
+        disk_s = self.cost_model.disk_s(disk_bytes)
+        if disk_s is None:
+            disk_s = disk_bytes / UNKNOWN_BYTES_PER_S
+        return min(max(AHEAD_S, SPARE * disk_s), AHEAD_MOST_S)
 
     def close(self) -> None:
         """What has not been done yet is not done any more."""

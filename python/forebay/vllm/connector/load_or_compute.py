@@ -73,6 +73,10 @@ class CostModel:
         tiers = found.tiers(held // self.facts.chunk_tokens)
         return self.learned.load_s(self.bytes_of(tiers), self.bytes_of(self.queued))
 
+    def disk_s(self, size: int) -> float | None:
+        """How long it takes to load so many bytes of one rank from the disk; None if that is not known."""
+        return self.learned.load_s((0, size, 0), (0, 0, 0))
+
     def compute_s(self, tokens: int, prefix_tokens: int) -> float:
         """How long a step computes so many tokens behind a prefix; 0 while that is not known."""
         return self.learned.layer_us(tokens, prefix_tokens) * self.facts.layers / 1e6

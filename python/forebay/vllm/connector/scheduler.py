@@ -94,7 +94,7 @@ class SchedulerHalf:
         self.counts = Counts()
         self.outcomes = Outcomes(node, facts)
         tenants = Tenants(settings.tenant, dict(settings.tenants))
-        self.hints = Hints(node, facts, self.counts, settings.kv_hints, tenants)
+        self.hints = Hints(node, facts, self.counts, settings.kv_hints, tenants, self.cost_model)
         facts.namespaces(None, facts.shape)  # described before a request comes
         self.matcher = Matcher(facts, settings, self.finder, self.cost_model, self.counts, clock)
         self.requests = Requests(
