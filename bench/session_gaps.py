@@ -38,7 +38,7 @@ LEADS: dict[str, Lead | None] = {
     "10s": lambda *_: 10.0,
     "30s": lambda *_: 30.0,
     # As `Hints.ahead_s` of the connector.
-    "needed": lambda blocks, per_s: min(max(2.0, 1.25 * blocks / per_s), 60.0),
+    "needed": lambda blocks, per_s: min(max(2.0, 1.25 * blocks / per_s), 30.0),
 }
 SPREADS_S = (3600, 8 * 3600)
 # An NVMe SSD, and the link of a GPU. In GB/s.

@@ -186,10 +186,14 @@ def test_a_prompt_of_an_engine_is_named_by_its_tokens_for_its_tenant_alone(site:
         return subprocess.run([binary(), "kv", verb, *asked], capture_output=True, text=True, timeout=60)
 
     assert "no engine of tenant 0 has told this node how it names chunks" in said("list").stderr
+    assert session.node.prompt_ids(tokens) == []
     session.node.describe(fields, 64)
     session.node.describe(fields | {"dtype": "float32"}, 64)
     until(lambda: said("list").returncode == 0)
     ids = forebay.chunk_ids(key, tokens, 64)
+    until(lambda: len(session.node.prompt_ids(tokens)) == 2)
+    assert ids in session.node.prompt_ids(tokens) and session.node.prompt_ids([1, 2]) == [[], []]
+    assert session.node.for_tenant(7).prompt_ids(tokens) == []
     memory = session.node.register_memory(bytearray(session.data[0]))
     assert session.node.store(ids[0], None, layers(memory.address)).wait()
     until(lambda: len(json.loads(said("list").stdout)["chunks"]) == 6)

@@ -89,14 +89,24 @@ pub fn ask_control(options: &ClientOptions, control: Control) -> Result<Vec<Repo
 /// What the chunks of a prompt are called in each namespace that clients of this tenant have
 /// described. The same.
 pub fn ask_names(options: &ClientOptions, tokens: &[u32]) -> Result<Vec<Vec<ChunkId>>, ConnectError> {
+    let named = names(tokens, |request| ask_once(options, request).map(Some))?;
+    Ok(named.unwrap_or_default())
+}
+
+/// The names in one namespace after the other. `None` if `ask` does not get an answer.
+pub(super) fn names(
+    tokens: &[u32],
+    ask: impl Fn(&Request) -> Result<Option<Answer>, ConnectError>,
+) -> Result<Option<Vec<Vec<ChunkId>>>, ConnectError> {
     let mut named = Vec::new();
     loop {
         let request = Request::NameChunks { tokens: tokens.to_vec(), namespace: named.len() as u32 };
-        match ask_once(options, &request)? {
-            Answer::Named { ids, namespaces } if (named.len() as u32) < namespaces => named.push(ids),
-            Answer::Named { .. } => return Ok(named),
-            Answer::Refused(_, why) => return Err(ConnectError::Refused(why)),
-            other => return Err(ConnectError::Protocol(format!("no names but {other:?}"))),
+        match ask(&request)? {
+            Some(Answer::Named { ids, namespaces }) if (named.len() as u32) < namespaces => named.push(ids),
+            Some(Answer::Named { .. }) => return Ok(Some(named)),
+            Some(Answer::Refused(_, why)) => return Err(ConnectError::Refused(why)),
+            Some(other) => return Err(ConnectError::Protocol(format!("no names but {other:?}"))),
+            None => return Ok(None),
         }
     }
 }

@@ -387,6 +387,15 @@ impl Client {
         Ok(self.wait(answered))
     }
 
+    /// What the chunks of a prompt are called in each namespace that clients of this tenant have
+    /// described. Nodes say it to root and to their own user. `None` if the node is not there.
+    pub fn names(&self, tokens: &[u32]) -> Result<Option<Vec<Vec<ChunkId>>>, ConnectError> {
+        greeting::names(tokens, |request| {
+            request.check().map_err(|bad| ConnectError::Refused(bad.to_string()))?;
+            Ok(self.wait(self.shared.ask(Question::new(request, self.context), Some)))
+        })
+    }
+
     /// Waits until the checksums of all that has been copied into slots are taken: then nothing but
     /// the mover reads what chunks are stored from. Not for the client's own threads.
     pub fn settle(&self) {

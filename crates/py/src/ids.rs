@@ -24,7 +24,7 @@ fn thirty_two(name: &str, value: &Bound<'_, PyAny>) -> PyResult<[u8; 32]> {
 }
 
 /// Tokens as engines number them.
-fn tokens(values: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+pub fn tokens(values: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     values.extract().or_else(|error| {
         let wrong = values.try_iter()?.flatten().find(|token| token.extract::<u32>().is_err());
         Err(wrong.map_or(error, |wrong| invalid(format!("a token is {wrong}; allowed: 0 to {}", u32::MAX))))

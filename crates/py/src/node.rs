@@ -429,6 +429,19 @@ impl Node {
         self.with(py, |client, _| client.used(&ids, chunk_bytes))
     }
 
+    /// The ids of a prompt's whole chunks, in each namespace that engines of this tenant use.
+    fn prompt_ids<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Vec<Vec<Bound<'py, PyBytes>>>> {
+        let tokens = ids::tokens(tokens)?;
+        let named = self.with(py, |client, _| client.names(&tokens))?.map_err(invalid)?;
+        let named = named.ok_or_else(|| PeerLostError::new_err("the node is not there"))?;
+        let bytes = |id: &ChunkId| PyBytes::new(py, id.as_bytes());
+        Ok(named.iter().map(|ids| ids.iter().map(bytes).collect()).collect())
+    }
+
     /// Where each of these chunks is, and for how long it is still pinned.
     fn list_chunks(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
         self.control(py, Verb::List, ids)

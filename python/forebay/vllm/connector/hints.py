@@ -48,7 +48,7 @@ WAITING_MAX = 1024
 DAY_MS = 24 * 3600 * 1000
 # A session's KV is fetched so long before the session comes back, or as long as its disk needs for
 # all of it and a quarter more.
-AHEAD_S, AHEAD_MOST_S = 2.0, 60.0
+AHEAD_S, AHEAD_MOST_S = 2.0, 30.0
 SPARE = 1.25
 # Of a disk from which nothing was loaded yet.
 UNKNOWN_BYTES_PER_S = 1e9
