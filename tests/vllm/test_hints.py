@@ -250,6 +250,28 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("said", [action("kv.forget"), action("kv.prefetch", back_in_ms=0)])
+def test_a_busy_node_is_asked_again_until_it_has_done_what_was_accepted(said: dict[str, Any]) -> None:
+    class Busy(Node):
+        def tell(self, verb: str, ids: list[bytes], ttl_ms: int = 0) -> list[tuple[str, str, str, int]]:
+            done = super().tell(verb, ids, ttl_ms)
+            return done if len(self.told) > 2 else [("clipped", "busy", "disk", 0)] * len(ids)
+
+    node, half = Busy(), Half()
+    all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
+    half.requests.hints = half.hints = all_hints
+    request = a_request("one", 2 * SIZE)
+    request.computed = 2 * SIZE
+    request.kv_transfer_params = {"kv_hint": envelope(said)}
+    half.request_added(request)
+    all_hints.finished("one")
+    until(lambda: len(node.told) == 3, 10)
+    time.sleep(2 * hints.BUSY_AGAIN_S)
+    all_hints.close()
+    assert len(node.told) == 3, "it is not asked again once it is done"
+
+
+@pytest.mark.smoke
 def test_a_request_that_is_left_alone_says_so_of_its_hints() -> None:
     all_hints = Hints(Node(), facts(), Counts(), "any", Tenants(0, {}), costs())  # type: ignore[arg-type]
     request = a_request("one", SIZE)

@@ -56,6 +56,8 @@ UNKNOWN_BYTES_PER_S = 1e9
 STORES_END_S = 10.0
 DISK_WRITES_S = 30.0
 ASK_AGAIN_S = 0.02
+# A node that is busy with what others said is asked again for so long.
+BUSY_S, BUSY_AGAIN_S = 30.0, 0.25
 # Chunks that the node is told of at a time.
 TOGETHER_MAX = 8192
 
@@ -358,6 +360,8 @@ class HintExecutor:
         reasons = Counter(reason for _, reason, _, _ in reports)
         if action.verb == "demote" and reasons["not_on_disk"] and waited_s < DISK_WRITES_S:
             return ASK_AGAIN_S
+        if reasons["busy"] and action.is_of_the_end and waited_s < BUSY_S:
+            return BUSY_AGAIN_S
         undone = {reason: count for reason, count in reasons.items() if reason not in ("none", "not_stored")}
         if undone:
             limited.warning(
