@@ -18,6 +18,7 @@ from test_parts import facts  # noqa: E402
 from test_quiet_steps import Half  # noqa: E402
 from test_reset import a_request  # noqa: E402
 
+from forebay.errors import PeerLostError  # noqa: E402
 from forebay.vllm.connector import hints  # noqa: E402
 from forebay.vllm.connector.hints import Hints, read  # noqa: E402
 from forebay.vllm.connector.load_or_compute import CostModel  # noqa: E402
@@ -250,12 +251,19 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("is_away", [False, True])
 @pytest.mark.parametrize("said", [action("kv.forget"), action("kv.prefetch", back_in_ms=0)])
-def test_a_busy_node_is_asked_again_until_it_has_done_what_was_accepted(said: dict[str, Any]) -> None:
+def test_a_node_that_is_busy_or_away_is_asked_again_until_it_has_done_what_was_accepted(
+    said: dict[str, Any], is_away: bool
+) -> None:
     class Busy(Node):
         def tell(self, verb: str, ids: list[bytes], ttl_ms: int = 0) -> list[tuple[str, str, str, int]]:
             done = super().tell(verb, ids, ttl_ms)
-            return done if len(self.told) > 2 else [("clipped", "busy", "disk", 0)] * len(ids)
+            if len(self.told) > 2:
+                return done
+            if is_away:
+                raise PeerLostError("the node is not there")
+            return [("clipped", "busy", "disk", 0)] * len(ids)
 
     node, half = Busy(), Half()
     all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}), costs())  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 
 import forebay
 from forebay._log import LimitedLog
-from forebay.errors import InvalidError
+from forebay.errors import InvalidError, PeerLostError
 from forebay.vllm.connector.config import number
 from forebay.vllm.connector.load_or_compute import CostModel
 from forebay.vllm.connector.namespace import Facts
@@ -56,7 +56,7 @@ UNKNOWN_BYTES_PER_S = 1e9
 STORES_END_S = 10.0
 DISK_WRITES_S = 30.0
 ASK_AGAIN_S = 0.02
-# A node that is busy with what others said is asked again for so long.
+# A node that is away, or busy with what others said, is asked again for so long.
 BUSY_S, BUSY_AGAIN_S = 30.0, 0.25
 # Chunks that the node is told of at a time.
 TOGETHER_MAX = 8192
@@ -196,7 +196,7 @@ class Job:
     action: Action
     answer: dict[str, str]
     tracked: TrackedRequest
-    since_s: float
+    since_s: float  # when it was to be done
     ids: list[list[bytes]] | None = None  # None: not before its stores have ended
 
 
@@ -269,7 +269,7 @@ class Hints:
             wait_s = 0.0
             if action.back_in_ms is not None:
                 wait_s = max(0.0, action.back_in_ms / 1000 - self.ahead_s(action, hinted.tracked))
-            self.executor.put(Job(action, answer, hinted.tracked, time.monotonic()), wait_s)
+            self.executor.put(Job(action, answer, hinted.tracked, time.monotonic() + wait_s), wait_s)
         for verdict, count in Counter(answer["verdict"] for answer in hinted.answers).items():
             self.counts.add(f"hints_{verdict}", count)
         for answer in hinted.answers:
@@ -327,7 +327,8 @@ class HintExecutor:
             try:
                 wait_s = self.do(job)
             except Exception as error:  # The thread has others' actions to do.
-                wait_s = None
+                is_away = isinstance(error, PeerLostError)
+                wait_s = BUSY_AGAIN_S if is_away and time.monotonic() - job.since_s < BUSY_S else None
                 limited.warning(
                     "request %s: its hint %s failed: %s", job.tracked.name, job.action.verb, error
                 )
