@@ -1,7 +1,9 @@
 //! Servers that are no engines to be calibrated: each is refused with what is wrong with it.
 #![allow(clippy::unwrap_used)]
 
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -25,11 +27,8 @@ enum Wrong {
 }
 
 async fn server(wrong: Wrong) -> String {
-    let models = move |headers: HeaderMap| async move {
+    let models = move || async move {
         match wrong {
-            Wrong::WantsKey if headers.get("authorization").is_none() => {
-                StatusCode::UNAUTHORIZED.into_response()
-            }
             Wrong::NoModels => StatusCode::NOT_FOUND.into_response(),
             _ => Json(json!({ "data": [{ "id": "m", "max_model_len": 2048 }] })).into_response(),
         }
@@ -72,10 +71,17 @@ async fn server(wrong: Wrong) -> String {
         });
         (headers, format!("data: {event}\n\ndata: [DONE]\n\n")).into_response()
     };
+    let let_in = move |request: Request, next: Next| async move {
+        match wrong == Wrong::WantsKey && !request.headers().contains_key("authorization") {
+            true => StatusCode::UNAUTHORIZED.into_response(),
+            false => next.run(request).await,
+        }
+    };
     let app = Router::new()
         .route("/v1/models", get(models))
         .route("/metrics", get(metrics))
-        .route("/v1/completions", post(complete));
+        .route("/v1/completions", post(complete))
+        .layer(from_fn(let_in));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, app).await });
