@@ -1,18 +1,22 @@
 """A receiver of OTLP over HTTP, in a process of its own: `otlp_receiver.py PORT FILE`.
 
 Checks each body against OpenTelemetry's published protobuf, and writes its spans to a file, one JSON object
-a line. Knows nothing of Forebay.
+a line. Whoever reads the file finds whole lines. Knows nothing of Forebay.
 """
 
 import http.server
 import json
 import sys
+import threading
+from pathlib import Path
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 BODIES = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
+
+WRITING = threading.Lock()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -37,11 +41,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def keep(self, body: dict[str, list[dict[str, list[dict[str, list[dict[str, object]]]]]]]) -> None:
-        with open(sys.argv[2], "a") as file:
-            for resource in body["resourceSpans"]:
-                for scope in resource["scopeSpans"]:
-                    for span in scope["spans"]:
-                        file.write(json.dumps({"resource": resource["resource"], **span}) + "\n")
+        lines = [
+            json.dumps({"resource": resource["resource"], **span}) + "\n"
+            for resource in body["resourceSpans"]
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+        ]
+        kept, written = Path(sys.argv[2]), Path(sys.argv[2] + ".part")
+        with WRITING:
+            written.write_text((kept.read_text() if kept.exists() else "") + "".join(lines))
+            written.replace(kept)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

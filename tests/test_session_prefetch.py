@@ -36,7 +36,8 @@ def test_a_gap_is_from_the_end_of_an_answer_to_the_next_question(gaps: ModuleTyp
 
 
 def found(gaps: ModuleType, room: int, lead_s: float | None) -> list[tuple[int, int]]:
-    replayed = gaps.replay(trace(gaps), room, lead_s, ssd_blocks_per_s=1.0)
+    lead = None if lead_s is None else lambda *_: lead_s
+    replayed = gaps.replay(trace(gaps), room, lead, ssd_blocks_per_s=1.0)
     return [(one.in_memory, one.on_ssd) for _, one in replayed]
 
 
@@ -60,11 +61,18 @@ def test_what_is_said_ahead_brings_as_much_as_the_ssd_reads_until_then(gaps: Mod
     assert found(gaps, room=4, lead_s=90.0) == [(0, 3)]
 
 
+def test_a_longer_prompt_is_said_sooner_if_the_lead_is_what_it_needs(gaps: ModuleType) -> None:
+    needed = gaps.LEADS["needed"]
+    assert [needed(blocks, 1.0) for blocks in (1, 8, 100)] == [2.0, 10.0, 30.0]
+    (found,) = gaps.replay(trace(gaps), 4, needed, ssd_blocks_per_s=1.0)
+    assert found[1] == gaps.Return(3, 0), "3.75 s before, in which all three blocks come"
+
+
 def test_turns_at_the_same_time_are_replayed_in_their_order(gaps: ModuleType) -> None:
     said = [
         {"session": "a", "turn": turn, "arrival_us": 0, "service_us": 0, "blocks": [1]} for turn in (0, 1)
     ]
-    (found,) = gaps.replay(gaps.gaps(said), 4, 2.0, ssd_blocks_per_s=1.0)
+    (found,) = gaps.replay(gaps.gaps(said), 4, lambda *_: 2.0, ssd_blocks_per_s=1.0)
     assert found[1] == gaps.Return(1, 0)
 
 
