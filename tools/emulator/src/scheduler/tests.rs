@@ -42,7 +42,7 @@ fn expected_output(prompt: &[u32], tokens: usize) -> Vec<u32> {
 struct Rig {
     scheduler: Scheduler,
     device: Vec<[u64; BLOCK_TOKENS]>,
-    store: HashMap<ChunkId, Vec<u64>>,
+    store: BTreeMap<ChunkId, Vec<u64>>,
     loads: Vec<Load>,
     stores: Vec<(ChunkStore, Vec<u64>)>,
     wanted: BTreeMap<RequestId, (Vec<u32>, usize)>,
@@ -56,7 +56,7 @@ impl Rig {
         Rig {
             device: vec![[0; BLOCK_TOKENS]; config.pool_blocks as usize],
             scheduler: Scheduler::new(config),
-            store: HashMap::new(),
+            store: BTreeMap::new(),
             loads: Vec::new(),
             stores: Vec::new(),
             wanted: BTreeMap::new(),
