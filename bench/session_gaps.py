@@ -30,7 +30,8 @@ RATES_OF = "session-prefetch-2cpu"
 TRACE = "weka-claude-code"
 TOKEN_BYTES = 128 << 10  # Llama 3 8B in bfloat16.
 MEMORY_GIB = (64, 128, 256)
-# Seconds, of the blocks of a prompt and those that the SSD reads in a second; None is without `prefetch`.
+# Seconds, of the blocks of a prompt and those that the SSD reads in a second; None is without
+# `prefetch`.
 Lead = Callable[[int, float], float]
 LEADS: dict[str, Lead | None] = {
     "none": None,

@@ -36,19 +36,22 @@ TRACES = {
 }
 # The sessions of the other one are a sample, spread over five days: no load for a GPU.
 COST_TRACES = ("conversation", "synthetic")
-# The paper gives each H100 256 GB of DRAM and 14 TB of SSD. 60 GiB is its own example of KV in 80 GB of HBM.
+# The paper gives each H100 256 GB of DRAM and 14 TB of SSD. 60 GiB is its own example of KV in 80
+# GB of HBM.
 HBM, DRAM, SSD = 60 * GIB, 256 * GB, 14_000 * GB
 # As the paper has them, for an hour.
 GPU_HOUR, DRAM_GB_HOUR, SSD_GB_HOUR = 5.0, 0.0088, 0.000082
 
 CROSSOVER_PROFILES = ("h200-llama-3.1-8b", "h20-qwen3-coder-30b-a3b")
 CROSSOVER_TOKENS = (8 * KIB, 32 * KIB, 128 * KIB)
-# A virtual disk twice, an SSD, the paper's GPUDirect Storage and its own two SSDs, a PCIe 5.0 link, two.
+# A virtual disk twice, an SSD, the paper's GPUDirect Storage and its own two SSDs, a PCIe 5.0 link,
+# two.
 CROSSOVER_RATES = (2.2, 3.5, 7.0, 12.4, 25.9, 55.0, 110.0)
 
 TOKEN_BYTES = 128 * KIB
 CHUNK_LAYER_BYTES = 256 * KIB  # 64 tokens in one of 32 layers.
-# Tokens and runs: a run of the disk takes four times its KV on the disk, one of memory nine times in memory.
+# Tokens and runs: a run of the disk takes four times its KV on the disk, one of memory nine times
+# in memory.
 DISK_CONTEXTS = {1: 5, 2: 5, 4: 5, 8: 3, 16: 3, 32: 2, 64: 1, 128: 1}
 MEMORY_CONTEXTS = {1: 5, 2: 5, 4: 5, 8: 3}
 

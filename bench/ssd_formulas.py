@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROFILES = Path(__file__).parents[1] / "crates/steps/profiles"
-# Of NVMe: a PRP entry names one page of the controller, an SGL descriptor one piece of memory of any length.
+# Of NVMe: a PRP entry names one page of the controller, an SGL descriptor one piece of memory of
+# any length.
 PRP_ENTRY_BYTES = 8
 PRP_PAGE_BYTES = 4 << 10
 SGL_DESCRIPTOR_BYTES = 16

@@ -30,7 +30,8 @@ from ssd_formulas import Costs, profile
 MEMORY = Path("/dev/shm")
 SIZES = ("80kib", "1mib")
 UNMOUNT_LIMIT_S = 20.0
-# A log and the ceiling's room take as much each, and the log's segments and the file system some more.
+# A log and the ceiling's room take as much each, and the log's segments and the file system some
+# more.
 OVERHEAD, SPARE_BYTES = 2.4, 768 << 20
 CHUNK_TOKENS = 64
 PROFILES = {"h200-llama-3.1-8b": 32, "h20-qwen3-coder-30b-a3b": 48}  # With their layers.

@@ -157,7 +157,8 @@ def measure(site: Site, tokens: int, runs: int) -> dict[str, Any]:
         assert node is not None
         pages = Pages(site, node, tokens)
         orders = {"": pages.anywhere, ".in_order": np.sort(pages.anywhere)}
-        # The node's memory is used once before anything is timed: the first use of a page takes longer.
+        # The node's memory is used once before anything is timed: the first use of a page takes
+        # longer.
         for _ in range(-(-site.memory_bytes // (4 * pages.size_bytes))):
             for parts in (1, pages.heads):
                 pages.run(parts, pages.anywhere, check=True)

@@ -77,7 +77,8 @@ def main() -> None:
     scratch = (args.scratch or args.folder / "scratch").absolute()
     scratch.mkdir(parents=True, exist_ok=True)
     site = Site(scratch, False, 16 * GIB, 0, vllm_engine.program(args.forebay))
-    # The engine has a process of its own, as in servers: it takes steps until all is stored, then it sleeps.
+    # The engine has a process of its own, as in servers: it takes steps until all is stored, then
+    # it sleeps.
     own = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "FOREBAY_SLEEP_KEEP_KV": "1"}
     vllm_engine.in_environment(site.environment("memory") | own)
     with vllm_engine.node_beside(site, "memory"):

@@ -36,7 +36,8 @@ DIRECT, NODE, NIXL = "direct", "node", "nixl"
 WAYS = (DIRECT, NODE, NIXL)
 GPU_PART = 0.84  # Of the memory of a GPU, for the engines on it together.
 COPY_BYTES = GIB
-# Steps of one token in CUDA graphs, as in a server; without the minutes that compiling four engines takes.
+# Steps of one token in CUDA graphs, as in a server; without the minutes that compiling four engines
+# takes.
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2]}
 KEY_BYTES = 16
 
@@ -161,7 +162,8 @@ def measure(pairs: dict[str, Pair], sizes: list[int], runs: int) -> tuple[dict[s
                 others = [draw.choices(range(3, 128000), k=tokens) for _ in range(2)]
                 times.at_once.append(pair.ask_at_once(others[0], pair.ticket))
                 times.through_node.append(pair.ask_through_node(others[1]))
-                # All caches are as full: vLLM takes its time to evict, and later blocks lie scattered.
+                # All caches are as full: vLLM takes its time to evict, and later blocks lie
+                # scattered.
                 for pair, other in product([pairs[way] for way in pairs if way != DIRECT], others):
                     pair.ask(other, Times())
     return found, wrong

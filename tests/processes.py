@@ -22,7 +22,8 @@ BUILT = [
     pathlib.Path(__file__).parents[1] / "target" / profile / "forebay" for profile in ("release", "debug")
 ]
 TIMEOUT_S = 240.0
-# Below those that a system gives to whoever asks for any: nobody gets one between choosing and binding it.
+# Below those that a system gives to whoever asks for any: nobody gets one between choosing and
+# binding it.
 PORTS = range(10_000, 16_000)
 
 

@@ -8,7 +8,8 @@ import pytest
 from processes import binary
 
 
-# Fewer chunks than are asked for together; more than those, and not a multiple; more than are under way.
+# Fewer chunks than are asked for together; more than those, and not a multiple; more than are under
+# way.
 @pytest.mark.parametrize(("tokens", "name"), [(192, "192"), (64 * 130, "8320"), (64 * 640, "40k")])
 def test_a_prompt_of_any_length_is_stored_and_loaded(tmp_path: Path, tokens: int, name: str) -> None:
     out = tmp_path / "node.json"

@@ -10,7 +10,8 @@ import time
 import pytest
 from processes import binary
 
-# Pools so small that KV has to come back from a node, and a policy that sends each turn to another engine.
+# Pools so small that KV has to come back from a node, and a policy that sends each turn to another
+# engine.
 SMALL = ["--requests", "60", "--engines", "3", "--clock-ratio", "20", "--pool-tokens", "40000"]
 ROUND_ROBIN = ["--policies", "round-robin"]
 

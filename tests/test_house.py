@@ -1,11 +1,16 @@
-"""The circles that `testing/house.py` counts are those of a small crate that has each case once."""
+"""What the house promises whoever reads it: the circles that `testing/house.py` counts are those of a
+small crate that has each case once, and comments end at 100 columns.
+"""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).parents[1] / "testing/house.py"
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "testing/house.py"
+COMMENTS = {".rs": re.compile(r"\s*//[/!]?(.*)"), ".py": re.compile(r"\s*#(.*)")}
 CRATE = {
     # A re-export is no reference, nor is a word in a comment, a text or a test.
     "lib.rs": 'mod a;\nmod b;\nmod p;\npub use a::A;\nfn f() { g("p::P") } // p::P\n',
@@ -42,3 +47,28 @@ def test_a_circle_is_counted_where_code_refers_to_both_files_and_nowhere_else(tm
     lines = sum(text.count("\n") for text in CRATE.values())
     assert rows["house.rust_lines"] == lines
     assert (rows["house.circles"], rows["house.circles.parents"]) == (1, 1)
+
+
+def test_comments_end_at_100_columns_but_for_tables_and_code() -> None:
+    files = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "*.rs", "*.py"], check=True, capture_output=True, text=True
+    )
+    long = [
+        f"{name}:{at}"
+        for name in map(Path, files.stdout.split())
+        for at, line in prose(COMMENTS[name.suffix], (ROOT / name).read_text())
+        if len(line) > 100
+    ]
+    assert not long
+
+
+def prose(comment: re.Pattern[str], text: str) -> list[tuple[int, str]]:
+    """The lines of comments, with their numbers, that are neither rows of a table nor within ```."""
+    found, within_code = [], False
+    for at, line in enumerate(text.splitlines(), 1):
+        matched = comment.match(line)
+        said = matched[1].strip() if matched else ""
+        within_code = matched is not None and within_code != said.startswith("```")
+        if matched and not within_code and not said.startswith("|"):
+            found.append((at, line))
+    return found

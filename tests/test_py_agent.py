@@ -226,7 +226,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes,
         pytest.skip("SKIPPED: no openssl to make certificates with")
     folder = tmp_path_factory.mktemp("tls")
     own, key = folder / "own.pem", folder / "key.pem"
-    # An authority may not stand for an agent, but an agent's certificate may be the only one that is let in.
+    # An authority may not stand for an agent, but an agent's certificate may be the only one that
+    # is let in.
     made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=agent"
     made += f" -addext basicConstraints=critical,CA:FALSE -out {own}"
     subprocess.run([openssl, *made.split(), "-keyout", str(key)], check=True, capture_output=True)

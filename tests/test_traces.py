@@ -224,7 +224,8 @@ def test_a_handed_over_request_is_one_tree(site: Site) -> None:
         site.start_engine(name, "--profile", profile)
     elastic = ["--policy", "elastic", "--hand-over", "forebay", "--profile", profile, "--threads", "1"]
     site.start_router(*elastic, engines=["e0", "e1"])
-    # One engine decodes behind a long context; the other one's prompt is computed, as far as is seen, never.
+    # One engine decodes behind a long context; the other one's prompt is computed, as far as is
+    # seen, never.
     site.keep_busy(prompt(900, 1600), max_tokens=25_000, stream=True)
     context, pending = "forebay_route_context_tokens", "forebay_route_pending_prefill_tokens"
     until(lambda: site.metric("router", f'{context}{{backend="e0"}}') > 0)

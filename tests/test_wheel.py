@@ -18,7 +18,8 @@ from processes import TIMEOUT_S, kill, line_of
 
 ROOT = Path(__file__).parents[1]
 WHEELS = sorted(ROOT.glob("target/wheels/forebay-*.whl"))
-# As CI builds it; linking it in whole takes minutes, and makes it a tenth smaller. Decision 042 says of what.
+# As CI builds it; linking it in whole takes minutes, and makes it a tenth smaller. Decision 042
+# says of what.
 LARGEST_BYTES = 19 << 20
 # What every glibc has, beside the unwinder of GCC, which programs of C++ bring too.
 SYSTEM = {"libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"}
@@ -143,7 +144,8 @@ def test_a_node_without_a_file_keeps_what_a_client_stores_and_ends_as_it_is_told
 ) -> None:
     command = [installed.folder / "bin/python", "-c", CLIENT, tmp_path / "node.sock"]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
-    # The script has become the program: a signal to it reaches the node, whose code is the script's.
+    # The script has become the program: a signal to it reaches the node, whose code is the
+    # script's.
     node.send_signal(signal.SIGTERM)
     assert "ending" in line_of(node) and "ended, 0 leases" in line_of(node)
     assert node.wait(TIMEOUT_S) == 0

@@ -186,10 +186,12 @@ class Engine:
             self.kill()
 
 
-# vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs if it is made to.
+# vLLM schedules a step before it knows the last one's tokens: on GPUs, and on CPUs if it is made
+# to.
 AHEAD: dict[str, Any] = {} if ON_GPU else {"ahead": True}
 
-# Kernels that say the same to a token whatever is computed beside it: on GPUs, vLLM's usual ones do not.
+# Kernels that say the same to a token whatever is computed beside it: on GPUs, vLLM's usual ones do
+# not.
 EXACT: dict[str, Any] = {"exact": True} if ON_GPU else {}
 
 
@@ -280,7 +282,8 @@ ASKED: dict[str, tuple[list[int], int]] = {
     "talk": (prompt(8, 300), 100),
     "handed": (prompt(10, 450), 16),
     "never": (prompt(11, 300), 16),
-    # Seed 23 has two tokens that are 6e-6 apart with one of the models: which is said, rounding decides.
+    # Seed 23 has two tokens that are 6e-6 apart with one of the models: which is said, rounding
+    # decides.
     **{f"crowd {seed}": (prompt(seed, 400), 200) for seed in (20, 21, 22, 24, 25)},
 }
 

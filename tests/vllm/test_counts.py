@@ -55,7 +55,8 @@ def test_what_a_failed_load_did_not_bring_was_not_cached_and_is_no_hit(
     assert said["tokens"] == right and said["cached"] == good
     assert failed["local_compute"] == len(PROMPT) - good
     assert failed["prompt_tokens"] == len(PROMPT)
-    # A step that is scheduled ahead has told its hits before anybody knows: they come off the next ones.
+    # A step that is scheduled ahead has told its hits before anybody knows: they come off the next
+    # ones.
     said, whole = counts(engine, PROMPT)
     engine.layerwise(possible=None)
     assert said["cached"] == WHOLE

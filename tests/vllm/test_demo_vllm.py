@@ -20,7 +20,8 @@ REQUESTS = 16
 def test_real_vllms_answer_the_demo_in_full_and_load_from_the_node(model: Path, tmp_path: Path) -> None:
     out, results = tmp_path / "out", tmp_path / "results.json"
     command = [binary(), "demo", "--engine", "vllm", "--vllm", PYTHON, "--model", str(model)]
-    # In turn, so that the turns of a session come to both servers, and one must get them from the node.
+    # In turn, so that the turns of a session come to both servers, and one must get them from the
+    # node.
     command += ["--policies", "round-robin", "--requests", str(REQUESTS)]
     command += ["--out", str(out), "--json", str(results)]
     environment = os.environ | ENVIRONMENT

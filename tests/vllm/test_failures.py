@@ -13,7 +13,8 @@ import pytest
 from conftest import AHEAD, ASKED, CHUNK, Daemon, Engine, arguments, prompt, transfer
 from processes import freeze, until
 
-# As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
+# As often as the scheduler may ask for a request whose load fails: at first, once again, and some
+# to spare.
 ASKS = 20
 
 

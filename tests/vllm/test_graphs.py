@@ -26,5 +26,6 @@ def test_what_a_graph_reads_is_there_before_it_begins(
             if said["cached"]:
                 graphs += engine.whole_graphs()
             assert engine.forget()
-        # A prompt of which all is there computes one token, as decodes do, which are graphs as a whole.
+        # A prompt of which all is there computes one token, as decodes do, which are graphs as a
+        # whole.
         assert (graphs > 0) == mode.startswith("FULL")

@@ -73,8 +73,8 @@ def alone(plain: dict[str, list[int]]) -> dict[str, str]:
 def test_the_answer_is_that_of_one_server_alone(site: Site, alone: dict[str, str], name: str) -> None:
     before = site.decoder.counters()
     assert site.ask(name).strip() == alone[name]
-    # The last token is computed again for its logits, and no other. The decoder's metrics say so: the answer
-    # itself says, from vLLM 0.32 on, how many tokens the prefiller had cached.
+    # The last token is computed again for its logits, and no other. The decoder's metrics say so:
+    # the answer itself says, from vLLM 0.32 on, how many tokens the prefiller had cached.
     loaded = "vllm:external_prefix_cache_hits_total"
     until(lambda: moved(site, before).get(loaded, 0) >= len(ASKED[name][0]) - 1)
 
@@ -101,7 +101,8 @@ def test_the_decoders_metrics_count_what_came_over(site: Site, alone: dict[str, 
     assert "vllm:forebay_loads_failed_total" not in counted
 
 
-# What llm-d's sidecar (v0.9, `nixlv2`) tells a prefiller: what NIXL's connector would fill in is null.
+# What llm-d's sidecar (v0.9, `nixlv2`) tells a prefiller: what NIXL's connector would fill in is
+# null.
 SIDECAR_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(
     ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
 )
@@ -210,8 +211,8 @@ def router(site: Site, tmp_path: Path) -> Iterator[Process]:
 def test_the_router_hands_over_and_the_answer_is_that_of_one_server_alone(
     router: Process, alone: dict[str, str]
 ) -> None:
-    # One engine says a long answer behind a long context. The other one's answer comes as a whole: as far as
-    # the router sees, its prompt is not computed.
+    # One engine says a long answer behind a long context. The other one's answer comes as a whole:
+    # as far as the router sees, its prompt is not computed.
     with ExitStack() as ends:
         long = ends.enter_context(router.post(prompt(30, 1400), 600, stream=True))
         assert long.readline()

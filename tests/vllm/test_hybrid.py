@@ -41,7 +41,8 @@ SHORT = {
     f"{length} tokens": (prompt(100 + length, length), 16) for length in (20, 102, BLOCK * 8 + WINDOW - 1)
 }
 ALL = {name: asked for name, asked in ASKED.items() if name != "never"} | SHORT
-# As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
+# As often as the scheduler may ask for a request whose load fails: at first, once again, and some
+# to spare.
 ASKS = 20
 
 

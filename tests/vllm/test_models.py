@@ -34,11 +34,13 @@ from tiny_kinds import BLOCK_WINDOW, SMALL_WINDOW, WINDOW
 pytestmark = pytest.mark.long
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-# Tokens of prompts: several steps, whole chunks, a few more than that. The first steady ones are asked.
+# Tokens of prompts: several steps, whole chunks, a few more than that. The first steady ones are
+# asked.
 LENGTHS = (1400, 600, 512, 450, 333, 641, 901, 577, 700, 1025)
-# Rounding decides more often in bf16 where drafts are checked, so there are more to choose from. None has a
-# step of one token without drafts: vLLM's gated delta nets for CPUs fail there if other steps have drafts. It
-# is a prompt's first token behind a block, or its last one if its drafts would not fit into the block.
+# Rounding decides more often in bf16 where drafts are checked, so there are more to choose from.
+# None has a step of one token without drafts: vLLM's gated delta nets for CPUs fail there if other
+# steps have drafts. It is a prompt's first token behind a block, or its last one if its drafts
+# would not fit into the block.
 MANY_LENGTHS = (1400, 600, *(length for length in range(1395, 300, -21) if 2 < length % BLOCK < BLOCK - 3))
 SAID, ASKED = 16, 4
 STEP = 512
@@ -80,7 +82,8 @@ def drafts(method: str, tokens: int, drafter: str | None = None) -> dict[str, An
 
 
 STATES: dict[str, Any] = {"mamba_cache_mode": "align"}
-# vLLM has gated delta nets on CPUs in this format only, and no kernel there that copies states of drafts.
+# vLLM has gated delta nets on CPUs in this format only, and no kernel there that copies states of
+# drafts.
 TRITON = {"additional_config": {"gdn_prefill_backend": "triton"}}  # needs no other package on a GPU
 DELTA: dict[str, Any] = STATES | {"dtype": "bfloat16"} | (TRITON if ON_GPU else {})
 OVER_STATES: dict[str, Any] = {} if ON_GPU else {"drafts_over_states": "window"}
@@ -163,7 +166,8 @@ def steady(alone: Engine, caching: Engine, kind: Kind) -> dict[int, list[int]]:
             break
         answers = []
         steps, last = [*range(STEP, length, STEP)], (length - 1) // CHUNK * CHUNK
-        # vLLM keeps the state at the end of a prefiller's last whole block, so a step ends there too.
+        # vLLM keeps the state at the end of a prefiller's last whole block, so a step ends there
+        # too.
         handed = {*steps, (length - 2) // BLOCK * BLOCK, last, length - 1}
         for cuts in ([], steps, [*range(CHUNK, length, CHUNK)], sorted(handed)):
             alone.cut(at=cuts)

@@ -67,7 +67,8 @@ def test_weights_are_those_of_the_revision(tmp_path: Path, monkeypatch: pytest.M
 
 
 LARGE = (1 << 20) + 4096
-# So far apart that samples of the whole file miss what is between, and not so that one is in the middle.
+# So far apart that samples of the whole file miss what is between, and not so that one is in the
+# middle.
 SIZES = {"before": 130 << 20, "k_scale": 4, "large": LARGE, "behind": 128 << 20}
 ZEROS = dict.fromkeys(SIZES, b"")
 

@@ -29,8 +29,8 @@ BLOCKS = 2176 // BLOCK
 EVENTS = {"enable_kv_cache_events": True, "publisher": "null"}
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 LONG = ASKED["long"][0]
-# They begin as "long" does and leave it where it has chunks without a state, or just behind a state. They end
-# soon after that: what they say depends on the state.
+# They begin as "long" does and leave it where it has chunks without a state, or just behind a
+# state. They end soon after that: what they say depends on the state.
 PARTS = {
     "behind a state": (LONG[: STEP + 2 * CHUNK + 1] + prompt(50, 2), 16),
     "before any state": (LONG[: STEP - CHUNK] + prompt(51, 2), 16),
@@ -39,7 +39,8 @@ PARTS = {
 # The state before its last token is at the end of a chunk.
 EVEN = {"one more": (prompt(53, 2 * CHUNK + 1), 16)}
 ALL = {name: asked for name, asked in ASKED.items() if name != "never"} | PARTS | EVEN
-# As often as the scheduler may ask for a request whose load fails: at first, once again, and some to spare.
+# As often as the scheduler may ask for a request whose load fails: at first, once again, and some
+# to spare.
 ASKS = 20
 
 

@@ -15,11 +15,13 @@ from tiny_model import HEAD, HEADS, INNER, KV_HEADS, LONGEST, SPREAD, VOCABULARY
 
 Shapes = dict[str, tuple[int, ...]]
 
-# Windows of gpt-oss, Gemma 3 and Gemma 4: a block, more than a block, less than one. All less than a chunk.
+# Windows of gpt-oss, Gemma 3 and Gemma 4: a block, more than a block, less than one. All less than
+# a chunk.
 BLOCK_WINDOW, WINDOW, SMALL_WINDOW = 32, 40, 20
 LOCAL = 96  # tokens that see each other, with local attention
 EXPERTS, OF_EXPERT = 4, 128
-# A layer's state of a gated delta net, or of Mamba: as large as a block of KV of one layer with heads of 256.
+# A layer's state of a gated delta net, or of Mamba: as large as a block of KV of one layer with
+# heads of 256.
 DELTA = {"keys": 1, "values": 2, "head": 64, "seen": 4}
 WIDE_HEAD = 256
 

@@ -150,7 +150,8 @@ def put_connector() -> None:
     }
 
     def create_vllm_config(**given):
-        # An engine that only loads frees blocks at once; the tests of prefillers are of engines that store.
+        # An engine that only loads frees blocks at once; the tests of prefillers are of engines
+        # that store.
         if sys._getframe(1).f_globals["__name__"].endswith("test_remote_decode_lifecycle"):
             given["kv_role"] = "kv_producer"
         return made(**everywhere | ({} if "kv_connector" in given else ours) | given)

@@ -29,7 +29,8 @@ class Mooncake:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.namespace, self.unwritten = setup["namespace"], dict[int, None]()
-        # In its file an object follows its name. The suite looks for values at multiples of a sector.
+        # In its file an object follows its name. The suite looks for values at multiples of a
+        # sector.
         self.padding = bytes(SECTOR - HEADER_BYTES - len(self.name(0)))
         os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(setup["capacity_bytes"])
         port, metrics_port = server.free_port(), server.free_port()

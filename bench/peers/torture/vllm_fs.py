@@ -20,8 +20,9 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-# The tier is Python and a small C library. What an engine brings along with it takes ten seconds to load, and
-# is left out: the code of the packages that the tier lies in, and torch, which the tier only names in types.
+# The tier is Python and a small C library. What an engine brings along with it takes ten seconds to
+# load, and is left out: the code of the packages that the tier lies in, and torch, which the tier
+# only names in types.
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1"
 MAPPING = f"{CONNECTOR}.offloading.canonical_mapping"
 

@@ -36,7 +36,8 @@ fn install(folder: &Path, script: &str) {
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Replays two requests that are 1.2 real seconds apart. Returns its stderr, its results and its page.
+/// Replays two requests that are 1.2 real seconds apart. Returns its stderr, its results and its
+/// page.
 fn replay(folder: &Path, engine: &Engine) -> (String, String, String) {
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let request = |at_ms: u64, hash: u64| {

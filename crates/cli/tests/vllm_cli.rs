@@ -1,5 +1,5 @@
-//! `forebay vllm serve` with a stand-in for Python: what it is told, what runs beside it, and what is
-//! refused before anything is started.
+//! `forebay vllm serve` with a stand-in for Python: what it is told, what runs beside it, and what
+//! is refused before anything is started.
 #![allow(clippy::unwrap_used)]
 
 use forebay_client::{Client, ClientOptions};

@@ -151,8 +151,8 @@ mod tests {
     use std::path::Path;
     use std::thread::JoinHandle;
 
-    /// A node that lets its one client in, answers with `stat` if there is one, and says what it was
-    /// asked.
+    /// A node that lets its one client in, answers with `stat` if there is one, and says what it
+    /// was asked.
     fn node(path: &Path, stat: Option<NodeStat>) -> JoinHandle<Vec<Request>> {
         let listener = UnixListener::bind(path).unwrap();
         std::thread::spawn(move || {

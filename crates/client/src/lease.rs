@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The right to load the chunks of a prefix until it is dropped. It is kept alive meanwhile. The
 /// first
-/// [`in_memory`](Lease::in_memory) chunks are in the node's memory, the next [`on_disk`](Lease::on_disk) on its disk, and
-/// the last [`on_peers`](Lease::on_peers) are said to be on other nodes.
+/// [`in_memory`](Lease::in_memory) chunks are in the node's memory, the next
+/// [`on_disk`](Lease::on_disk) on its disk, and the last [`on_peers`](Lease::on_peers) are said to
+/// be on other nodes.
 #[derive(Debug)]
 pub struct Lease {
     pub(super) held: Option<Arc<Held>>,

@@ -21,8 +21,8 @@ pub struct LayerCame {
 
 impl Client {
     /// Has the layers of chunks of the lease lie in the arena, one after the other, where all of
-    /// them have this shape. `deadline_us` is in the mover's clock. `false`: the node gives no ring,
-    /// and nobody is told anything.
+    /// them have this shape. `deadline_us` is in the mover's clock. `false`: the node gives no
+    /// ring, and nobody is told anything.
     ///
     /// `on_layer` is called once for each layer of each chunk, for many chunks at a time, on one of
     /// the client's threads. Keep it short. The lease lives at least until then.

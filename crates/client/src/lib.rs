@@ -344,8 +344,8 @@ impl Client {
         }
     }
 
-    /// Says what a namespace is made of whose chunks this client uses, to the node that is there and
-    /// to those that come: it is what `forebay explain` compares. The last 256 are kept.
+    /// Says what a namespace is made of whose chunks this client uses, to the node that is there
+    /// and to those that come: it is what `forebay explain` compares. The last 256 are kept.
     pub fn describe(&self, described: Description) -> Result<(), BadBytes> {
         described.check()?;
         if self.here().is_err() {
@@ -374,8 +374,8 @@ impl Client {
         Ok(())
     }
 
-    /// Says what is to become of chunks, by name, and gives what the node says of each. `None` if it
-    /// is not there. Chunks that are fetched ahead come after the answer.
+    /// Says what is to become of chunks, by name, and gives what the node says of each. `None` if
+    /// it is not there. Chunks that are fetched ahead come after the answer.
     pub fn control(&self, verb: Verb, ids: &[ChunkId]) -> Result<Option<Vec<Report>>, BadBytes> {
         let control = Control { verb, ids: ids.to_vec() };
         control.check()?;

@@ -1,11 +1,12 @@
-//! What each path to or from a GPU carries, as the last batches measured it: by this the next one is
-//! divided. It is told times and reads no clock: who queues batches has events for that. Sans-IO.
+//! What each path to or from a GPU carries, as the last batches measured it: by this the next one
+//! is divided. It is told times and reads no clock: who queues batches has events for that.
+//! Sans-IO.
 //!
 //! A path that is slower than it was has its new rate at once; one that is faster, when two batches
 //! in a row say so, since the end of one batch may seem to be late and that of the next one then
 //! comes soon after. What differs by less is noise, of which a part is followed. A path that gets
-//! nothing is tried now and then with a little, more seldom each time that it is no faster; one that
-//! has not finished what it was given gets nothing until it has.
+//! nothing is tried now and then with a little, more seldom each time that it is no faster; one
+//! that has not finished what it was given gets nothing until it has.
 
 use crate::plan::{self, Batch, PROBE_BYTES, PathRates};
 

@@ -55,8 +55,9 @@ impl Gpu {
         Ok(text(&name))
     }
 
-    /// Whether it is an instance of a partitioned GPU (MIG). The driver says so in its name alone, as
-    /// "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Instances reach no other GPU's memory, nor any theirs.
+    /// Whether it is an instance of a partitioned GPU (MIG). The driver says so in its name alone,
+    /// as "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Instances reach no other GPU's memory, nor any
+    /// theirs.
     pub fn is_part(&self) -> Result<bool, CudaError> {
         Ok(self.name()?.contains(" MIG "))
     }

@@ -96,8 +96,8 @@ struct Mapped {
 /// By what they are to the mover.
 type Regions = RwLock<HashMap<RegionId, Arc<Mapped>>>;
 
-/// Memory of GPUs of other processes, opened and copied. The agent has to end before its mover does,
-/// and both before this.
+/// Memory of GPUs of other processes, opened and copied. The agent has to end before its mover
+/// does, and both before this.
 #[derive(Debug)]
 pub struct IpcMemory {
     places: Arc<GpuPlaces>,

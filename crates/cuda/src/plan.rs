@@ -1,5 +1,5 @@
-//! How a batch whose paths are all fixed at once is divided: so that all paths finish together. What
-//! the paths carry is given, by [`Estimates`](crate::estimates::Estimates). Pure.
+//! How a batch whose paths are all fixed at once is divided: so that all paths finish together.
+//! What the paths carry is given, by [`Estimates`](crate::estimates::Estimates). Pure.
 
 /// A path that a batch may take.
 #[derive(Debug, Clone, Copy, PartialEq)]

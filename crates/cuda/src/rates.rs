@@ -1,5 +1,6 @@
-//! What paths carry: the figures by which the first stream copies are divided, as they were measured
-//! or, before that, as they are assumed. Those that follow go by what the ones before measured.
+//! What paths carry: the figures by which the first stream copies are divided, as they were
+//! measured or, before that, as they are assumed. Those that follow go by what the ones before
+//! measured.
 
 use crate::links::Direction;
 use crate::plan::{Path, PathRates};

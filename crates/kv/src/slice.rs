@@ -152,8 +152,8 @@ impl HeadSplit {
     }
 
     /// What `rank` of this split gives to the ranks of a `target` split: the same moves as
-    /// [`HeadSplit::reads`] of all target ranks, seen from the giver. A rank whose copy nobody reads gives
-    /// nothing.
+    /// [`HeadSplit::reads`] of all target ranks, seen from the giver. A rank whose copy nobody
+    /// reads gives nothing.
     ///
     /// # Errors
     /// When there is no such rank or the target has another number of heads.

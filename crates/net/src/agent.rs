@@ -186,8 +186,8 @@ impl Agent {
 
     /// Has bytes between this agent's GPUs and those of peers on this host go by IPC from now on:
     /// the asking end's GPU copies, and no byte passes a connection. Whatever cannot go so goes as
-    /// before. Peers that are let in can then reach all of the allocations in which memory lies that
-    /// is registered.
+    /// before. Peers that are let in can then reach all of the allocations in which memory lies
+    /// that is registered.
     pub fn add_ipc(&self, ipc: Arc<dyn Ipc>) -> Result<(), AgentError> {
         self.here()?;
         self.shared.grants.export_by(Arc::clone(&ipc));
@@ -213,8 +213,8 @@ impl Agent {
     }
 
     /// Forgets memory. Requests of this end that use it are cancelled, what peers do with it fails.
-    /// When this returns, nothing touches the memory any more; after an error something may, such as
-    /// the GPU of a peer that is stopped, and this can be called again. Not to be called where
+    /// When this returns, nothing touches the memory any more; after an error something may, such
+    /// as the GPU of a peer that is stopped, and this can be called again. Not to be called where
     /// requests' ends are.
     pub fn deregister(&self, registration: Registration) -> Result<(), AgentError> {
         self.here()?;

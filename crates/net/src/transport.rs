@@ -74,9 +74,9 @@ pub trait Transport: Send + Sync {
 /// A transport that is open. Connections are made on it, from any thread.
 pub trait OpenTransport: Send + Sync {
     /// Makes an endpoint, has `exchange` bring its description to the peer's
-    /// [`accept`](OpenTransport::accept) and the answer back, and joins the two. Descriptions mean something
-    /// to the transport only. Both travel over a connection on which the two agents know each
-    /// other.
+    /// [`accept`](OpenTransport::accept) and the answer back, and joins the two. Descriptions mean
+    /// something to the transport only. Both travel over a connection on which the two agents know
+    /// each other.
     fn connect(&self, exchange: &mut Exchange<'_>) -> Result<Connected, TransportError>;
 
     /// Makes an endpoint that is joined to the offered one: its carrier, and the answer to the

@@ -1,6 +1,6 @@
 //! The node: the store, its mover, the clients of this host and other nodes, joined. This file
-//! starts and stops them; `ending` ends them in order, `giving` hands the memory over to another node,
-//! and `taking` begins with that of another one.
+//! starts and stops them; `ending` ends them in order, `giving` hands the memory over to another
+//! node, and `taking` begins with that of another one.
 
 mod ending;
 mod error;

@@ -1,5 +1,5 @@
-//! How long there was always one of something: chunks on their way from a tier, threads that wait for
-//! a layer. Sans-IO: it is told moments.
+//! How long there was always one of something: chunks on their way from a tier, threads that wait
+//! for a layer. Sans-IO: it is told moments.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
 //! An engine's paged KV cache, and its way to the node of the host. Connectors are made of it.
 //!
-//! [`PagedCache`] begins loads and stores and says what has ended. [`load`] is one load, `store` one store. [`cache`] and
-//! [`pages`] say which bytes of a chunk belong into which page, [`cost_model`] what is worth loading. [`copies`] is the
-//! contract of whoever copies: the mover in host memory, streams on a GPU. [`direct`] hands over past the node.
+//! [`PagedCache`] begins loads and stores and says what has ended. [`load`] is one load, `store`
+//! one store. [`cache`] and [`pages`] say which bytes of a chunk belong into which page,
+//! [`cost_model`] what is worth loading. [`copies`] is the contract of whoever copies: the mover in
+//! host memory, streams on a GPU. [`direct`] hands over past the node.
 
 /// The tests' rig, which is of the tests outside, is used inside too.
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores, and says what has ended.
+//! [`PagedCache`], what a connector holds: it checks what is asked for, begins loads and stores,
+//! and says what has ended.
 
 use crate::cache::{BadValue, CacheShape};
 use crate::copies::{Copies, Direction, Relayed};

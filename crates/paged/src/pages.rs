@@ -382,7 +382,8 @@ mod tests {
         let mut bytes = BTreeMap::new();
         let tokens = u64::from(at.tokens);
         let end = if here == there { tokens.next_multiple_of(here) } else { tokens };
-        // The tokens of so many pages before the chunk's end, and what is before them in their page.
+        // The tokens of so many pages before the chunk's end, and what is before them in their
+        // page.
         let kept = here * u64::from(group.kept_pages);
         let start = tokens.saturating_sub(kept) / here * here;
         for token in start..end {

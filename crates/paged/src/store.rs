@@ -1,7 +1,7 @@
-//! A store under way. Its chunks may be of parts of the heads: then what is one chunk of the sequence
-//! is stored as several. They get slots in the node's arena, are copied there from the engine's
-//! pages, and become visible to others. It ends with its last chunk, when nothing of it touches a
-//! page any more.
+//! A store under way. Its chunks may be of parts of the heads: then what is one chunk of the
+//! sequence is stored as several. They get slots in the node's arena, are copied there from the
+//! engine's pages, and become visible to others. It ends with its last chunk, when nothing of it
+//! touches a page any more.
 
 use crate::access::Accessing;
 use crate::cache::Layer;
@@ -298,8 +298,8 @@ fn gather(store: &Storing, slots: &[(Chunk, Slot)]) -> Option<(Batch, Vec<Source
     Some((Batch { arena: Arc::clone(arena), pieces: found, extents }, sources))
 }
 
-/// The bytes have arrived: has the chunks made visible, with the sums that the GPU made of its pages
-/// or the host makes now. A chunk of which these differ is given up.
+/// The bytes have arrived: has the chunks made visible, with the sums that the GPU made of its
+/// pages or the host makes now. A chunk of which these differ is given up.
 fn commit(slots: Vec<(Chunk, Slot)>, sources: &[Sources], of_gpu: &[u32], access: Accessing) {
     let Some(store) = slots.first().map(|(chunk, _)| Arc::clone(&chunk.store)) else { return };
     let verify = store.shared.verify;

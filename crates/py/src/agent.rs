@@ -162,7 +162,8 @@ impl Agent {
     }
 
     /// Offers memory: a contiguous buffer, or a tuple (address, bytes) that the caller keeps valid.
-    /// Peers may read it, and write it if `writable`. With `device` the tuple is memory of that GPU.
+    /// Peers may read it, and write it if `writable`. With `device` the tuple is memory of that
+    /// GPU.
     #[pyo3(signature = (memory, *, writable = true, device = None))]
     fn register_memory(
         &self,

@@ -120,7 +120,8 @@ impl Lease {
     }
 }
 
-/// What became of a chunk: verdict, reason, where it is, and for how many milliseconds it is pinned.
+/// What became of a chunk: verdict, reason, where it is, and for how many milliseconds it is
+/// pinned.
 type ChunkReport = (&'static str, &'static str, &'static str, u64);
 
 /// The client of the node of this host. For any number of threads.
@@ -458,8 +459,8 @@ impl Node {
         self.control(py, Verb::Unpin, ids)
     }
 
-    /// Has chunks come into the node's memory, from its disk or from peers, behind what requests wait
-    /// for. They come after this returns.
+    /// Has chunks come into the node's memory, from its disk or from peers, behind what requests
+    /// wait for. They come after this returns.
     fn prefetch(&self, py: Python<'_>, ids: &Bound<'_, PyAny>) -> PyResult<Vec<ChunkReport>> {
         self.control(py, Verb::Prefetch, ids)
     }

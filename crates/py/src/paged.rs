@@ -100,8 +100,8 @@ impl PagedCache {
 
     /// Begins to load chunks into pages. `limit_us` is of all of a layerwise load; any other ends
     /// when nothing of it has come for so long, or nothing of those before it while it waits for
-    /// its turn. `trace` is a `traceparent`: the node's spans hang below it. The chunks are those of
-    /// `tenant`, or of this cache's own.
+    /// its turn. `trace` is a `traceparent`: the node's spans hang below it. The chunks are those
+    /// of `tenant`, or of this cache's own.
     #[pyo3(signature = (
         job, sources, pages, *, tokens, source_page_tokens = None, layerwise, stream = 0, limit_us = 30_000_000,
         trace = None, tenant = None

@@ -80,7 +80,8 @@ pub enum ContextStatus {
     /// It was cancelled before it was there.
     #[error("cancelled")]
     Cancelled,
-    /// What the ring says of it answers another request. No consumer says so: the producer finds it.
+    /// What the ring says of it answers another request. No consumer says so: the producer finds
+    /// it.
     #[error("what the ring says of it answers another request")]
     Torn,
 }

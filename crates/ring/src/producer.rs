@@ -47,7 +47,8 @@ pub struct Reaped {
 #[derive(Debug, Clone)]
 struct UnderWay {
     user: u64,
-    /// What the result of each context repeats; nothing is known of those that somebody else writes.
+    /// What the result of each context repeats; nothing is known of those that somebody else
+    /// writes.
     echoes: Vec<Option<u16>>,
 }
 

@@ -19,8 +19,8 @@ pub fn prefill_latency_us(engine: &EngineModel, candidate: &Candidate, request: 
     own_us + f64::from(candidate.in_flight) * prefill.compute_us
 }
 
-/// What its answer makes all requests wait. Each token of an answer waits for whoever decodes in the
-/// same step. Those whose prefill is still to come will do so.
+/// What its answer makes all requests wait. Each token of an answer waits for whoever decodes in
+/// the same step. Those whose prefill is still to come will do so.
 pub fn answer_latency_us(engine: &EngineModel, candidate: &Candidate, request: &Request) -> f64 {
     let Candidate { in_flight, context_tokens, .. } = *candidate;
     let answer_us = |decodes_us: f64| request.output_tokens as f64 * decodes_us;

@@ -1,5 +1,5 @@
-//! The admin API: engines are added, drained, removed and listed by whoever shows the router's admin
-//! token. It knows requests and answers; what becomes of engines is `engines`' business.
+//! The admin API: engines are added, drained, removed and listed by whoever shows the router's
+//! admin token. It knows requests and answers; what becomes of engines is `engines`' business.
 
 use crate::admin_token::AdminToken;
 use crate::body;

@@ -14,7 +14,8 @@ impl AdminToken {
         self.0.is_empty()
     }
 
-    /// Takes as long for a token that is wrong at its end as for one that is wrong at its beginning.
+    /// Takes as long for a token that is wrong at its end as for one that is wrong at its
+    /// beginning.
     pub fn is(&self, shown: &[u8]) -> bool {
         let differ = shown.iter().zip(&self.0).fold(0, |differ, (a, b)| differ | (a ^ b));
         std::hint::black_box(differ) == 0 && shown.len() == self.0.len()

@@ -104,8 +104,8 @@ pub async fn cut(router: &RouterState) {
     poll_fn(is_cut).await;
 }
 
-/// Sends a request to an engine and waits for the first byte of the answer's body. `head`: with what
-/// the engine is told of its trace.
+/// Sends a request to an engine and waits for the first byte of the answer's body. `head`: with
+/// what the engine is told of its trace.
 pub async fn exchange(
     worker: &Worker,
     head: (&http::request::Parts, Option<&HeaderValue>),

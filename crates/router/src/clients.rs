@@ -1,5 +1,5 @@
-//! Connections of HTTP/1 clients: they are accepted, served, and ended in order when the router ends.
-//! What is answered to a request is the caller's business.
+//! Connections of HTTP/1 clients: they are accepted, served, and ended in order when the router
+//! ends. What is answered to a request is the caller's business.
 
 use crate::relay::Reply;
 use crate::stall::StallGuard;

@@ -97,8 +97,8 @@ impl Engines {
         (engines, comers)
     }
 
-    /// An engine comes, or serves again if it is there: draining or about to leave. Gives its id where
-    /// it is there because of this.
+    /// An engine comes, or serves again if it is there: draining or about to leave. Gives its id
+    /// where it is there because of this.
     pub fn add(&self, target: &Target) -> Result<Option<u64>, MembershipError> {
         if self.by_address && target.address.is_none() {
             let (name, host) = (target.name.clone(), target.authority.clone());

@@ -47,8 +47,9 @@ pub struct Replaced {
     pub had_hints: bool,
 }
 
-/// A body with the hints of its headers, and without any of its client's. `None`: it stays as it is.
-/// Whatever an engine could read in another way than this does is refused, since a hint may be in it.
+/// A body with the hints of its headers, and without any of its client's. `None`: it stays as it
+/// is. Whatever an engine could read in another way than this does is refused, since a hint may be
+/// in it.
 pub fn replaced(
     endpoint: Option<Endpoint>,
     headers: &HeaderMap,

@@ -8,20 +8,21 @@
 //! * Pure: `policy` (who gets a request, by a `view`, an `engine_model`, `prefill` and
 //!   `added_latency`), `prediction` (how long it will take), `slo` (how long it may),
 //!   `decision_replay` (of a log, by other policies), `chain`, `shadow_cache`, `prefix` and
-//!   `store_index` (who is believed to hold what), `tokens`, `health`, `engine_metrics` (by `prometheus_text`) and
-//!   `reported_load` (what engines say of their load), `kv_event_batch`, `live_blocks`,
-//!   `rank_events` and `reported_cache` (what they say of their caches), `slots`, `models`,
-//!   `dispatcher` (all of that as one state, with time as an argument),
-//!   `membership` (which engines come and go), `routes` (what is done with which path), `json`,
-//!   `request`, `media`, `sse`, `encoding`, `usage`, `reader` (bodies and streams as bytes), and
+//!   `store_index` (who is believed to hold what), `tokens`, `health`, `engine_metrics` (by
+//!   `prometheus_text`) and `reported_load` (what engines say of their load), `kv_event_batch`,
+//!   `live_blocks`, `rank_events` and `reported_cache` (what they say of their caches), `slots`,
+//!   `models`, `dispatcher` (all of that as one state, with time as an argument), `membership`
+//!   (which engines come and go), `routes` (what is done with which path), `json`, `request`,
+//!   `media`, `sse`, `encoding`, `usage`, `reader` (bodies and streams as bytes), and
 //!   `ext_proc::stream` (a request as Envoy tells it).
 //! * Drivers: `upstream` (connections to engines), `stall` (a guard on clients' sockets), `body`
 //!   (of a request), `probe`, `scrape` (of metrics), `zmtp` and `kv_events`, `listing` (of models),
-//!   `sources` and `kubernetes` (of engines), `request_log` and `decision_log` (by `line_log` and `rotating_file`).
+//!   `sources` and `kubernetes` (of engines), `request_log` and `decision_log` (by `line_log` and
+//!   `rotating_file`).
 //! * Glue: `proxy` (the journey of a request), `prepare` (what is made of it), `attempts` (at
-//!   engines), `asking` (one of them), `relay` (of an answer), `request_trace` (its spans), `pages`: `local` (the router's own)
-//!   and `admin` (by an `admin_token`), `engine`, `engines`, `state`, `log_lines`, `starting`,
-//!   `threads`, `clients`, `server`.
+//!   engines), `asking` (one of them), `relay` (of an answer), `request_trace` (its spans),
+//!   `pages`: `local` (the router's own) and `admin` (by an `admin_token`), `engine`, `engines`,
+//!   `state`, `log_lines`, `starting`, `threads`, `clients`, `server`.
 //! * `ext_proc`: the same choice for an Envoy that carries the requests itself.
 //!
 //! [`Router::spawn`] starts a router in this process, [`Epp::spawn`] an endpoint picker.

@@ -1,5 +1,5 @@
-//! A log of lines: a bounded queue to a thread that writes. Nobody waits for it; lines that are lost
-//! are counted. It knows bytes, and not what they say.
+//! A log of lines: a bounded queue to a thread that writes. Nobody waits for it; lines that are
+//! lost are counted. It knows bytes, and not what they say.
 
 use std::io::{self, Write};
 use std::sync::Arc;

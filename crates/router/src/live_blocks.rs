@@ -11,8 +11,8 @@ const TOKENS_MAX: u64 = 1 << 40;
 #[derive(Debug, Default)]
 pub struct LiveBlocks {
     blocks: u64,
-    /// Tokens of a block, and the group of layers whose blocks are counted: those of the first block
-    /// that was stored.
+    /// Tokens of a block, and the group of layers whose blocks are counted: those of the first
+    /// block that was stored.
     kind: Option<(u64, u64)>,
     /// How many it holds when it is full; `None` until it has evicted.
     room: Option<u64>,

@@ -1,6 +1,6 @@
 //! Which engines a source of engines wants there, and what has to change for that. A source is a
-//! file, a DNS name or a pool of Kubernetes: it is read again and again. This file knows readings and engines' names; how
-//! a source is read, and what a change takes, is others' business.
+//! file, a DNS name or a pool of Kubernetes: it is read again and again. This file knows readings
+//! and engines' names; how a source is read, and what a change takes, is others' business.
 
 use crate::config::Backend;
 

@@ -40,7 +40,8 @@ pub struct Prepared {
     pub may_hand_over: bool,
 }
 
-/// The call that a request belongs to, by the group of its path; `None` where it goes by load alone.
+/// The call that a request belongs to, by the group of its path; `None` where it goes by load
+/// alone.
 pub fn endpoint(group: Option<&Group>, method: &Method, path: &str) -> Result<Option<Endpoint>, Refusal> {
     let group = group.ok_or_else(|| Refusal::of_path(path))?;
     if let Rule::Refuse(status, reason) = group.rule {

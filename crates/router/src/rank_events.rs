@@ -1,6 +1,6 @@
 //! The KV events of one data-parallel rank of an engine, in order: which batch comes next, what is
-//! missing and has to be replayed, and whether it is still the same process that publishes. It knows
-//! numbers and bytes of batches, and takes time as an argument.
+//! missing and has to be replayed, and whether it is still the same process that publishes. It
+//! knows numbers and bytes of batches, and takes time as an argument.
 //!
 //! Batches are numbered from 0 without gaps, by each process anew. After a gap, and on each new
 //! connection, the batch taken in last is asked for again together with those after it: if it comes
@@ -154,8 +154,8 @@ pub struct RankEvents {
     is_proven: bool,
     /// The process of this connection publishes nothing up to this number on it any more.
     heard: Option<u64>,
-    /// The batch with the greatest number of the process that is followed. While it is not known what
-    /// is held it stays, so that the next replay shows whether the process is still the same.
+    /// The batch with the greatest number of the process that is followed. While it is not known
+    /// what is held it stays, so that the next replay shows whether the process is still the same.
     newest: Option<Place>,
     /// In the replay under way the newest batch is still to come again.
     unmet: Option<Place>,

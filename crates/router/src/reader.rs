@@ -1,5 +1,5 @@
-//! Finds the usage that an engine reports in its answer, as the answer passes: a stream of events or
-//! a JSON document. It knows bytes, and not where they come from or go.
+//! Finds the usage that an engine reports in its answer, as the answer passes: a stream of events
+//! or a JSON document. It knows bytes, and not where they come from or go.
 
 use crate::encoding::{Coding, Decoder};
 use crate::sse::UsageTap;

@@ -6,8 +6,8 @@
 
 use crate::rank_events::{Held, Report, Unknown};
 
-/// So many answers in a row that had more cached than events say is there contradict them. One alone
-/// may have ended just before the cache was emptied.
+/// So many answers in a row that had more cached than events say is there contradict them. One
+/// alone may have ended just before the cache was emptied.
 const CONTRADICTIONS: u32 = 3;
 /// A difference below this, or below an eighth, is none: of blocks that are just being stored.
 const SLACK_TOKENS: u64 = 1_024;

@@ -19,9 +19,9 @@ pub struct RotatingFile {
 }
 
 impl RotatingFile {
-    /// Opens or makes the file. It and the one before it are never longer than `bytes` together: what
-    /// was written when they might be longer is removed. Nothing is written yet: a disk that is full
-    /// now may have room later.
+    /// Opens or makes the file. It and the one before it are never longer than `bytes` together:
+    /// what was written when they might be longer is removed. Nothing is written yet: a disk that
+    /// is full now may have room later.
     pub fn open(path: &Path, bytes: u64, header: Vec<u8>) -> io::Result<RotatingFile> {
         let limit_bytes = bytes / 2;
         remove_if_longer(&former(path), limit_bytes)?;

@@ -1,5 +1,5 @@
-//! Reads the engines' own metrics, again and again. It knows one GET on a fresh connection; what the
-//! page means is others' business.
+//! Reads the engines' own metrics, again and again. It knows one GET on a fresh connection; what
+//! the page means is others' business.
 
 use crate::config::Limits;
 use crate::engine::Engine;

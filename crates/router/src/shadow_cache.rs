@@ -5,8 +5,8 @@
 //! The cache has a clock that counts the chunks that came into it. It evicts only as chunks come,
 //! and drops what was used longest ago, the end of a prompt before its beginning (as vLLM's block
 //! pool does). So a chunk is believed resident while its age on that clock is below the cache's
-//! *reach*, and the reach is learned: a chunk that was lost bounds it from above, one that was found
-//! although believed lost raises it again.
+//! *reach*, and the reach is learned: a chunk that was lost bounds it from above, one that was
+//! found although believed lost raises it again.
 
 use crate::chain::Chain;
 use crate::generations::Generations;
@@ -116,8 +116,8 @@ impl ShadowCache {
         }
     }
 
-    /// So many chunks came into it, by whatever way, so many are in it, and for so many it has room,
-    /// if it has shown that. What came and was not expected ages all that is there.
+    /// So many chunks came into it, by whatever way, so many are in it, and for so many it has
+    /// room, if it has shown that. What came and was not expected ages all that is there.
     pub fn told(&mut self, came: usize, live: usize, room: Option<usize>) {
         // What came untold does not come again.
         if std::mem::take(&mut self.is_untold) {

@@ -99,8 +99,8 @@ pub fn choose_within(policy: Policy, view: &View, request: &Request, slo: Slo) -
 }
 
 /// When the first token would come at the earliest, if that is too late at every engine and all of
-/// them are full. Where one has room the prediction may be wrong, and an engine that is idle is worth
-/// a try.
+/// them are full. Where one has room the prediction may be wrong, and an engine that is idle is
+/// worth a try.
 fn too_late_us(view: &View, request: &Request, slo: Slo) -> Option<u64> {
     let eligible = || view.candidates.iter().filter(|candidate| candidate.eligible);
     let is_saturated = eligible().all(|candidate| room_us(view.engine_model, candidate, request) > 0.0);

@@ -1,6 +1,6 @@
 //! Sources of engines that are read again and again while the router runs: a file, and DNS names
-//! that stand for several addresses; `kubernetes` has another one. It knows how they are read; what has to change is `membership`'s
-//! business.
+//! that stand for several addresses; `kubernetes` has another one. It knows how they are read; what
+//! has to change is `membership`'s business.
 
 use crate::config::Backend;
 use crate::engines::{AddError, Engines};
@@ -90,8 +90,8 @@ pub async fn watch_file(engines: Arc<Engines>, path: PathBuf) {
     }
 }
 
-/// Keeps an engine for each address that a name stands for, for ever. A name that cannot be resolved
-/// changes nothing.
+/// Keeps an engine for each address that a name stands for, for ever. A name that cannot be
+/// resolved changes nothing.
 pub async fn watch_name(engines: Arc<Engines>, named: Backend) {
     let mut keeper = Keeper::new(engines);
     loop {

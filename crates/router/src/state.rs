@@ -1,5 +1,5 @@
-//! What all threads of a router share: engines, models and limits, the phase of its end, and what is
-//! counted beside the engines' figures.
+//! What all threads of a router share: engines, models and limits, the phase of its end, and what
+//! is counted beside the engines' figures.
 
 use crate::admin_token::AdminToken;
 use crate::config::{Limits, RouterConfig};

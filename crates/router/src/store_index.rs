@@ -48,8 +48,8 @@ impl StoreIndex {
         StoreIndex { bounds, stores: Vec::new(), of_engine: Vec::new() }
     }
 
-    /// The engine in a slot has the store of this name from now on, or none. A store without engines
-    /// is forgotten when another one needs its place.
+    /// The engine in a slot has the store of this name from now on, or none. A store without
+    /// engines is forgotten when another one needs its place.
     pub fn set_engine(&mut self, slot: usize, store: Option<&str>) {
         if self.of_engine.len() <= slot {
             self.of_engine.resize(slot + 1, None);
@@ -93,9 +93,9 @@ impl StoreIndex {
         Some(Sought { store, chunks: chain.chunks(), predicted, ages, to_load })
     }
 
-    /// The prompt is computed and its answer said, so that the engine had time to store it: from now
-    /// on the store is believed to hold it. Unlike an engine, for which whoever comes later waits, a
-    /// store has nothing of a prompt before that.
+    /// The prompt is computed and its answer said, so that the engine had time to store it: from
+    /// now on the store is believed to hold it. Unlike an engine, for which whoever comes later
+    /// waits, a store has nothing of a prompt before that.
     pub fn computed(&mut self, sought: &Sought, chain: &Chain) {
         let cache = &mut self.stores[sought.store].cache;
         let held = cache.hit_chunks(chain);

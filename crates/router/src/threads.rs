@@ -1,5 +1,5 @@
-//! The threads of a router, each with a runtime of its own, and their end in four steps. It does not
-//! know what they serve.
+//! The threads of a router, each with a runtime of its own, and their end in four steps. It does
+//! not know what they serve.
 
 use crate::starting::StartError;
 use crate::state::{Phase, RouterState};

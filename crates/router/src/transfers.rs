@@ -1,5 +1,5 @@
-//! What happened to transfers of KV lately: which sessions moved, and how well it was predicted what
-//! transfers cost. It decides whether another may start, and takes time as an argument.
+//! What happened to transfers of KV lately: which sessions moved, and how well it was predicted
+//! what transfers cost. It decides whether another may start, and takes time as an argument.
 
 use crate::generations::Generations;
 use std::collections::VecDeque;
@@ -83,7 +83,8 @@ impl Transfers {
         record.stopped_until_us.is_none_or(|until_us| now_us >= until_us && !record.is_tried)
     }
 
-    /// Seconds by which predictions of this kind are usually wrong, in either direction: the median.
+    /// Seconds by which predictions of this kind are usually wrong, in either direction: the
+    /// median.
     pub fn usual_error_s(&self, kind: TransferKind) -> f64 {
         let mut errors: Vec<f64> = self.record(kind).errors_s.iter().map(|error| error.abs()).collect();
         let middle = errors.len() / 2;

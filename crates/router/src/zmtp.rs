@@ -1,6 +1,6 @@
-//! ZMTP 3, the protocol of ZeroMQ, as far as a subscriber to KV events needs it: one connection that
-//! we make, without security, with messages of a bounded length. It knows bytes; what messages mean
-//! is others' business.
+//! ZMTP 3, the protocol of ZeroMQ, as far as a subscriber to KV events needs it: one connection
+//! that we make, without security, with messages of a bounded length. It knows bytes; what messages
+//! mean is others' business.
 //!
 //! The crate `zeromq` is not used here because it allocates whatever length a peer names.
 

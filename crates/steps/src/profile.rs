@@ -139,8 +139,8 @@ impl Profile {
         }
     }
 
-    /// The profile in a file if `name` ends in `.toml`, as `forebay calibrate` writes them, else the
-    /// shipped one called so.
+    /// The profile in a file if `name` ends in `.toml`, as `forebay calibrate` writes them, else
+    /// the shipped one called so.
     pub fn find(name: &str) -> Result<Profile, ProfileError> {
         let path = Path::new(name);
         if path.extension().is_none_or(|extension| extension != "toml") {

@@ -12,8 +12,8 @@ pub fn of_spans(memory: &Memory, spans: &[Span]) -> Option<u32> {
     Regions::of(memory, spans)?.sum(spans)
 }
 
-/// The same of each of several lists, with one look at the memory for all of them: that takes longer
-/// than the sum of a few KiB.
+/// The same of each of several lists, with one look at the memory for all of them: that takes
+/// longer than the sum of a few KiB.
 pub fn of_each(memory: &Memory, lists: &[&[Span]]) -> Vec<Option<u32>> {
     match Regions::of(memory, lists.iter().copied().flatten()) {
         Some(regions) => lists.iter().map(|spans| regions.sum(spans)).collect(),

@@ -37,8 +37,8 @@ impl Pins {
         now_us.saturating_add(ttl_us.min(PIN_US_MAX))
     }
 
-    /// Bytes that the tenant may pin beside those that are pinned, where it may use `quota_bytes` of
-    /// a tier of `tier_bytes`.
+    /// Bytes that the tenant may pin beside those that are pinned, where it may use `quota_bytes`
+    /// of a tier of `tier_bytes`.
     pub fn room_bytes(&self, tenant: TenantId, quota_bytes: u64, tier_bytes: u64) -> u64 {
         let own_max = quota_bytes.min(tier_bytes) / PINNED_OF_QUOTA;
         let own = own_max.saturating_sub(self.used.get(&tenant).copied().unwrap_or(0));

@@ -138,8 +138,8 @@ pub struct Counters {
 pub struct ArenaUse {
     /// Slots with a chunk, or with one being written.
     pub used_bytes: u64,
-    /// Slots whose chunk is gone while an operation still reads or writes them, for which the tenant
-    /// still pays, and those of forgotten chunks until they are overwritten.
+    /// Slots whose chunk is gone while an operation still reads or writes them, for which the
+    /// tenant still pays, and those of forgotten chunks until they are overwritten.
     pub draining_bytes: u64,
     /// Slots whose chunk is gone while a lost operation may still touch them. Nobody pays.
     pub quarantined_bytes: u64,

@@ -311,8 +311,8 @@ fn a_read_that_fails_midway_frees_its_slot_and_is_a_miss() {
     assert!(rig.bytes_of(&rig.store.read_guard_by_id(TENANT, &id(0)).unwrap()) == truth(0));
 }
 
-/// A store over a log of which nothing can be read until the third one is dropped: staging is for one
-/// chunk with its footer, and the first chunk is in it.
+/// A store over a log of which nothing can be read until the third one is dropped: staging is for
+/// one chunk with its footer, and the first chunk is in it.
 fn without_staging(log: &Path, config: SsdOptions) -> (Rig, MoverHandle, ReadResults) {
     let staging_bytes = if config.keys.is_empty() { 24 << 10 } else { 28 << 10 };
     let (rig, ssd, handle) = Rig::with(log, SsdOptions { staging_bytes, ..config }, &write_back());

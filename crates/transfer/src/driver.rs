@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 /// A physical resource that copies bytes.
 ///
-/// [`start`](Link::start) must not block, nor wait for the mover: it hands the operation to the hardware, the kernel or threads of the link's
-/// own. The operation owns its spans until `done` is finished, so a link finishes an operation only
-/// when nothing of it can read or write them any more, also after an error.
+/// [`start`](Link::start) must not block, nor wait for the mover: it hands the operation to the
+/// hardware, the kernel or threads of the link's own. The operation owns its spans until `done` is
+/// finished, so a link finishes an operation only when nothing of it can read or write them any
+/// more, also after an error.
 pub trait Link: Send {
     /// Starts copying each pair's source to its target. The order of pairs is free, but
     /// `Outcome::Moved` with fewer bytes than asked for means a prefix of the pairs in their order.

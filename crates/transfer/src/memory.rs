@@ -65,8 +65,8 @@ impl Memory {
         NonNull::new(start).map(|start| (start, len))
     }
 
-    /// Overwrites a span with zeros, and says whether it is there. The caller knows that nobody uses
-    /// the span meanwhile.
+    /// Overwrites a span with zeros, and says whether it is there. The caller knows that nobody
+    /// uses the span meanwhile.
     pub fn zero(&self, span: &Span) -> bool {
         let backing = self.regions.read().get(&span.region).map(Arc::clone);
         let (Some(_kept), Some((start, len))) = (backing, self.target(span)) else { return false };

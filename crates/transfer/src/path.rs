@@ -18,8 +18,8 @@ pub struct Hop {
     pub guest: bool,
 }
 
-/// StagingSlots between two hops, side by side in one region from offset 0. Paths with the same staging
-/// share its slots.
+/// StagingSlots between two hops, side by side in one region from offset 0. Paths with the same
+/// staging share its slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staging {
     /// Registered memory that nobody else uses.

@@ -1,5 +1,5 @@
-//! A class that may be raised while its transfers wait: others joined who cannot wait as long as who
-//! asked first.
+//! A class that may be raised while its transfers wait: others joined who cannot wait as long as
+//! who asked first.
 
 use crate::lock::Mutex;
 use crate::thread::{MoverHandle, SubmitError, Submitted};

@@ -14,8 +14,8 @@ const LEN: usize = 55;
 const SAMPLED: u8 = 1;
 
 impl TraceContext {
-    /// Reads a `traceparent`; `None` if it must be ignored. Of a later version than 00 it takes what
-    /// that version has.
+    /// Reads a `traceparent`; `None` if it must be ignored. Of a later version than 00 it takes
+    /// what that version has.
     pub fn parse(text: &str) -> Option<TraceContext> {
         let (known, rest) = text.as_bytes().split_at_checked(LEN)?;
         let [version] = bytes(&known[..2])?;

@@ -46,8 +46,8 @@ impl Rig {
         self.mover.submit(now_us, Transfer::new(vec![self.pair(at, len)], Class::Demand))
     }
 
-    /// Two transfers, of which each has its first hop behind it. The second hop of each begins if it
-    /// can.
+    /// Two transfers, of which each has its first hop behind it. The second hop of each begins if
+    /// it can.
     fn two_in_staging(&mut self) {
         for at in [0, 100] {
             self.submit(0, at, 100).unwrap();

@@ -105,8 +105,8 @@ class ForebayTierManager(SecondaryTierManager):  # type: ignore[misc]  # as abov
         )
         logger.info("tier %s on the node at %s: blocks of %d bytes", tier_type, node, self._row_bytes)
         self._lookup_manager = _Lookups(tier_type, self._pages)
-        # Blocks that could not be loaded, by request. vLLM keeps the answer to a lookup as long as a
-        # request lives: it would ask for a block that is gone for ever, and never compute.
+        # Blocks that could not be loaded, by request. vLLM keeps the answer to a lookup as long as
+        # a request lives: it would ask for a block that is gone for ever, and never compute.
         self._failed: dict[str, set[OffloadKey]] = {}
         self._loads = ThreadPoolExecutor(1, "forebay_loads")
         self._stores = ThreadPoolExecutor(1, "forebay_stores")

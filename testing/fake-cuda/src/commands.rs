@@ -4,9 +4,9 @@
 //! `release ENGINE`, `poison GPU CODE` (the context's error from now on; what waits for it on other
 //! GPUs fails as well), `abandon GPU CODE` (the same, but that others go on as if it had ended: the
 //! worst that a driver could do), `missing SYMBOL` (cuGetProcAddress does not find it), `p2p off`,
-//! `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and give
-//! success: `right`, `lost`: nothing, or `zero`: they write zeroes), `flaw ENGINE HOW` (what it
-//! copies next goes wrong, once, and gives success: `flipped`, a bit of it, or `exchanged`, two
+//! `p2p copies HOW` and `p2p kernels HOW` (what copies and kernels do with a peer's memory, and
+//! give success: `right`, `lost`: nothing, or `zero`: they write zeroes), `flaw ENGINE HOW` (what
+//! it copies next goes wrong, once, and gives success: `flipped`, a bit of it, or `exchanged`, two
 //! ranges of one length), `foreign GPU` (its memory is said to be of another context), `mode GPU N`
 //! (the compute mode), `version N`, `rates RATES` (of links from now on, as in `FAKE_CUDA_RATES`).
 //! An engine is `h2d.0`, `d2h.0`, `p2p.0` or `compute.0`.

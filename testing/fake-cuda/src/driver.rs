@@ -44,8 +44,8 @@ pub struct Function {
     pub kernel: &'static Kernel,
 }
 
-/// The engines of a GPU: copies from the host, copies to the host, copies from GPU to GPU or inside of
-/// one, and kernels.
+/// The engines of a GPU: copies from the host, copies to the host, copies from GPU to GPU or inside
+/// of one, and kernels.
 pub const ENGINES: [&str; 4] = ["h2d", "d2h", "p2p", "compute"];
 
 /// An engine of a GPU.

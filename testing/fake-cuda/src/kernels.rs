@@ -1,7 +1,7 @@
 //! Kernels by name: what each does, in Rust.
 //!
-//! A kernel is carried out as the moves it makes, the sums it writes and the words it stores, in this order. Tables that
-//! a kernel reads are read when it begins.
+//! A kernel is carried out as the moves it makes, the sums it writes and the words it stores, in
+//! this order. Tables that a kernel reads are read when it begins.
 
 mod commits;
 mod nvme;

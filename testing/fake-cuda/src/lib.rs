@@ -6,10 +6,10 @@
 //! even where a real driver would let it pass.
 //!
 //! Everything is one `driver::State` behind one lock. A call (in `api`) checks its arguments and
-//! enqueues operations (`op`, `queue`); an operation runs when all that it is ordered after has ended, on
-//! an engine's thread (`engine`), in pieces that take as long as the links say (`links`). Whether
-//! two operations that touch the same bytes are ordered at all is checked with vector clocks
-//! (`order`).
+//! enqueues operations (`op`, `queue`); an operation runs when all that it is ordered after has
+//! ended, on an engine's thread (`engine`), in pieces that take as long as the links say (`links`).
+//! Whether two operations that touch the same bytes are ordered at all is checked with vector
+//! clocks (`order`).
 //!
 //! Settings (environment): `FAKE_CUDA_GPUS` (4), `FAKE_CUDA_MEMORY_MIB` of each (8192),
 //! `FAKE_CUDA_VERSION` (13000), `FAKE_CUDA_NAME` (`Fake H200`), `FAKE_CUDA_RATES`

@@ -1,5 +1,5 @@
-//! Streams (the explicit ones, each GPU's legacy stream and each thread's own), events, and captures
-//! of streams.
+//! Streams (the explicit ones, each GPU's legacy stream and each thread's own), events, and
+//! captures of streams.
 
 use crate::clock::Clock;
 use crate::op::What;

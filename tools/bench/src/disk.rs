@@ -1,9 +1,9 @@
 //! `forebay bench disk`: objects of a few sizes, stored and retrieved through the store with
 //! everything that it does for them, beside what the same file gives to nothing but io_uring; how
 //! long a log with millions of chunks takes to open; and, where a Python with it is given,
-//! LMCache's local disk backend. With a GPU, objects come from its memory and go to it, and it makes
-//! the checksums; the ceiling stays the disk's alone. It knows what is compared with what; how each side does its I/O is
-//! theirs.
+//! LMCache's local disk backend. With a GPU, objects come from its memory and go to it, and it
+//! makes the checksums; the ceiling stays the disk's alone. It knows what is compared with what;
+//! how each side does its I/O is theirs.
 //!
 //! In every run the store and the ceiling move as many objects of the same size, at the same depth,
 //! in the same files. They take turns in slices of a run, so that a disk whose speed changes from

@@ -85,8 +85,8 @@ pub fn run(args: Args) -> CommandResult {
     finish(&results, &args.output)
 }
 
-/// Has the node keep all of the prompt on SSD. A busy disk is given up by a node that has waited too
-/// long for it, and gets the rest the next time.
+/// Has the node keep all of the prompt on SSD. A busy disk is given up by a node that has waited
+/// too long for it, and gets the rest the next time.
 fn store_all(folder: &Path, ids: &[ChunkId]) -> CommandResult {
     for _ in 0..5 {
         let node = start(folder)?;

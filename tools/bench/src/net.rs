@@ -3,9 +3,9 @@
 //! every byte of every run is compared.
 //!
 //! `blocks` is which block lies where and what is in it, `segment` the memory that they lie in, of
-//! which `gpu` is one kind; `rail` is what carries them instead of TCP; `owner` is the other process,
-//! `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the ceiling, `gpu_raw` that
-//! between GPUs; `peers` are other systems' programs, run on the same blocks.
+//! which `gpu` is one kind; `rail` is what carries them instead of TCP; `owner` is the other
+//! process, `pair` the two together; `rate`, `small` and `faults` measure; `raw` is the ceiling,
+//! `gpu_raw` that between GPUs; `peers` are other systems' programs, run on the same blocks.
 
 mod blocks;
 mod certificates;

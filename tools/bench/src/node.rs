@@ -1,8 +1,8 @@
 //! `forebay bench node`: what it costs to store and to load the KV of a prompt by way of a node:
 //! time, CPU of node and client together, and messages. A real node and its client run in this
 //! process, and share memory as two processes do. Chunks are small unless others are asked for, so
-//! that messages weigh more than bytes. The ceilings are one copy of the bytes by one thread, and bare reads of as
-//! many bytes from the SSD into memory that is in no processor's cache.
+//! that messages weigh more than bytes. The ceilings are one copy of the bytes by one thread, and
+//! bare reads of as many bytes from the SSD into memory that is in no processor's cache.
 
 use crate::disk::memory::{At, Buffers, Direction, Objects};
 use crate::disk::raw::Raw;

@@ -1,7 +1,7 @@
 //! `forebay bench slack`: the same loads and stores through a store with an SSD, with write-back
-//! that begins at once, in windows between reads, or only on an idle disk, and without any stores as
-//! the ceiling. Before that, what reads and writes of bare io_uring take from each other on the same
-//! file. This file knows what is compared with what and which rows follow.
+//! that begins at once, in windows between reads, or only on an idle disk, and without any stores
+//! as the ceiling. Before that, what reads and writes of bare io_uring take from each other on the
+//! same file. This file knows what is compared with what and which rows follow.
 //!
 //! All timings get the same trace in each run, in an order that is drawn anew. Loads come when
 //! the trace says, however long those before them take, and their time counts from then.

@@ -1,9 +1,9 @@
 //! From measurements to the constants of the step model: non-negative least squares over relative
 //! errors. A pure function; it knows points and constants, and no engine.
 //!
-//! All but the floor is linear in the constants. `max(floor, linear * tokens)` is not, but below one
-//! number of tokens it is the floor and above it the linear part. So each number of tokens that a
-//! step had is tried as that limit, and the constants that predict best are taken.
+//! All but the floor is linear in the constants. `max(floor, linear * tokens)` is not, but below
+//! one number of tokens it is the floor and above it the linear part. So each number of tokens that
+//! a step had is tried as that limit, and the constants that predict best are taken.
 
 use crate::least_squares::non_negative;
 use crate::point::Point;

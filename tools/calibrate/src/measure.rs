@@ -94,7 +94,8 @@ impl Measurement<'_> {
         Ok(lengths)
     }
 
-    /// Prompts of one length: new ones, then the last of them again. Gives the seconds of a new one.
+    /// Prompts of one length: new ones, then the last of them again. Gives the seconds of a new
+    /// one.
     async fn prompts_of(&mut self, tokens: usize) -> Result<f64, CalibrateError> {
         let before = self.engine.metrics().await;
         let (mut times_us, mut prompt, mut repeats) = (Vec::new(), Vec::new(), 1);

@@ -74,10 +74,11 @@ pub fn batches(measured: &[(usize, f64)], room: Room, output_tokens: usize, left
     batches
 }
 
-/// The longest prompt is sent again at the end: one that takes this many times as long, or as short,
-/// says that the engine was not alone meanwhile. Two cores that others use are off by less.
+/// The longest prompt is sent again at the end: one that takes this many times as long, or as
+/// short, says that the engine was not alone meanwhile. Two cores that others use are off by less.
 const STEADY_FACTOR: f64 = 2.0;
-/// What a process may wait for a processor at any time. The longest prompt of an engine takes longer.
+/// What a process may wait for a processor at any time. The longest prompt of an engine takes
+/// longer.
 const STEADY_US: f64 = 20_000.0;
 
 /// Whether a prompt took about as long at the end as before.

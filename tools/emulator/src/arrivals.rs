@@ -1,4 +1,5 @@
-//! Jobs whose prompts are still parsed, hashed and tokenised. This file knows when each one is done.
+//! Jobs whose prompts are still parsed, hashed and tokenised. This file knows when each one is
+//! done.
 
 use crate::job::{Job, JobId};
 use std::time::Instant;

@@ -1,6 +1,6 @@
-//! The cluster on its virtual clock: sessions ask, the router chooses, engines compute, links carry.
-//! Events happen in the order of their time, and those of one time in the order in which they were
-//! made, so that a run is the same every time.
+//! The cluster on its virtual clock: sessions ask, the router chooses, engines compute, links
+//! carry. Events happen in the order of their time, and those of one time in the order in which
+//! they were made, so that a run is the same every time.
 
 use crate::cache::PrefixCache;
 use crate::engine::{Ended, Engine, EngineConfig, Found, Job, Load};

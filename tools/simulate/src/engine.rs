@@ -188,8 +188,9 @@ impl Engine {
         self.queue.push_back(index);
     }
 
-    /// Begins a step unless there is nothing to compute, and says how long it takes. `stored_tokens`
-    /// says how many tokens of a job a store has; what must be loaded of them goes to `loads`.
+    /// Begins a step unless there is nothing to compute, and says how long it takes.
+    /// `stored_tokens` says how many tokens of a job a store has; what must be loaded of them goes
+    /// to `loads`.
     pub fn begin_step(
         &mut self,
         stored_tokens: &mut dyn FnMut(&Job) -> u32,

@@ -122,7 +122,8 @@ impl Router {
     }
 
     /// What is done with a request. `stored_tokens` says what the node of each engine has of the
-    /// prompt, as its directory tells; `truth` what an engine itself has, for a router that knows it.
+    /// prompt, as its directory tells; `truth` what an engine itself has, for a router that knows
+    /// it.
     pub fn choose(
         &mut self,
         now_us: u64,

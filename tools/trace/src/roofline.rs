@@ -1,6 +1,6 @@
-//! `roofline`: an estimate of what a trace takes of a GPU, by the step model of a profile, and which
-//! half bounds it. It knows lengths, prefixes and constants. It is no bound: queues, the API and
-//! evictions come on top, and steps that answers share with prompts take off.
+//! `roofline`: an estimate of what a trace takes of a GPU, by the step model of a profile, and
+//! which half bounds it. It knows lengths, prefixes and constants. It is no bound: queues, the API
+//! and evictions come on top, and steps that answers share with prompts take off.
 
 use crate::format::TraceError;
 use crate::info::{InfoError, MAX_DISTINCT_BLOCKS};

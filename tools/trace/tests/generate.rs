@@ -82,9 +82,8 @@ fn the_marginals_are_those_asked_for() {
         marginals.main.growth_tokens,
         0.05,
     );
-    let think = pairs()
-        .filter(|pair| !started_sub_agent(pair))
-        .map(|pair| pair[1].think_us.unwrap() as f64 / 1e6);
+    let think =
+        pairs().filter(|pair| !started_sub_agent(pair)).map(|pair| pair[1].think_us.unwrap() as f64 / 1e6);
     assert_spread("think time", think.collect(), marginals.main.think_s, 0.1);
     let starts = lines.values().map(|line| line[0].arrival_us as f64 / 1e6);
     let even = LogNormal { p50: 1_800.0, p90: 3_240.0, min: 0.0, max: 3_600.0 };

@@ -1,5 +1,5 @@
-//! `forebay kv`: says of single chunks, by name, that they are to stay, to come into memory, to leave
-//! it or to be forgotten, and where they are. The node judges; this file asks it and prints.
+//! `forebay kv`: says of single chunks, by name, that they are to stay, to come into memory, to
+//! leave it or to be forgotten, and where they are. The node judges; this file asks it and prints.
 
 use super::node_socket;
 use super::prompt_file::read_tokens;
@@ -52,8 +52,9 @@ struct Chunks {
     /// Chunk ids in hexadecimal, the first one of the prompt first
     #[arg(long, value_name = "ID", value_delimiter = ',', value_parser = chunk_id)]
     keys: Vec<ChunkId>,
-    /// Instead of --keys: file with a prompt's tokens, a JSON list or what vLLM's /tokenize answers; '-'
-    /// for standard input. Its chunks are meant in each namespace that the tenant's engines use
+    /// Instead of --keys: file with a prompt's tokens, a JSON list or what vLLM's /tokenize
+    /// answers; '-' for standard input. Its chunks are meant in each namespace that the tenant's
+    /// engines use
     #[arg(long, value_name = "FILE", conflicts_with = "keys", required_unless_present = "keys")]
     prompt_file: Option<PathBuf>,
     /// Whose chunks they are

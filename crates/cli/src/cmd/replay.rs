@@ -62,8 +62,8 @@ pub struct ReplayArgs {
     /// Most requests under way at once
     #[arg(long, value_name = "N", default_value_t = Options::default().max_in_flight)]
     max_in_flight: usize,
-    /// Most sessions under way at once, sub-agents not counted; the next one begins when another has
-    /// ended [default: as the trace has them]
+    /// Most sessions under way at once, sub-agents not counted; the next one begins when another
+    /// has ended [default: as the trace has them]
     #[arg(long, value_name = "N")]
     max_sessions: Option<usize>,
     /// Longest time for connecting, in real seconds
@@ -89,8 +89,8 @@ pub struct ReplayArgs {
     /// fresh ones
     #[arg(long)]
     emptied: bool,
-    /// Log that the router in front of the engines writes with --decision-log: what it decides during
-    /// this run goes into the records, and so into the report
+    /// Log that the router in front of the engines writes with --decision-log: what it decides
+    /// during this run goes into the records, and so into the report
     #[arg(long, value_name = "FILE")]
     decisions: Option<PathBuf>,
     /// Seed of what is random in reading the trace

@@ -35,16 +35,16 @@ pub struct RoutingArgs {
     /// those behind it
     #[arg(long, value_name = "PORT", requires = "discover")]
     discover_events: Option<u16>,
-    /// For --discover: an API server that asks for no token, such as `kubectl proxy` [default: that of
-    /// the cluster in which this runs]
+    /// For --discover: an API server that asks for no token, such as `kubectl proxy` [default: that
+    /// of the cluster in which this runs]
     #[arg(long, value_name = "http://HOST:PORT", requires = "discover")]
     kube_api: Option<String>,
     /// A file with the token of those who may add, drain and remove engines over HTTP; without it
     /// nobody may
     #[arg(long, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
-    /// Where a data-parallel rank of an engine publishes KV events, and where missed ones can be asked
-    /// for; repeat for each rank
+    /// Where a data-parallel rank of an engine publishes KV events, and where missed ones can be
+    /// asked for; repeat for each rank
     #[arg(long, value_name = "NAME=tcp://HOST:PORT[,replay=tcp://HOST:PORT]", value_parser = events)]
     backend_events: Vec<(String, EventAddress)>,
     /// Engines that share a store of KV, by their names: each can load what another one computed;
@@ -55,7 +55,8 @@ pub struct RoutingArgs {
     /// added-latency or elastic
     #[arg(long, default_value_t = Policy::AddedLatency)]
     pub policy: Policy,
-    /// For elastic: how engines hand prompts over to each other, forebay or nixl: by which connector
+    /// For elastic: how engines hand prompts over to each other, forebay or nixl: by which
+    /// connector
     #[arg(long, value_name = "CONNECTOR")]
     hand_over: Option<Protocol>,
     /// For elastic: rate between engines, in 10^9 bytes per second
@@ -65,15 +66,16 @@ pub struct RoutingArgs {
     /// taken for, a shipped profile or a file as `forebay calibrate` writes it
     #[arg(long, value_name = "NAME_OR_FILE", default_value = Profile::DEFAULT)]
     profile: String,
-    /// For engines with a store: microseconds that a token takes from there to the GPU [default: the
-    /// profile's, from host memory]
+    /// For engines with a store: microseconds that a token takes from there to the GPU [default:
+    /// the profile's, from host memory]
     #[arg(long, value_name = "MICROSECONDS")]
     load_us_per_token: Option<f64>,
-    /// For added-latency and elastic: tokens whose KV fits the GPU of an engine whose metrics do not
-    /// say it [default: the profile's]
+    /// For added-latency and elastic: tokens whose KV fits the GPU of an engine whose metrics do
+    /// not say it [default: the profile's]
     #[arg(long, value_name = "TOKENS")]
     pool_tokens: Option<u64>,
-    /// For added-latency and elastic: most requests that an engine computes at once [default: the profile's]
+    /// For added-latency and elastic: most requests that an engine computes at once [default: the
+    /// profile's]
     #[arg(long, value_name = "REQUESTS")]
     max_num_seqs: Option<u32>,
     /// Threads that serve connections [default: half the CPUs, 1 to 8]

@@ -1,5 +1,5 @@
-//! The signals that end a command which serves, or has a terminal. To be listened for before anybody
-//! hears that it serves: from then on it may be told to end, and in order.
+//! The signals that end a command which serves, or has a terminal. To be listened for before
+//! anybody hears that it serves: from then on it may be told to end, and in order.
 
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};

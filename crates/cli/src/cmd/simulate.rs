@@ -36,9 +36,9 @@ pub struct Args {
         value_parser = clap::value_parser!(u64).range(1..)
     )]
     seeds: u64,
-    /// What is compared: the router's policies; elastic, which also moves KV by cost (elastic-pulls,
-    /// elastic-hand-overs: in one way only); threshold, which hands long prompts over;
-    /// migrate-TURNS, which moves sessions now and then
+    /// What is compared: the router's policies; elastic, which also moves KV by cost
+    /// (elastic-pulls, elastic-hand-overs: in one way only); threshold, which hands long prompts
+    /// over; migrate-TURNS, which moves sessions now and then
     #[arg(
         long,
         value_name = "POLICY,..",

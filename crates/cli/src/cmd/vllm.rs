@@ -1,9 +1,9 @@
-//! `forebay vllm serve`: becomes `vllm serve` with Forebay's connector, beside the node of this host
-//! or one that it starts. It knows the connector's configuration and which of vLLM's options would
-//! take its place; what is computed and loaded is vLLM's and the connector's.
+//! `forebay vllm serve`: becomes `vllm serve` with Forebay's connector, beside the node of this
+//! host or one that it starts. It knows the connector's configuration and which of vLLM's options
+//! would take its place; what is computed and loaded is vLLM's and the connector's.
 //!
-//! As this process becomes vLLM, signals and exit codes are vLLM's own. A node that was started here
-//! is a child of it, and the system ends that child when vLLM ends, however that ends.
+//! As this process becomes vLLM, signals and exit codes are vLLM's own. A node that was started
+//! here is a child of it, and the system ends that child when vLLM ends, however that ends.
 
 use super::node_socket::{self, NoPlace, Seen};
 use super::python::{NotAsked, Python, allowed_plugins};
@@ -153,7 +153,8 @@ fn share(left_bytes: u64) -> Option<u64> {
     Some(bytes / UNIT_BYTES * UNIT_BYTES).filter(|bytes| *bytes > 0)
 }
 
-/// Refuses what vLLM would take in place of our configuration, and our own options behind the model.
+/// Refuses what vLLM would take in place of our configuration, and our own options behind the
+/// model.
 fn check_arguments(arguments: &[OsString]) -> Result<(), ServeError> {
     let mut arguments = arguments.iter().map(|argument| argument.to_string_lossy());
     while let Some(argument) = arguments.next() {
@@ -203,8 +204,8 @@ fn check_packages(python: &Python) -> Result<(), ServeError> {
     }
 }
 
-/// The connector's configuration, for vLLM's option [`TRANSFER_OPTION`]. The plug-in of the package has
-/// registered its name.
+/// The connector's configuration, for vLLM's option [`TRANSFER_OPTION`]. The plug-in of the package
+/// has registered its name.
 pub fn transfer_config(socket: &Path) -> String {
     json!({
         "kv_connector": "ForebayConnector",

@@ -1,5 +1,5 @@
-//! What the demo's host, cluster and SSDs are to be: sizes, numbers and names, and the faults that it
-//! can inject.
+//! What the demo's host, cluster and SSDs are to be: sizes, numbers and names, and the faults that
+//! it can inject.
 
 use super::vllm::Vllm;
 use forebay_emulator::truth::Oracle;

@@ -163,8 +163,8 @@ impl Site {
         site
     }
 
-    /// The first engine streams an answer behind a long context. The second one has an answer to say
-    /// that comes as a whole: as far as the router sees, its prompt is not computed.
+    /// The first engine streams an answer behind a long context. The second one has an answer to
+    /// say that comes as a whole: as far as the router sees, its prompt is not computed.
     async fn make_busy(&mut self) {
         let long = Asked { is_stream: true, max_tokens: 25_000, ..self.prompt(900, 1_600) };
         self.load.push(self.load(&long));

@@ -60,8 +60,8 @@ pub enum Request {
         to_load: bool,
         ids: Vec<ChunkId>,
     },
-    /// Have chunks of a lease lie in the arena, wherever they are. Answered as they come, in as many
-    /// answers as it takes.
+    /// Have chunks of a lease lie in the arena, wherever they are. Answered as they come, in as
+    /// many answers as it takes.
     Bring {
         lease: u64,
         /// Their places there.

@@ -1,5 +1,5 @@
-//! What copies cost the thread that queues them: small pages an entry in a list each, and no call of
-//! the driver's; short batches as many calls with relays as without.
+//! What copies cost the thread that queues them: small pages an entry in a list each, and no call
+//! of the driver's; short batches as many calls with relays as without.
 
 use crate::common::{Fake, World, alone, pattern};
 use crate::copy_stream::pages;

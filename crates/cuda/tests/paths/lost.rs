@@ -81,8 +81,8 @@ fn lose_meanwhile(how: &'static str, name: &str, expects_success: bool) {
                         is_over.store(true, Ordering::Release);
                         copied
                     });
-                    // All is queued when the end is asked for again and again. The relay has its part,
-                    // which it never finishes.
+                    // All is queued when the end is asked for again and again. The relay has its
+                    // part, which it never finishes.
                     while fake.stat("cuEventQuery") < asked + 100 && !is_over.load(Ordering::Acquire) {
                         std::thread::yield_now();
                     }

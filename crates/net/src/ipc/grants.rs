@@ -1,7 +1,7 @@
 //! The owner's end: who may reach which memory of GPUs now. A grant is for one operation. It ends
-//! when the peer says that its copies are over, or when its process has ended, with which its copies
-//! end; never because a connection has, since copies go on without one. Nothing that a peer says is
-//! trusted.
+//! when the peer says that its copies are over, or when its process has ended, with which its
+//! copies end; never because a connection has, since copies go on without one. Nothing that a peer
+//! says is trusted.
 
 use super::messages::{Answer, Question};
 use crate::capabilities::Host;

@@ -126,8 +126,8 @@ impl Exports {
         }
         found.sort_unstable_by_key(|export| export.region.key);
         found.dedup_by_key(|export| export.region.key);
-        // SAFETY: the stretches lie in backings that the exports keep alive, and the payload keeps the
-        // exports.
+        // SAFETY: the stretches lie in backings that the exports keep alive, and the payload keeps
+        // the exports.
         let payload = unsafe { Payload::new(stretches, found.into()) };
         let grant = Grant { payload, leases };
         self.still_leased(&grant).map(|()| grant)

@@ -3,7 +3,8 @@
 //! or when its holder's last connection ends. `export.rs` and `exports.rs` ask
 //! [`LeaseTable::permits`] when an operation begins and [`LeaseTable::is_alive`] before each DATA.
 //! Both compare the lease's end with the clock. [`LeaseTable::expire`], which the agent's timer
-//! calls, only removes leases whose time is over and calls their `on_end`. Leases of a store, which keep chunks from being evicted, are `forebay-store`'s.
+//! calls, only removes leases whose time is over and calls their `on_end`. Leases of a store, which
+//! keep chunks from being evicted, are `forebay-store`'s.
 
 use super::command::PeerRegion;
 use crate::timer::{Due, Timer};

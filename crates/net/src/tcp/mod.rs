@@ -6,9 +6,9 @@
 //! lie; `exports` is what a node offers; `connection` turns bytes into frames and payload in place,
 //! `requester` and `responder` say what the two ends do, with `call` and `service` for what is
 //! asked beside memory, and `reads` and `writes` for what is under way at the owning end; bytes of
-//! GPUs pass through `staging`. Driver: `socket`, with TLS over it in `tls` and `tls_session`. Glue:
-//! [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each connection.
-//! Knows the wire and whose memory is meant.
+//! GPUs pass through `staging`. Driver: `socket`, with TLS over it in `tls` and `tls_session`.
+//! Glue: [`Flow`], the asking end, and [`TcpServer`], the owning end, with a thread for each
+//! connection. Knows the wire and whose memory is meant.
 
 mod call;
 mod carrier;

@@ -35,8 +35,8 @@ impl Payload {
     ///
     /// # Safety
     ///
-    /// Those of host memory must be readable and writable for as long as the payload and its parts live, by
-    /// whoever holds `exports`, or by everybody if there are none.
+    /// Those of host memory must be readable and writable for as long as the payload and its parts
+    /// live, by whoever holds `exports`, or by everybody if there are none.
     pub unsafe fn new(stretches: Vec<Stretch>, exports: Arc<[Arc<Export>]>) -> Payload {
         let left = stretches.iter().map(|stretch| stretch.len() as u64).sum();
         let is_staged = stretches.iter().any(|stretch| matches!(stretch, Stretch::Device(_)));

@@ -49,8 +49,8 @@ pub(super) struct UcxConnection {
     read: usize,
 }
 
-// SAFETY: callbacks run inside calls of the worker, so whatever the buffers has is used by the thread
-// that has the connection.
+// SAFETY: callbacks run inside calls of the worker, so whatever the buffers has is used by the
+// thread that has the connection.
 unsafe impl Send for UcxConnection {}
 
 impl UcxConnection {

@@ -13,8 +13,8 @@
 //! 48  address  the rest
 //! ```
 //!
-//! UCX believes an address, so a description must come from a peer that was let in, over a connection
-//! that it cannot be changed on.
+//! UCX believes an address, so a description must come from a peer that was let in, over a
+//! connection that it cannot be changed on.
 
 use super::error::UcxError;
 use super::fabric::Fabric;

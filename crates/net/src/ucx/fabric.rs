@@ -1,5 +1,5 @@
-//! The fabrics that UCX knows, each a transport of its own. UCX itself calls transports what carries
-//! bytes on a fabric: `rc_mlx5`, `sysv`.
+//! The fabrics that UCX knows, each a transport of its own. UCX itself calls transports what
+//! carries bytes on a fabric: `rc_mlx5`, `sysv`.
 
 /// What connects two ends. A rail has one, since each tells in its own way that a peer has died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,11 +2,11 @@
 //! loaded at run time; where it is missing, everything else works and [`UcxContext::open`] says why
 //! this does not.
 //!
-//! Pure parts: `endpoint_description` is what two ends tell each other first, `window` puts messages
-//! in order, `report` reads what UCX prints, `timeout` is how long a wait lasts. Driver: `sys` is the
-//! library's interface, `worker` its calls, `callbacks` its callbacks, `buffers` all the memory that
-//! it sees, and `connection` a stream of bytes made of its messages. Glue: `context`, and
-//! `transport`, which is what [`crate::transport`] asks for.
+//! Pure parts: `endpoint_description` is what two ends tell each other first, `window` puts
+//! messages in order, `report` reads what UCX prints, `timeout` is how long a wait lasts. Driver:
+//! `sys` is the library's interface, `worker` its calls, `callbacks` its callbacks, `buffers` all
+//! the memory that it sees, and `connection` a stream of bytes made of its messages. Glue:
+//! `context`, and `transport`, which is what [`crate::transport`] asks for.
 
 mod buffers;
 mod callbacks;

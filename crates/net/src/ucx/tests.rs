@@ -1,5 +1,5 @@
-//! What cannot be shown from outside: damage on the way between two connections, and strangers who find a
-//! worker.
+//! What cannot be shown from outside: damage on the way between two connections, and strangers who
+//! find a worker.
 #![allow(clippy::unwrap_used)]
 
 use super::connection::UcxConnection;

@@ -90,8 +90,8 @@ impl Worker {
     ///
     /// # Safety
     ///
-    /// As for [`listen`](Worker::listen). The description must be of a peer that was let in: UCX believes
-    /// its address.
+    /// As for [`listen`](Worker::listen). The description must be of a peer that was let in: UCX
+    /// believes its address.
     pub unsafe fn connect(
         &mut self,
         description: &EndpointDescription,

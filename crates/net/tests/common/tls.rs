@@ -15,7 +15,8 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// TLS of who trusts this authority and has a certificate of `signer`, changed as the test likes.
+    /// TLS of who trusts this authority and has a certificate of `signer`, changed as the test
+    /// likes.
     pub fn node(&self, signer: &Authority, change: impl FnOnce(&mut CertificateParams)) -> Arc<TlsConfig> {
         let (mut params, key) = (CertificateParams::default(), KeyPair::generate().unwrap());
         change(&mut params);

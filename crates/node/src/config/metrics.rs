@@ -5,8 +5,8 @@ use forebay_otlp::endpoint;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// Requests for `/metrics` at a time; seconds between pushes; how long an answer may take; and of how
-/// many pulls and requests one is traced, where they are not said.
+/// Requests for `/metrics` at a time; seconds between pushes; how long an answer may take; and of
+/// how many pulls and requests one is traced, where they are not said.
 const REQUESTS_MAX: u16 = 16;
 const EVERY_S: u16 = 15;
 const LIMIT_MS: u16 = 2000;

@@ -199,8 +199,8 @@ mod tests {
                 prop_assert!(!(new_served && world.old == Old::Serves), "both served: {turns:?}");
             }
             let serves = world.old == Old::Serves || world.new == New::Serves;
-            // The memory is lost with the new one only if that had it, or if the old one waited in vain
-            // for a word that it has.
+            // The memory is lost with the new one only if that had it, or if the old one waited in
+            // vain for a word that it has.
             let was_late = turns.iter().any(|turn| matches!(turn, Turn::OldIsLate));
             let lost = world.new == New::Ended && world.yours && (new_served || was_late);
             prop_assert!(serves || lost, "nobody serves: {turns:?}");

@@ -1,6 +1,7 @@
-//! What clients say of single chunks, by name: each becomes a call of the store, and each chunk has a
-//! report. It runs on the client's thread and never waits for a disk or a peer: what is fetched ahead
-//! comes after the answer, and the answer to what peers forget too comes when they have answered.
+//! What clients say of single chunks, by name: each becomes a call of the store, and each chunk has
+//! a report. It runs on the client's thread and never waits for a disk or a peer: what is fetched
+//! ahead comes after the answer, and the answer to what peers forget too comes when they have
+//! answered.
 
 use super::clients::Clients;
 use crate::peering::{Forgotten, PullRequest};

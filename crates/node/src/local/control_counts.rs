@@ -1,5 +1,5 @@
-//! What clients have said of single chunks, counted, and how many are being fetched ahead. This file
-//! counts and bounds.
+//! What clients have said of single chunks, counted, and how many are being fetched ahead. This
+//! file counts and bounds.
 
 use forebay_client::protocol::control::{Report, Verb, Verdict};
 use std::sync::atomic::{AtomicUsize, Ordering};

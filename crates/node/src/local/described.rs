@@ -1,5 +1,5 @@
-//! What clients say of themselves for `forebay explain`: what their namespaces are made of, and what
-//! their last requests found and loaded. Both are of fixed size; what gives way is counted.
+//! What clients say of themselves for `forebay explain`: what their namespaces are made of, and
+//! what their last requests found and loaded. Both are of fixed size; what gives way is counted.
 
 use forebay_client::protocol::explain::{Description, Outcome};
 use forebay_store::TenantId;
@@ -48,8 +48,8 @@ impl DescribedByClients {
         self.namespaces.iter().cloned().collect()
     }
 
-    /// What came of the requests whose name has this in it, and whose they were, the last one first:
-    /// an engine adds to the name that its router or client gave.
+    /// What came of the requests whose name has this in it, and whose they were, the last one
+    /// first: an engine adds to the name that its router or client gave.
     pub fn outcomes_of(&self, name: &str) -> Vec<(TenantId, Outcome)> {
         self.outcomes.iter().rev().filter(|(_, outcome)| outcome.request.contains(name)).cloned().collect()
     }

@@ -1,6 +1,6 @@
-//! What a node knows of why a prompt was no hit: where its chunks are in each namespace that clients
-//! have described, and why not. It gathers and judges nothing; `forebay explain` does. It runs on
-//! the thread of whoever asks, and holds no lock for longer than a copy takes.
+//! What a node knows of why a prompt was no hit: where its chunks are in each namespace that
+//! clients have described, and why not. It gathers and judges nothing; `forebay explain` does. It
+//! runs on the thread of whoever asks, and holds no lock for longer than a copy takes.
 
 use super::clients::Clients;
 use super::described::Described;

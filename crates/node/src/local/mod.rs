@@ -4,8 +4,9 @@
 //! `bring` is a request with several answers, and `answer_queue` sends answers from any thread.
 //! `ring` takes requests from memory that the client shares, and `ring_request` is one of them.
 //! `client` is what a client holds and watches, of which `leases` and `watch_list` are pure.
-//! `clients` is all of them together. `described` is what they say of themselves, and `explain` what
-//! the node knows of why a prompt was no hit. `control` keeps, moves and forgets single chunks.
+//! `clients` is all of them together. `described` is what they say of themselves, and `explain`
+//! what the node knows of why a prompt was no hit. `control` keeps, moves and forgets single
+//! chunks.
 
 mod answer_queue;
 mod bring;

@@ -1,9 +1,9 @@
 //! Peers that lease to this node, and what waits until one of them may lease more. Pure: this file
 //! counts questions and leases.
 //!
-//! A question is open until it is answered without a lease, or its lease is given back. While a peer
-//! has any open, one that was told "not now" waits for one of them to be closed; with none open
-//! nothing would ever wake it, so it does not wait.
+//! A question is open until it is answered without a lease, or its lease is given back. While a
+//! peer has any open, one that was told "not now" waits for one of them to be closed; with none
+//! open nothing would ever wake it, so it does not wait.
 
 use std::collections::{HashMap, VecDeque};
 

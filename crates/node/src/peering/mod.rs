@@ -1,12 +1,12 @@
 //! Nodes among each other: finding chunks on other nodes, pulling them, and leasing one's own to
 //! them.
 //!
-//! A pull has four steps. **Lookup** (`hints`, `choice`): who has a chunk, and whom to ask. **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still
-//! and says where they lie. **Read** (`pull`): the mover reads them into slots of the arena, and
-//! every byte is compared with its checksum. **Arrival** (`arrivals`): everybody who waits is told.
-//! `forget` has chunks leave this node and its peers, and `bar` keeps them from coming back.
-//! `messages` is what nodes say. What a directory or a peer says is never believed: it costs a
-//! question at most.
+//! A pull has four steps. **Lookup** (`hints`, `choice`): who has a chunk, and whom to ask.
+//! **Lease** (`owner` at the peer, `lease_queue` here): the peer keeps chunks still and says where
+//! they lie. **Read** (`pull`): the mover reads them into slots of the arena, and every byte is
+//! compared with its checksum. **Arrival** (`arrivals`): everybody who waits is told. `forget` has
+//! chunks leave this node and its peers, and `bar` keeps them from coming back. `messages` is what
+//! nodes say. What a directory or a peer says is never believed: it costs a question at most.
 
 mod arrivals;
 mod bar;
@@ -144,8 +144,8 @@ struct PendingLookup {
 }
 
 impl Peering {
-    /// Listens for peers and leases to them what is here. The store's mover must be `mover`, its arena
-    /// at `here`.
+    /// Listens for peers and leases to them what is here. The store's mover must be `mover`, its
+    /// arena at `here`.
     pub fn start(
         config: &PeersConfig,
         name: &str,
@@ -532,7 +532,8 @@ impl Puller {
         }
     }
 
-    /// A chunk is here, or will not be: everybody who waits is told, each with a guard of their own.
+    /// A chunk is here, or will not be: everybody who waits is told, each with a guard of their
+    /// own.
     pub fn ended(&self, tenant: TenantId, id: &ChunkId, outcome: Result<(), String>) {
         let counter = if outcome.is_ok() { &self.counts.pulled } else { &self.counts.failed };
         counter.fetch_add(1, Ordering::Relaxed);

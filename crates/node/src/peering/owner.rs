@@ -323,8 +323,8 @@ impl Drop for Pinned {
     }
 }
 
-/// How many of the chunks, from the first on, fit into an answer and a number of bytes, and how many
-/// bytes they are.
+/// How many of the chunks, from the first on, fit into an answer and a number of bytes, and how
+/// many bytes they are.
 fn fitting(guards: &[ReadGuard], bytes_max: u64) -> (usize, u64) {
     let (mut count, mut bytes, mut answer) = (0, 0, 0);
     for guard in guards {

@@ -34,8 +34,8 @@ pub struct Pull {
     pub peers: Vec<String>,
     /// It was asked of the same peer before, since its slot went with that of the chunk before it.
     pub is_repeated: bool,
-    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has leased it; `queued`,
-    /// when the mover has it; `posted`, when all its bytes are in place and acknowledged;
+    /// Of the first chunk, if it is traced. Its stages: `lent`, when a peer has leased it;
+    /// `queued`, when the mover has it; `posted`, when all its bytes are in place and acknowledged;
     /// `verified`, when it is visible.
     pub trace: Option<ActiveSpan>,
 }

@@ -1,5 +1,6 @@
 //! How many chunks of a stored prefix to load and how many to compute: a pure function of sizes,
-//! queues and rates. [`CostModel::chunks_to_load`](super::CostModel::chunks_to_load) asks it with what was measured.
+//! queues and rates. [`CostModel::chunks_to_load`](super::CostModel::chunks_to_load) asks it with
+//! what was measured.
 //!
 //! Loading the first `k` chunks and computing the rest takes
 //!

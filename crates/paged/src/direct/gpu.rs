@@ -1,6 +1,7 @@
-//! Pages in memory of a GPU: this side exports its allocations, and its kernels read those of a peer
-//! of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read, since
-//! mapping takes longer than many reads, until the peer is gone: what is mapped stays allocated then.
+//! Pages in memory of a GPU: this side exports its allocations, and its kernels read those of a
+//! peer of the same host, over NVLink or PCIe. A peer's memory stays mapped here from read to read,
+//! since mapping takes longer than many reads, until the peer is gone: what is mapped stays
+//! allocated then.
 
 use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, Memory};
@@ -26,8 +27,8 @@ use std::sync::Arc;
 const MAPPED_MAX: usize = 4096;
 /// A request waits for these sums, so they may have most of the GPU for a moment: 4 GiB take 2 ms.
 const SUMS_WIDTH: Width = Width { blocks: 512, threads: 256 };
-/// What is copied before its sums begin: those of the last stage are all that a read waits for after
-/// its copy.
+/// What is copied before its sums begin: those of the last stage are all that a read waits for
+/// after its copy.
 const STAGE_BYTES: u64 = 512 << 20;
 
 #[derive(Debug)]
@@ -158,8 +159,8 @@ impl GpuMemory {
         Ok((moves.iter().map(piece).collect(), theirs))
     }
 
-    /// Queues a read, and sums of what has come while the rest does. After an error nothing of it is
-    /// under way.
+    /// Queues a read, and sums of what has come while the rest does. After an error nothing of it
+    /// is under way.
     fn queue(
         &self,
         offered: &Offered,
@@ -172,8 +173,8 @@ impl GpuMemory {
         let mut list = None;
         let mut queue = || {
             for Stage { moves, layers } in plan::stages(moves, self.gpu.cache().layers().len(), STAGE_BYTES) {
-                // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`, those
-                // of the peer are mapped until `read` is dropped.
+                // SAFETY: pages here are the connector's by the contract of `CudaCopies::new`,
+                // those of the peer are mapped until `read` is dropped.
                 unsafe { self.copies.copy(&pieces[moves], &begun) }.map_err(failed)?;
                 let copied = self.copies.mark().map_err(failed)?;
                 // The list of 4 GiB takes a millisecond, during which the first stage is copied.
@@ -250,8 +251,8 @@ impl DirectMemory for GpuMemory {
         let _relaxed = self.gpu.relaxed();
         let queued = self.list(pages, heads).and_then(|list| {
             let all = 0..self.gpu.cache().layers().len();
-            // SAFETY: whoever asks knows that nobody writes them. After an error the list lives until
-            // the stream is at rest.
+            // SAFETY: whoever asks knows that nobody writes them. After an error the list lives
+            // until the stream is at rest.
             let queued = unsafe { self.queue_sums(&list, all, None, &self.sums) };
             match queued.and_then(|()| self.done(&self.sums)) {
                 Ok(done) => Ok(Summing { done, list, read: Vec::new() }),

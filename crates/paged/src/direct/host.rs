@@ -1,5 +1,5 @@
-//! Pages in host memory: a peer reads them through the agent, under the lease, and this side has its
-//! mover read a peer's.
+//! Pages in host memory: a peer reads them through the agent, under the lease, and this side has
+//! its mover read a peer's.
 
 use super::memory::{Arriving, Begun, DirectMemory, Offered, OnSummed};
 use super::message::{Allocation, Heads, LayerAt, Memory};

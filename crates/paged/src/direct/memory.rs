@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// pages any more. It is short.
 pub type OnSummed = Box<dyn FnOnce(Result<Vec<u64>, NotCopied>) + Send>;
 
-/// Where the engine's stream was when a read began. Of host memory nothing is said: there the engine
-/// is at rest when it begins one.
+/// Where the engine's stream was when a read began. Of host memory nothing is said: there the
+/// engine is at rest when it begins one.
 pub type Begun = Option<Arc<Event>>;
 
 /// A peer's pages that are read.

@@ -1,5 +1,6 @@
-//! What two engines say to each other about an offer: the decoder asks, the prefiller answers. Bytes
-//! of a peer are checked here as far as their form goes; [`plan`](super::plan) checks the numbers.
+//! What two engines say to each other about an offer: the decoder asks, the prefiller answers.
+//! Bytes of a peer are checked here as far as their form goes; [`plan`](super::plan) checks the
+//! numbers.
 
 use crate::cache::CacheShape;
 use serde::{Deserialize, Serialize};

@@ -1,11 +1,11 @@
 //! Hand-over straight from one engine's pages to another's, past the nodes. The prefiller *offers*
-//! the pages of a prompt under a key; the decoder, who has the key from the ticket, opens the offer,
-//! gets a lease, copies the pages that it lacks, and gives the lease back. Only if it lived until
-//! then were the bytes those of the prompt; else the load has brought nothing.
+//! the pages of a prompt under a key; the decoder, who has the key from the ticket, opens the
+//! offer, gets a lease, copies the pages that it lacks, and gives the lease back. Only if it lived
+//! until then were the bytes those of the prompt; else the load has brought nothing.
 //!
 //! - [`offers`] is the prefiller's side, [`read`] the decoder's, [`message`] what they say.
-//! - [`memory`] is the contract of who copies: [`host`] by the mover under the lease, [`gpu`] by the
-//!   decoder's kernels from memory that the prefiller exports.
+//! - [`memory`] is the contract of who copies: [`host`] by the mover under the lease, [`gpu`] by
+//!   the decoder's kernels from memory that the prefiller exports.
 //!
 //! Here and there the shape must be the same: [`plan`] says which bytes go where.
 

@@ -1,8 +1,9 @@
 //! The prefiller's side: which pages are offered, who has opened which offer, and what has ended.
 //! A lease is one of the agent's, which ends when its time is over, when its holder is gone, or
 //! when it is given back. As many may open an offer as the first one says, each once: ranks of a
-//! decoder that has more of them. With the last lease the offer ends. While the decoder copies, the prefiller sums up what
-//! that wanted, and says the sums when the lease is given back. Whoever asks is not trusted.
+//! decoder that has more of them. With the last lease the offer ends. While the decoder copies, the
+//! prefiller sums up what that wanted, and says the sums when the lease is given back. Whoever asks
+//! is not trusted.
 
 use super::memory::DirectMemory;
 use super::message::{Answer, Blocks, Digest, Heads, Key, Opened, Question};
@@ -16,8 +17,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a lease lives that is not renewed. A reader that is frozen holds up a prefiller's blocks
-/// for so long.
+/// How long a lease lives that is not renewed. A reader that is frozen holds up a prefiller's
+/// blocks for so long.
 const LEASE: Duration = Duration::from_secs(5);
 /// How long somebody who knows the key may be ahead of the engine's own word, ...
 const EARLY: Duration = Duration::from_secs(2);

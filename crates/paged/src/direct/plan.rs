@@ -177,8 +177,8 @@ fn count(what: &'static str, given: usize, allowed: usize) -> Result<(), Misfit>
     if given == allowed { Ok(()) } else { Err(Misfit::Count { what, given, allowed }) }
 }
 
-/// Which part of a page of a peer's layer is which part of a page here, if the layer has the shape of
-/// this one and lies where it says.
+/// Which part of a page of a peer's layer is which part of a page here, if the layer has the shape
+/// of this one and lies where it says.
 fn check(
     number: usize,
     (here, heads_of_page): (&Layer, u32),

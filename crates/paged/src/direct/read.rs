@@ -1,7 +1,7 @@
 //! The decoder's side: one read of a prompt, from one offer or from several, of which each has some
-//! of the heads. An offer is opened, what is wanted is copied, and the offer is closed. The read ends
-//! once, as loads do, when nothing of it touches a page any more: with all tokens, or with none and
-//! the reason.
+//! of the heads. An offer is opened, what is wanted is copied, and the offer is closed. The read
+//! ends once, as loads do, when nothing of it touches a page any more: with all tokens, or with
+//! none and the reason.
 
 use super::memory::{Arriving, Begun, Offered};
 use super::message::{Answer, Digest, Key, Opened, Question};

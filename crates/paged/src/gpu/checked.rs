@@ -153,8 +153,9 @@ fn what_goes_wrong_on_its_way_into_pages_is_a_miss_and_never_data() {
 fn what_a_relay_loses_is_a_miss_and_never_data() {
     alone("gpu::checked::what_a_relay_loses_is_a_miss_and_never_data", &THREE, |fake| {
         for how in ["lost", "zero"] {
-            // A cache of its own for each load: copies that stood still say that their path is slow.
-            // Where relays seem slow from the start, as on a busy machine, none of them carries any.
+            // A cache of its own for each load: copies that stood still say that their path is
+            // slow. Where relays seem slow from the start, as on a busy machine, none of them
+            // carries any.
             let is_found = (0..5).any(|_| {
                 let site = Site::new();
                 let _node = site.node();

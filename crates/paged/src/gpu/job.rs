@@ -161,8 +161,8 @@ impl Job for GpuJob {
 }
 
 impl Segment {
-    /// If the engine computes nothing meanwhile but what waits for this: the bytes of the batch that
-    /// it belongs to.
+    /// If the engine computes nothing meanwhile but what waits for this: the bytes of the batch
+    /// that it belongs to.
     pub fn awaited_bytes(&self) -> Option<u64> {
         self.job.is_awaited.then(|| self.batch_end.bytes())
     }

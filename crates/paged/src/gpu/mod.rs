@@ -38,8 +38,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Batches of one load that may be on their way: each is a layer, and the copy stream takes what it
-/// can carry. Of a short load it may be all that [`LOAD_LIMIT`] has room for, so that no link and no
-/// engine waits until threads have seen that a layer has ended.
+/// can carry. Of a short load it may be all that [`LOAD_LIMIT`] has room for, so that no link and
+/// no engine waits until threads have seen that a layer has ended.
 const BATCHES_MIN: usize = 8;
 /// What is copied at a time. A PCIe link does 64 MiB in a millisecond; a thread sees its end well
 /// before what follows has ended too.

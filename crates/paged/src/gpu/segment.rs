@@ -66,8 +66,8 @@ impl std::fmt::Debug for BatchEnd {
     }
 }
 
-/// Cuts a batch into segments of at most `segment_bytes`, or one piece. None if it has a piece of no
-/// layer, or extents for which there is no room; what comes back with them is told their ends.
+/// Cuts a batch into segments of at most `segment_bytes`, or one piece. None if it has a piece of
+/// no layer, or extents for which there is no room; what comes back with them is told their ends.
 pub fn cut(
     batch: Batch,
     cache: &CacheShape,

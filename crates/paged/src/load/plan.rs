@@ -3,10 +3,10 @@
 //! when the load is over.
 //!
 //! A load has *parts*: a chunk of each of its sources. Parts that are in the arena at the same time
-//! go together, as a *wave*, one batch for each layer. Parts that come layer by layer are a wave from
-//! the start, of which a layer is copied when all parts have it. Whatever is wrong with a part makes its
-//! chunk and all behind it unusable, for later tokens mean nothing without earlier ones; the load
-//! goes on with what is before.
+//! go together, as a *wave*, one batch for each layer. Parts that come layer by layer are a wave
+//! from the start, of which a layer is copied when all parts have it. Whatever is wrong with a part
+//! makes its chunk and all behind it unusable, for later tokens mean nothing without earlier ones;
+//! the load goes on with what is before.
 
 use std::collections::{BTreeMap, BTreeSet};
 

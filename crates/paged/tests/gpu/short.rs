@@ -1,5 +1,5 @@
-//! What a layer of a short prompt costs the engine's thread, over one link and over two: calls of the
-//! driver, and time in which it waits for other threads.
+//! What a layer of a short prompt costs the engine's thread, over one link and over two: calls of
+//! the driver, and time in which it waits for other threads.
 
 use crate::rig::{CHUNK_TOKENS, PAGE_BYTES, PAGE_TOKENS, Site, TIMEOUT};
 use cuda_testkit::{Fake, alone};

@@ -99,7 +99,8 @@ impl Copier {
     }
 }
 
-/// What each path carries by the last copies: the GPU, the direction, whose link it is and its rate.
+/// What each path carries by the last copies: the GPU, the direction, whose link it is and its
+/// rate.
 fn paths<'py>(py: Python<'py>, copier: &forebay_cuda::Copier) -> PyResult<Bound<'py, PyList>> {
     let path = |rate: PathRate| {
         let path = PyDict::new(py);

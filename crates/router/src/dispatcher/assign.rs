@@ -11,8 +11,8 @@ use crate::slo::RefusalReason;
 use std::sync::{Arc, OnceLock};
 
 impl Dispatcher {
-    /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as its
-    /// load. At the first attempt another backend may compute the prompt, if `may_hand_over`. A
+    /// Chooses a backend that may be used and whose id is not in `tried`, and counts the request as
+    /// its load. At the first attempt another backend may compute the prompt, if `may_hand_over`. A
     /// request that was tried already is not refused for its SLO.
     pub fn assign_with_prefiller(
         &mut self,

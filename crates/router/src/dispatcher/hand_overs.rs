@@ -219,8 +219,8 @@ impl Dispatcher {
         }
     }
 
-    /// Whether a prefiller keeps the blocks of a prompt that it has computed: its hand-over is under
-    /// way. They count as used until it has ended, or the lease.
+    /// Whether a prefiller keeps the blocks of a prompt that it has computed: its hand-over is
+    /// under way. They count as used until it has ended, or the lease.
     pub(super) fn keeps_blocks(&mut self, assignment: &Assignment, end: &End) -> bool {
         let Some(hand_overs) = &mut self.hand_overs else { return false };
         let number = assignment.decision.number;

@@ -215,7 +215,8 @@ fn what_others_send_to_an_engine_counts_as_its_load() {
         Ok(EngineMetrics { running, waiting, pool_tokens: Some(50_000), held_tokens: Some(40_000) })
     };
     let mut dispatcher = two(Policy::AddedLatency);
-    // Ours is 10,000 tokens at the first engine; the second has 4 requests of which we know nothing.
+    // Ours is 10,000 tokens at the first engine; the second has 4 requests of which we know
+    // nothing.
     let ours = dispatcher.assign(0, &routing(1, 40_000), &[1]).unwrap();
     for second in 1..3 {
         let own = dispatcher.own_load(0);
@@ -490,8 +491,8 @@ fn a_request_that_comes_too_late_everywhere_is_refused_and_is_nobodys_load() {
     dispatcher.end(0, &hurried, assignment, NO_USAGE);
 }
 
-/// What a rank reports that holds so many tokens, of so many that fit, if that is known, and to which
-/// so many came.
+/// What a rank reports that holds so many tokens, of so many that fit, if that is known, and to
+/// which so many came.
 fn report(stored_tokens: u64, tokens: u64, room_tokens: Option<u64>) -> Report {
     let held = Held { blocks: tokens / 16, tokens, room_tokens };
     Report { emptied: false, stored_tokens, held: Ok(held), counts: Counts::default() }

@@ -1,5 +1,5 @@
-//! A request on its way to an engine, in the dispatcher's books: it is told what comes of it, and ends
-//! once.
+//! A request on its way to an engine, in the dispatcher's books: it is told what comes of it, and
+//! ends once.
 
 use super::Engines;
 use crate::dispatcher::{Assignment, End, Ended, RoutingFacts};
@@ -68,7 +68,8 @@ impl Attempt {
         self.engines.inner.lock().slots.get(slot)?.clone()
     }
 
-    /// The same request at the engine that has answered it after all. `None` if it may not go there.
+    /// The same request at the engine that has answered it after all. `None` if it may not go
+    /// there.
     pub fn moved_to(mut self, engine: &Engine) -> Option<Attempt> {
         self.end(End::Failed(Failure::PassedOver));
         self.engines.tell_sent_elsewhere(&self.engine, engine, Failure::PassedOver);

@@ -148,8 +148,8 @@ impl Booking {
         }
     }
 
-    /// The engine that was to get the prompt from another one has begun to answer. What that one did
-    /// is not seen.
+    /// The engine that was to get the prompt from another one has begun to answer. What that one
+    /// did is not seen.
     fn handed_over(&self, mut open: OpenHandOver) {
         let end = match Failure::of_status(self.status.as_u16()) {
             Some(_) => HandOverEnd::DecodeRefused,

@@ -1,5 +1,6 @@
-//! The messages of one HTTP request, back and forth: what Envoy says goes to the [`Stream`], and what
-//! that wants done is done here. It holds the request's booking, which ends when it is dropped.
+//! The messages of one HTTP request, back and forth: what Envoy says goes to the [`Stream`], and
+//! what that wants done is done here. It holds the request's booking, which ends when it is
+//! dropped.
 
 use super::api::{ProcessingRequest, ProcessingResponse};
 use super::booking::Booking;

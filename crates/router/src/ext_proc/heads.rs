@@ -1,5 +1,5 @@
-//! Heads of requests and answers, as Envoy says them: names in lower case, and with a colon what is no
-//! header.
+//! Heads of requests and answers, as Envoy says them: names in lower case, and with a colon what is
+//! no header.
 
 use super::api::{HeaderMap as Said, HeaderValue as SaidValue};
 use bytes::Bytes;

@@ -1,5 +1,5 @@
-//! gRPC health checks, as Envoy and Kubernetes ask for them. The answer is how the picker is at that
-//! moment.
+//! gRPC health checks, as Envoy and Kubernetes ask for them. The answer is how the picker is at
+//! that moment.
 
 use super::api;
 use crate::state::{Phase, RouterState};
@@ -19,8 +19,8 @@ impl HealthService {
         HealthService { router }
     }
 
-    /// It takes requests, and knows engines that could have them. That one of them is up is not asked
-    /// for: where none is, a request gets an answer that says so.
+    /// It takes requests, and knows engines that could have them. That one of them is up is not
+    /// asked for: where none is, a request gets an answer that says so.
     fn is_ready(&self) -> bool {
         self.router.phase() == Phase::Serving && !self.router.engines.is_empty()
     }

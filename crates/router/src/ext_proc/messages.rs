@@ -1,6 +1,6 @@
-//! What Envoy is told, as messages: where a request goes, what passes on unchanged, and answers that no
-//! engine gives. It knows names of headers and metadata, which are those of the endpoint picker
-//! protocol and of llm-d.
+//! What Envoy is told, as messages: where a request goes, what passes on unchanged, and answers
+//! that no engine gives. It knows names of headers and metadata, which are those of the endpoint
+//! picker protocol and of llm-d.
 
 use super::api::*;
 use crate::request_trace::TRACEPARENT;

@@ -28,7 +28,8 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::pb::health_server::HealthServer;
 
-/// An Envoy that says nothing for so long is asked whether it lives, and given up after as long again.
+/// An Envoy that says nothing for so long is asked whether it lives, and given up after as long
+/// again.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// All that an endpoint picker is told.

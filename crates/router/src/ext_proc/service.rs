@@ -1,5 +1,5 @@
-//! The gRPC services of an endpoint picker: `ext_proc`, and health checks. It knows their paths; what
-//! happens on a stream is [`Exchange`]'s.
+//! The gRPC services of an endpoint picker: `ext_proc`, and health checks. It knows their paths;
+//! what happens on a stream is [`Exchange`]'s.
 
 use super::api::{self, ProcessingRequest, ProcessingResponse};
 use super::exchange::Exchange;

@@ -389,7 +389,8 @@ fn behind_head(
 }
 
 impl Modes {
-    /// As the first message says. Whoever does not say it streams bodies both ways, as llm-d wants it.
+    /// As the first message says. Whoever does not say it streams bodies both ways, as llm-d wants
+    /// it.
     fn of(config: Option<ProtocolConfiguration>) -> Result<Modes, Violation> {
         let Some(config) = config else {
             let (request, answer) = (BodyMode::FullDuplex, BodyMode::FullDuplex);

@@ -1,5 +1,5 @@
-//! An endpoint picker with sockets, and a gRPC client that says what Envoy would: what it is told, and
-//! what comes of it in the books. Engines answer probes only: nobody sends them anything here.
+//! An endpoint picker with sockets, and a gRPC client that says what Envoy would: what it is told,
+//! and what comes of it in the books. Engines answer probes only: nobody sends them anything here.
 
 use super::api::{
     self, BodySendMode, HeaderMap, HeaderValue, HttpBody, HttpHeaders, ImmediateResponse, Metadata,

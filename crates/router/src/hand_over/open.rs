@@ -1,5 +1,5 @@
-//! A hand-over under way, in the dispatcher's books: it ends once, as it is told to, or as cancelled
-//! when it is dropped.
+//! A hand-over under way, in the dispatcher's books: it ends once, as it is told to, or as
+//! cancelled when it is dropped.
 
 use super::HandOverEnd;
 use crate::dispatcher::Plan;

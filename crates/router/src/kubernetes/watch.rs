@@ -30,8 +30,8 @@ impl Object for Pod {
     }
 }
 
-/// Keeps the engines as the pool has them, for ever. While the API server cannot be asked, they stay
-/// as they are.
+/// Keeps the engines as the pool has them, for ever. While the API server cannot be asked, they
+/// stay as they are.
 pub async fn watch_pool(engines: Arc<Engines>, discovery: Discovery, api: Api) {
     let api = Arc::new(api);
     let mut pools = Followed::new(&api, pool_itself(&discovery.pool));

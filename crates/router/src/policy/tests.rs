@@ -80,8 +80,9 @@ fn added_latency_is_the_own_wait_everybodys_wait_and_the_wait_for_room() {
         // 0.1 s pending, 0.38 s of its own, 100 steps that three others make 630.015 us longer; and
         // each of the three waits for the 0.38 s and for 100 longer steps.
         (true, 3, 1_000, 24_000, 8_000),
-        // 0.4 s pending, 199.995 us of its own, 100 steps that nine others make 2,350.045 us longer,
-        // nine that wait; one token in twenty has no room for as long as 100 of those steps take.
+        // 0.4 s pending, 199.995 us of its own, 100 steps that nine others make 2,350.045 us
+        // longer, nine that wait; one token in twenty has no room for as long as 100 of those steps
+        // take.
         (true, 9, 4_000, 95_000, 10_000),
     ];
     let by_hand = [
@@ -109,7 +110,8 @@ fn scores(policy: Policy, candidates: &[Candidate]) -> Vec<f64> {
 
 #[test]
 fn what_a_store_holds_is_loaded_where_that_is_quicker_than_computing() {
-    // 8,000 tokens take 8 ms to load; the 2,000 behind them 0.38 s to compute, and all 10,000 1.5 s.
+    // 8,000 tokens take 8 ms to load; the 2,000 behind them 0.38 s to compute, and all 10,000 1.5
+    // s.
     let (quick, slow) = (beside_a_store(8_000, 1.0), beside_a_store(8_000, 200.0));
     let added = scores(Policy::AddedLatency, &[quick, slow]);
     assert!((added[0] - 0.388).abs() < 1e-9 && (added[1] - 1.5).abs() < 1e-9, "{added:?}");

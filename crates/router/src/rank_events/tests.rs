@@ -1,5 +1,5 @@
-//! Tests of the order of batches: a publisher whose messages are lost, repeated and reordered, which
-//! restarts, and which lies. They know no sockets and no clock.
+//! Tests of the order of batches: a publisher whose messages are lost, repeated and reordered,
+//! which restarts, and which lies. They know no sockets and no clock.
 
 use super::*;
 use proptest::prelude::*;

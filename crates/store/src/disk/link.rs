@@ -58,9 +58,9 @@ impl Default for DiskOptions {
 /// Operations are pairs of a span on disk and a span of host memory. Spans that follow each other
 /// on disk become one vectored I/O, wherever their memory lies. File offsets, lengths and addresses
 /// must be multiples of
-/// [`DISK_ALIGN_BYTES`]; an operation with any other fails before a byte of it is moved. An operation succeeds only when
-/// every byte was moved; short results are continued, and what cannot be continued is a failure
-/// that names offset and reason.
+/// [`DISK_ALIGN_BYTES`]; an operation with any other fails before a byte of it is moved. An
+/// operation succeeds only when every byte was moved; short results are continued, and what cannot
+/// be continued is a failure that names offset and reason.
 ///
 /// Dropping the link finishes what was started, then closes the file.
 ///

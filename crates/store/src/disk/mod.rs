@@ -4,8 +4,8 @@
 //! Pure parts: `plan` turns an operation into vectored I/Os, `progress` judges results, `flights`
 //! keeps operations until every I/O of theirs has ended, [`pacer`](WriteBackPacer) bounds
 //! write-back by the latency that reads see. Drivers:
-//! [`Uring`] and [`Threads`], behind [`Kernel`]. Glue: [`DiskLink`] and its thread. Knows files and system calls; must
-//! never know what is kept in a file, or who waits for which bytes.
+//! [`Uring`] and [`Threads`], behind [`Kernel`]. Glue: [`DiskLink`] and its thread. Knows files and
+//! system calls; must never know what is kept in a file, or who waits for which bytes.
 
 mod file;
 mod flights;

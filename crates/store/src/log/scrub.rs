@@ -131,8 +131,8 @@ impl Scrubs {
         self.jobs.is_empty() && self.under_way == 0
     }
 
-    /// Whether all that is dead is to be overwritten now. One sweep follows the other, so that chunks
-    /// that are forgotten one by one cost a few of them.
+    /// Whether all that is dead is to be overwritten now. One sweep follows the other, so that
+    /// chunks that are forgotten one by one cost a few of them.
     fn may_sweep(&self, now_us: u64) -> bool {
         let rested = self.swept_us.is_none_or(|swept_us| now_us >= swept_us.saturating_add(SWEEP_EVERY_US));
         self.sweep_is_due && self.are_over() && rested

@@ -81,9 +81,9 @@ impl Ssd {
     /// part. `deadline_us` is in the mover's clock.
     ///
     /// With `Ok`, `on_end` is called exactly once, with as many ends as there are wants and in
-    /// their order. A chunk that is found not to verify is dropped. It runs on a thread of the store, or
-    /// on this one if it is known at once that there is no staging; it should be short and must not
-    /// wait for the store or the mover. An error calls nobody.
+    /// their order. A chunk that is found not to verify is dropped. It runs on a thread of the
+    /// store, or on this one if it is known at once that there is no staging; it should be short
+    /// and must not wait for the store or the mover. An error calls nobody.
     ///
     /// Many wants in one request cost much less than many requests. The class can be raised until
     /// the end.
@@ -321,9 +321,8 @@ impl Part {
         ]
     }
 
-    /// Whether the footer is this copy's and the layers are what it says, if that is for the read to
-    /// say. Layers that are encrypted
-    /// are decrypted in place.
+    /// Whether the footer is this copy's and the layers are what it says, if that is for the read
+    /// to say. Layers that are encrypted are decrypted in place.
     fn verify_and_decrypt(&mut self, memory: &Memory, keys: &TenantKeys) -> Result<Staged, NotRead> {
         let want = self.number;
         let corrupt = |fault| NotRead::Corrupt { want, fault };

@@ -1,5 +1,5 @@
-//! What users say of single chunks, by name: that one is to stay, or that it is to leave memory; and
-//! where one is. This file finds the tier that it concerns.
+//! What users say of single chunks, by name: that one is to stay, or that it is to leave memory;
+//! and where one is. This file finds the tier that it concerns.
 
 use super::Store;
 use super::write_back::Dirty;

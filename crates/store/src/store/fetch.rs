@@ -120,8 +120,9 @@ impl Store {
         self.fetch_each(lease, std::iter::once((chunk, on_end)), Urgency { class, deadline_us });
     }
 
-    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, many by
-    /// one read, and are verified there, or by who uses them, as [`Check`](crate::ssd::Check) says. `deadline_us` is in the mover's clock.
+    /// Fetches chunks of the lease, wherever they are: those on disk come into memory first, many
+    /// by one read, and are verified there, or by who uses them, as [`Check`](crate::ssd::Check)
+    /// says. `deadline_us` is in the mover's clock.
     ///
     /// `on_end` is called exactly once for each chunk, on a thread of the store or the mover, or on
     /// this one: keep it short, and do not wait for either in it. Keep the lease until then. A

@@ -14,8 +14,8 @@ use std::sync::mpsc::Receiver;
 
 impl Store {
     /// Drops these chunks, even if they are leased, pinned or being written, and has their bytes
-    /// overwritten in memory and on disk. Says of each whether it was here. That it is gone from the
-    /// disk is durable after a [`flush`](Store::flush).
+    /// overwritten in memory and on disk. Says of each whether it was here. That it is gone from
+    /// the disk is durable after a [`flush`](Store::flush).
     pub fn forget(&self, tenant: TenantId, ids: &[ChunkId]) -> Vec<bool> {
         let on_disk = self.shared.open_disk().map(|disk| disk.ssd.forget(tenant, ids));
         let mut tier = self.shared.tier.lock();

@@ -6,7 +6,8 @@
 //! `fetch.rs` and `reserve.rs` are for those who read and write the arena by themselves; `watch.rs`
 //! tells others what is here, and `whereabouts.rs` says why something is not. `control.rs` keeps
 //! chunks where they are or sends them away, `forget.rs` overwrites them. Behind the user's back
-//! `write_back` copies from memory to disk, and `promote.rs` brings into memory what is read from disk.
+//! `write_back` copies from memory to disk, and `promote.rs` brings into memory what is read from
+//! disk.
 
 mod control;
 mod disk;

@@ -2,8 +2,8 @@
 //! sans-IO state machine: time is an argument, and the bytes move elsewhere between a `begin` and
 //! its end. This file holds the state, lookups and what changes single chunks; `write.rs` lets
 //! chunks in, `read.rs` grants and serves leases, `evict.rs` makes room, `pin.rs` says what stays,
-//! `memory.rs` is what only the memory tier has, `kept.rs` what another process goes on with. None of
-//! them must ever touch bytes or know what they mean.
+//! `memory.rs` is what only the memory tier has, `kept.rs` what another process goes on with. None
+//! of them must ever touch bytes or know what they mean.
 
 mod allocator;
 mod changes;

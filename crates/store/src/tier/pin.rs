@@ -36,7 +36,8 @@ pub enum Unchanged {
 
 impl<S: SlotAllocator> Tier<S> {
     /// Keeps a chunk, and those that it continues, from being evicted for `ttl_us` or
-    /// [`PIN_US_MAX`](crate::PIN_US_MAX), and says until when. A pin that ends later stays as it is.
+    /// [`PIN_US_MAX`](crate::PIN_US_MAX), and says until when. A pin that ends later stays as it
+    /// is.
     pub fn pin(
         &mut self,
         now_us: u64,

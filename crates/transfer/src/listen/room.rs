@@ -51,8 +51,8 @@ impl<S: Eq + Hash> Pending<S> {
         Pending { places: places.max(1), next: 0, connections: BTreeMap::new() }
     }
 
-    /// A connection comes. Its number, and the one that gives way to it; or when to ask again, unless
-    /// one of the connections leaves before.
+    /// A connection comes. Its number, and the one that gives way to it; or when to ask again,
+    /// unless one of the connections leaves before.
     fn enter(&mut self, source: S, now_us: u64, evict: Evict) -> Result<(u64, Option<(u64, Evict)>), u64> {
         let mut evicted = None;
         if self.connections.len() >= self.places
@@ -231,7 +231,8 @@ mod tests {
     use std::sync::mpsc::channel;
 
     impl<S: Eq + Hash> Pending<S> {
-        /// The number of a connection that comes, and of the one that gives way; or when to ask again.
+        /// The number of a connection that comes, and of the one that gives way; or when to ask
+        /// again.
         fn comes(&mut self, source: S, now_us: u64) -> Result<(u64, Option<u64>), u64> {
             let entered = self.enter(source, now_us, Box::new(|| {}));
             entered.map(|(number, evicted)| (number, evicted.map(|(number, _)| number)))

@@ -175,8 +175,9 @@ impl Mover {
         self.settle(now_us, transfer);
     }
 
-    /// Makes a transfer more urgent, whoever asked for it. What of it is under way goes on as it is.
-    /// A class that is not more urgent changes nothing; unknown and ended transfers are ignored.
+    /// Makes a transfer more urgent, whoever asked for it. What of it is under way goes on as it
+    /// is. A class that is not more urgent changes nothing; unknown and ended transfers are
+    /// ignored.
     pub fn raise(&mut self, id: TransferId, class: Class) {
         let raised = |transfer: &&mut Active| transfer.ending.is_none() && class < transfer.class;
         let Some(transfer) = self.transfers.get_mut(&id).filter(raised) else { return };

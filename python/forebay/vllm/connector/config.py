@@ -148,7 +148,8 @@ class Settings:
     verify: Any = setting(None, verifier)
     profile: str | None = setting(None, text)
     gate: bool = setting(True, flag)  # False: load all that is found, even if computing is faster
-    # "typed": vLLM's field, which no client can set. "any": also kv_transfer_params, which clients can.
+    # "typed": vLLM's field, which no client can set. "any": also kv_transfer_params, which clients
+    # can.
     kv_hints: str = setting("typed", hints)
     keep_on_reset: bool = setting(False, flag)  # True where weights never change
     layout: str = setting("HND", layout)

@@ -25,8 +25,8 @@ pub extern "C" fn fake_cuda_control(commands: *const c_char) -> i32 {
 /// A counter by its name: calls of a symbol (`cuMemcpyAsync`), `bytes.h2d.0`, `bytes.d2h.0`,
 /// `bytes.p2p.1.0` (from, to), `bytes.d2d.0`, `bytes.host`, and what there is now:
 /// `live.allocations`, `live.host`, `live.foreign`, `live.mappings`, `live.streams`, `live.events`,
-/// `live.operations`, `live.modules`, `live.failing` (calls that are still to); and all calls of the
-/// calling thread: `calls`. Physical GPU numbers. A name that means nothing gives 2^64 - 1.
+/// `live.operations`, `live.modules`, `live.failing` (calls that are still to); and all calls of
+/// the calling thread: `calls`. Physical GPU numbers. A name that means nothing gives 2^64 - 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_stat(name: *const c_char) -> u64 {
     text(name).ok().and_then(|name| stat(&lock(), name)).unwrap_or(u64::MAX)

@@ -127,7 +127,8 @@ entries! {
         call.ready()?;
         let attributes = get_all(attributes, count as usize)?;
         let values = get_all(values, count as usize)?;
-        // `CUpointer_attribute`. Of memory that it does not know, the real driver says zero and no error.
+        // `CUpointer_attribute`. Of memory that it does not know, the real driver says zero and no
+        // error.
         for (attribute, value) in attributes.into_iter().zip(values) {
             let area = call.memory.find(at);
             match attribute {

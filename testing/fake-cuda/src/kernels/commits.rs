@@ -6,8 +6,8 @@ use crc_fast::{CrcAlgorithm, checksum_combine};
 /// Words of `struct Commit`.
 const ENTRY_WORDS: u64 = 7;
 
-/// `(const Commit* commits, u32 count)` with `struct Commit { u64 contexts; u64 word; u64 value; u64 ranges; u64
-/// remainders; u64 starts; u64 layers; }`
+/// `(const Commit* commits, u32 count)` with `struct Commit { u64 contexts; u64 word; u64 value;
+/// u64 ranges; u64 remainders; u64 starts; u64 layers; }`
 pub fn commits(view: &mut View, args: &[u64]) -> Result<Work, String> {
     let &[commits, count] = args else { return Err("wrong parameters".into()) };
     let mut work = Work::default();

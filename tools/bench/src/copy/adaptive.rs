@@ -1,6 +1,6 @@
 //! Copies over several links of which one is loaded by somebody of whom the copier knows nothing:
-//! plain copies of another process, to the GPU whose link it is. Beside ours stand copies whose shares
-//! follow nothing, and, as the ceiling, what all links together have left.
+//! plain copies of another process, to the GPU whose link it is. Beside ours stand copies whose
+//! shares follow nothing, and, as the ceiling, what all links together have left.
 
 use super::other::Other;
 use super::plan::Plan;

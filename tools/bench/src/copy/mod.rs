@@ -4,8 +4,9 @@
 //!
 //! `plan` is what is asked for. `rig` is all memory, `ends` that of one GPU and a copy of it,
 //! `bytes` what is in it. `way` is who copies; `ceiling` is what no one can exceed. `sweep`,
-//! `paged`, `adaptive`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of the first.
-//! `daemon` is about relays of another process, and `host` is the benchmark of host memory.
+//! `paged`, `adaptive`, `break_even`, `costs` and `victim` each make rows, and `plot` a picture of
+//! the first. `daemon` is about relays of another process, and `host` is the benchmark of host
+//! memory.
 
 mod adaptive;
 mod break_even;

@@ -1,5 +1,5 @@
-//! Another process of this program, for what needs one: it is ready when a file of its is there, and
-//! ends with its standard input.
+//! Another process of this program, for what needs one: it is ready when a file of its is there,
+//! and ends with its standard input.
 
 use crate::output::Outcome;
 use std::ffi::OsStr;

@@ -27,7 +27,8 @@ const SPARE: u64 = 8;
 /// Of the first life. Lives are numbered by the epoch in which they began.
 const FIRST_SEQUENCE: u64 = (1 << 32) + 1;
 
-/// Makes a log of `chunks` chunks with one layer of `layer_bytes`. It is removed when it is dropped.
+/// Makes a log of `chunks` chunks with one layer of `layer_bytes`. It is removed when it is
+/// dropped.
 pub fn make(path: &Path, chunks: u64, layer_bytes: u64) -> Result<TempPath, Error> {
     let image = TempPath::try_from_path(path)?;
     write(path, chunks, layer_bytes)?;

@@ -1,5 +1,5 @@
-//! The ceiling: a loop around io_uring and nothing else, with registered files and buffers. It knows
-//! system calls; it must never check or copy a byte.
+//! The ceiling: a loop around io_uring and nothing else, with registered files and buffers. It
+//! knows system calls; it must never check or copy a byte.
 
 use super::memory::{At, Buffers, Direction, Objects};
 use crate::output::Error;

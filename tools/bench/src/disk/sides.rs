@@ -66,8 +66,8 @@ impl Side {
 }
 
 impl Figures {
-    /// Our rate beside ceiling and peer, then the ceiling's own row. `of` is `disk`, or what objects
-    /// come to beside.
+    /// Our rate beside ceiling and peer, then the ceiling's own row. `of` is `disk`, or what
+    /// objects come to beside.
     pub fn rate_rows(&self, of: &str, name: &str, objects: Objects) -> [Row; 2] {
         let peer = |of: &Option<(String, Side)>, name: &str| {
             let (version, side) = of.as_ref()?;

@@ -137,7 +137,8 @@ impl Rig {
         Ok(Rig { store, shape, _mover: mover })
     }
 
-    /// The first touch of a page takes as long as a read of it, and has nothing to do with the disk.
+    /// The first touch of a page takes as long as a read of it, and has nothing to do with the
+    /// disk.
     fn touch_memory(&self) {
         let arena = self.store.arena_memory();
         // SAFETY: all of it is the store's own, which does nothing with it yet.

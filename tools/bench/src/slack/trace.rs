@@ -1,5 +1,6 @@
 //! What engines do: a time of prefills, each with a prefix from SSD, a time of decoding with few of
-//! them, and a time without. Stores come at any moment. This file knows times and numbers of chunks.
+//! them, and a time without. Stores come at any moment. This file knows times and numbers of
+//! chunks.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -27,7 +27,8 @@ impl Reads {
         Reads { runtime, inbox }
     }
 
-    /// Starts a read. Its end comes as [`Message::Read`], and takes at least as long as the network.
+    /// Starts a read. Its end comes as [`Message::Read`], and takes at least as long as the
+    /// network.
     pub fn start(&self, request: RequestId, source: Source, network: Duration) -> JoinHandle<()> {
         let inbox = self.inbox.clone();
         self.runtime.spawn(async move {

@@ -1,5 +1,5 @@
-//! Hand-overs over HTTP: what a request's part in one makes of its job and its answer, and the blocks
-//! that a decoder reads.
+//! Hand-overs over HTTP: what a request's part in one makes of its job and its answer, and the
+//! blocks that a decoder reads.
 
 use super::app::App;
 use super::error::ApiError;

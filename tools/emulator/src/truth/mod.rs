@@ -16,9 +16,9 @@
 //! Reading works on words, not on keys: each token's words are summed under odd weights, one per
 //! lane (a multilinear hash, so that one changed word always changes the sum), and the sums are
 //! chained in token order into a
-//! [`ContextDigest`]. The next token is a function of that digest and the position. Each emitted token becomes KV
-//! itself and enters the digest before the next one is emitted. **One wrong byte anywhere gives a
-//! wrong token**, except with a probability of 1 in the size of the vocabulary.
+//! [`ContextDigest`]. The next token is a function of that digest and the position. Each emitted
+//! token becomes KV itself and enters the digest before the next one is emitted. **One wrong byte
+//! anywhere gives a wrong token**, except with a probability of 1 in the size of the vocabulary.
 
 mod hash;
 mod kv;

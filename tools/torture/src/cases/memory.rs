@@ -1,5 +1,5 @@
-//! What changes in memory behind the store's check: whoever uses a value must be able to see it. The
-//! worker plays its user.
+//! What changes in memory behind the store's check: whoever uses a value must be able to see it.
+//! The worker plays its user.
 
 use crate::case::{Case, Verdict, counts, still_works, was_played};
 use crate::protocol::Fault;

@@ -192,7 +192,8 @@ pub struct DecisionSample {
     /// Since the arm's first decision.
     pub at_s: f64,
     pub choice: Choice,
-    /// Time to first token as the router expected it; `None` of a request that goes by load alone, or nowhere.
+    /// Time to first token as the router expected it; `None` of a request that goes by load alone,
+    /// or nowhere.
     pub predicted_ttft_s: Option<f64>,
     /// As it came; `None` without a whole answer.
     pub ttft_s: Option<f64>,

@@ -41,8 +41,8 @@ struct Reading {
     memory_mib: f64,
 }
 
-/// Reads all GPUs every second of real time and hands each sample to `sink`, stamped with model time
-/// since now. Ends when they cannot be read.
+/// Reads all GPUs every second of real time and hands each sample to `sink`, stamped with model
+/// time since now. Ends when they cannot be read.
 pub async fn sample_gpus(arm: &str, clock_ratio: f64, mut sink: impl FnMut(GpuSample)) -> GpuError {
     let start = Instant::now();
     let mut ticks = interval(SAMPLE_EVERY);

@@ -38,7 +38,8 @@ pub struct Args {
     /// The request's name at the engine, or a part of it: what the engine said of it
     #[arg(long, value_name = "NAME", group = "prompt", conflicts_with = "keys")]
     request: Option<String>,
-    /// With --tokens: a fact of the namespace that is meant, such as dtype=bfloat16; repeat for each
+    /// With --tokens: a fact of the namespace that is meant, such as dtype=bfloat16; repeat for
+    /// each
     #[arg(long, value_name = "FACT=VALUE", value_parser = fact, requires = "tokens")]
     namespace: Vec<(String, String)>,
     /// With --keys: whose chunks they are

@@ -1,5 +1,5 @@
-//! `forebay preflight gpu`: whether a host is fit for fast copies, before anything depends on it. This
-//! file knows how a host is shown; what is found is `forebay-cuda`'s to say.
+//! `forebay preflight gpu`: whether a host is fit for fast copies, before anything depends on it.
+//! This file knows how a host is shown; what is found is `forebay-cuda`'s to say.
 
 use crate::cmd::findings;
 use forebay_cuda::By;

@@ -1,5 +1,5 @@
-//! `forebay preflight`: whether a host is fit, before anything depends on it: `gpu` for fast copies,
-//! `net` for moving KV between hosts.
+//! `forebay preflight`: whether a host is fit, before anything depends on it: `gpu` for fast
+//! copies, `net` for moving KV between hosts.
 
 mod gpu;
 mod net;

@@ -15,7 +15,8 @@ const SAVED: [(&str, Tier); 5] = [
     // Of emulated engines.
     ("forebay_external_prefix_cache_hits_total", Tier::Labelled),
 ];
-/// Of the tokens from nodes, those of requests that named a tenant, by the labels `tenant` and `tier`.
+/// Of the tokens from nodes, those of requests that named a tenant, by the labels `tenant` and
+/// `tier`.
 const OF_TENANTS: &str = "vllm:forebay_tenant_tokens_total";
 const MEMORY: &str = "forebay_memory_capacity_bytes";
 const SSD: &str = "forebay_disk_capacity_bytes";

@@ -7,16 +7,18 @@
 //!
 //! * A watch begins at the copy's own revision, whose changes it says once more. Where history up
 //!   to the one after it has been compacted,
-//!   a watch that began there would lack what that one deleted (etcd of before August 2024, etcd-io/etcd#18089); this one is refused.
+//!   a watch that began there would lack what that one deleted (etcd of before August 2024,
+//!   etcd-io/etcd#18089); this one is refused.
 //! * A watch that broke is opened again there only after the lease was found alive at no lower
 //!   revision: a lease does
-//!   not outlive the data, so the history is the same. Otherwise, and after compaction, everything is read anew; until
-//!   that is complete the old copy answers.
+//!   not outlive the data, so the history is the same. Otherwise, and after compaction, everything
+//!   is read anew; until that is complete the old copy answers.
 //! * A new lease means that everything is said again.
 //! * A watch that is silent is tested by writing our own record: the event has to arrive.
 //! * A record of ours that another instance wrote after we did is another live node with our name:
 //!   both write one key, and each
-//!   hides the other. Each writes its own again after as long as a watch may be silent, so that both know as long as both live.
+//!   hides the other. Each writes its own again after as long as a watch may be silent, so that
+//!   both know as long as both live.
 
 use super::keys::{Key, Keys};
 use super::ledger::{Ledger, Saying};

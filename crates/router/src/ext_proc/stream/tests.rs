@@ -1,5 +1,5 @@
-//! A stand-in for Envoy says requests and answers in every mode, cut in every way, and looks whether
-//! what it is told keeps to the protocol.
+//! A stand-in for Envoy says requests and answers in every mode, cut in every way, and looks
+//! whether what it is told keeps to the protocol.
 
 use super::*;
 use crate::ext_proc::api::{BodyResponse, HeaderMap as SaidHeaders, HeaderValue, HttpTrailers, Said};

@@ -137,7 +137,8 @@ impl WriteBack {
         self.state.lock().queue.absences().copy()
     }
 
-    /// Writes what waits without waiting for a better time, until nothing waits or is being written.
+    /// Writes what waits without waiting for a better time, until nothing waits or is being
+    /// written.
     pub fn drain(&self) {
         let mut state = self.state.lock();
         state.drainers += 1;

@@ -129,7 +129,8 @@ pub struct WriteBackStat {
     pub window: usize,
     pub written: u64,
     pub written_bytes: u64,
-    /// From when chunks were offered until they were written: all of them together, and the longest.
+    /// From when chunks were offered until they were written: all of them together, and the
+    /// longest.
     pub written_after_us: u64,
     pub written_after_us_max: u64,
     /// Chunks that were on the disk when their turn came.
@@ -414,8 +415,8 @@ impl Queue {
         (losses.chunks() > 0).then_some(losses)
     }
 
-    /// A chunk is on the disk or on its way there: those behind it that were refused have their turn
-    /// again.
+    /// A chunk is on the disk or on its way there: those behind it that were refused have their
+    /// turn again.
     pub fn adopt(&mut self, now_us: u64, parent: ChunkId) {
         self.orphans.take(parent).into_iter().for_each(|child| self.wait(now_us, child));
     }

@@ -1,5 +1,6 @@
-//! How fast a disk reads and writes, alone and beside each other, as measured while it works. Sans-IO:
-//! time is an argument. This file knows when reads and writes began and ended, and their bytes.
+//! How fast a disk reads and writes, alone and beside each other, as measured while it works.
+//! Sans-IO: time is an argument. This file knows when reads and writes began and ended, and their
+//! bytes.
 //!
 //! The bytes of a span of time in which a side was busy make one measurement. A span without the
 //! other side counts as alone; one that the other side shared for half of the time or more counts
@@ -72,7 +73,8 @@ impl Rates {
         self.write.alone.map_or(0, |bytes_per_us| (bytes as f64 / bytes_per_us) as u64)
     }
 
-    /// The part of their rate that reads keep beside writes. `None` as long as it was never measured.
+    /// The part of their rate that reads keep beside writes. `None` as long as it was never
+    /// measured.
     pub fn reads_keep(&self) -> Option<f64> {
         Some(self.read.beside? / self.read.alone?)
     }

@@ -1,6 +1,6 @@
-//! When write-back may begin a write, so that reads of the disk come first: now, or at which time to
-//! ask again. Sans-IO: time is an argument. This file knows when the disk is read, for how long it
-//! was not read before, and how fast it writes.
+//! When write-back may begin a write, so that reads of the disk come first: now, or at which time
+//! to ask again. Sans-IO: time is an argument. This file knows when the disk is read, for how long
+//! it was not read before, and how fast it writes.
 //!
 //! Engines read the disk in bursts: the prefix of a prompt, then nothing while the prompt is
 //! computed. The times between bursts are the windows. How long one will last is taken from the

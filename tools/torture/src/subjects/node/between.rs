@@ -73,7 +73,8 @@ fn pass(from: &OwnedFd, to: &OwnedFd, exchange: impl Fn(OwnedFd) -> io::Result<O
     passed
 }
 
-/// What the user gets for a descriptor of the node: of a ring another one. The arena stays as it is.
+/// What the user gets for a descriptor of the node: of a ring another one. The arena stays as it
+/// is.
 fn ring_of_user(file: OwnedFd, faults: &Arc<Faults>, is_over: &Arc<AtomicBool>) -> io::Result<OwnedFd> {
     let Ok((node, layout)) = RingMemory::attach(file.try_clone()?) else { return Ok(file) };
     let user = RingMemory::create(layout, node.header().epoch()).map_err(io::Error::other)?;

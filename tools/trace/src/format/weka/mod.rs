@@ -42,8 +42,8 @@ pub struct WekaOptions {
 /// All session files as one trace.
 pub(super) struct Weka {
     sessions: Vec<OpenFile>,
-    /// The requests whose turn has not come, by their arrival and their position among all that were
-    /// read; and, with one of a main line, the file to read on in when it is handed out.
+    /// The requests whose turn has not come, by their arrival and their position among all that
+    /// were read; and, with one of a main line, the file to read on in when it is handed out.
     waiting: BTreeMap<(u64, u64), (TraceRequest, Option<usize>)>,
     errors: VecDeque<TraceError>,
     requests_read: u64,

@@ -97,9 +97,9 @@ impl<R: BufRead> Session<R> {
         })
     }
 
-    /// The requests of the next entry: one of the main agent, or those of a sub-agent, perhaps none.
-    /// `None` at the end. After [`ReadError`] from the text itself nothing more can be read; a bad
-    /// entry, the inner error, is only left out.
+    /// The requests of the next entry: one of the main agent, or those of a sub-agent, perhaps
+    /// none. `None` at the end. After [`ReadError`] from the text itself nothing more can be read;
+    /// a bad entry, the inner error, is only left out.
     pub(super) fn next_entry(&mut self) -> Result<Option<Result<Vec<TraceRequest>, Problem>>, ReadError> {
         let mut element = Vec::new();
         self.entries += 1;

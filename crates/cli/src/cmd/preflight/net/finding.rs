@@ -100,8 +100,8 @@ impl Finding {
         Finding { check, severity, subject, seen, expected: expected.into(), action: action.into() }
     }
 
-    /// Whether both are one line: of one check about several subjects, or of several checks about this
-    /// host.
+    /// Whether both are one line: of one check about several subjects, or of several checks about
+    /// this host.
     fn says_the_same_as(&self, other: &Finding) -> bool {
         let is_one_line = self.check == other.check || (self.subject.is_empty() && other.subject.is_empty());
         let texts =

@@ -81,8 +81,8 @@ pub struct Args {
     /// Wait so many seconds for peers that do not answer yet
     #[arg(long, value_name = "SECONDS", value_parser = seconds_or_none, default_value = "0")]
     wait: Duration,
-    /// Then wait for POST /exit at this address; POST /run checks again, with ?measure measures too,
-    /// GET /status tells
+    /// Then wait for POST /exit at this address; POST /run checks again, with ?measure measures
+    /// too, GET /status tells
     #[arg(long, value_name = "ADDRESS:PORT")]
     pause: Option<SocketAddr>,
     /// Go on by itself after so many seconds of pause

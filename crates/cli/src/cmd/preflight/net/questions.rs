@@ -1,6 +1,6 @@
 //! What one preflight asks another, over the connection that nodes use: a call on channel 5, in
-//! JSON. Pure: this file knows the words and their bytes. What is asked of nodes too, their time and
-//! version, is `forebay_net`'s [`About`](forebay_net::About).
+//! JSON. Pure: this file knows the words and their bytes. What is asked of nodes too, their time
+//! and version, is `forebay_net`'s [`About`](forebay_net::About).
 
 use super::checks::versions::Versions;
 use super::way::Way;
@@ -21,7 +21,8 @@ pub enum Question {
     Host { reaching: IpAddr },
     /// [`Segments`].
     Segments,
-    /// Measure the pair of yourself and this host, which has to be one of your peers. [`PairFigures`].
+    /// Measure the pair of yourself and this host, which has to be one of your peers.
+    /// [`PairFigures`].
     Measure { with: SocketAddr, plan: Plan },
 }
 

@@ -1,6 +1,6 @@
 //! What this process may have of the host, against what a node of this configuration needs: memory,
-//! locked memory, files, threads, huge pages and `/dev/shm`. Limits are the process's own: run it as
-//! the service will run.
+//! locked memory, files, threads, huge pages and `/dev/shm`. Limits are the process's own: run it
+//! as the service will run.
 
 use crate::cmd::preflight::net::finding::{Check, Finding};
 use forebay_cuda::preflight::Severity::{self, Fault, Unknown, Warning};

@@ -1,5 +1,6 @@
 //! Whether packets to a peer leave by the device at which its own arrive, and come back. Where they
-//! do not, Linux drops what arrives if `rp_filter` is strict, and ways differ in speed if it is not.
+//! do not, Linux drops what arrives if `rp_filter` is strict, and ways differ in speed if it is
+//! not.
 
 use crate::cmd::preflight::net::finding::{Check, Finding};
 use crate::cmd::preflight::net::way::Way;

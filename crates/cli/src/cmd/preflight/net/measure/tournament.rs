@@ -1,5 +1,5 @@
-//! Measures all pairs of some hosts, in rounds in which each host is in one pair at most, so that no
-//! pair has a share of another's link. The rounds are pure; one host tells the others which pair
+//! Measures all pairs of some hosts, in rounds in which each host is in one pair at most, so that
+//! no pair has a share of another's link. The rounds are pure; one host tells the others which pair
 //! they are.
 
 use super::pair::{self, cases};
