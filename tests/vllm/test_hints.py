@@ -251,19 +251,27 @@ def test_an_accepted_hint_is_done_whatever_comes_meanwhile_and_an_error_harms_no
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("is_away", [False, True])
-@pytest.mark.parametrize("said", [action("kv.forget"), action("kv.prefetch", back_in_ms=0)])
-def test_a_node_that_is_busy_or_away_is_asked_again_until_it_has_done_what_was_accepted(
-    said: dict[str, Any], is_away: bool
+@pytest.mark.parametrize(
+    ("said", "trouble"),
+    [
+        (action("kv.forget"), "busy"),
+        (action("kv.forget"), "away"),
+        (action("kv.forget"), "peers_unreached"),
+        (action("kv.prefetch", back_in_ms=0), "busy"),
+        (action("kv.prefetch", back_in_ms=0), "away"),
+    ],
+)
+def test_a_node_that_is_in_trouble_is_asked_again_until_it_has_done_what_was_accepted(
+    said: dict[str, Any], trouble: str
 ) -> None:
     class Busy(Node):
         def tell(self, verb: str, ids: list[bytes], ttl_ms: int = 0) -> list[tuple[str, str, str, int]]:
             done = super().tell(verb, ids, ttl_ms)
             if len(self.told) > 2:
                 return done
-            if is_away:
+            if trouble == "away":
                 raise PeerLostError("the node is not there")
-            return [("clipped", "busy", "disk", 0)] * len(ids)
+            return [("clipped", trouble, "disk", 0)] * len(ids)
 
     node, half = Busy(), Half()
     all_hints = Hints(node, half.facts, half.counts, "any", Tenants(0, {}), costs())  # type: ignore[arg-type]

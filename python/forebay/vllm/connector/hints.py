@@ -56,7 +56,8 @@ UNKNOWN_BYTES_PER_S = 1e9
 STORES_END_S = 10.0
 DISK_WRITES_S = 30.0
 ASK_AGAIN_S = 0.02
-# A node that is away, or busy with what others said, is asked again for so long.
+# A node that is away, busy with what others said, or does not reach a peer that is to forget, is
+# asked again for so long.
 BUSY_S, BUSY_AGAIN_S = 30.0, 0.25
 # Chunks that the node is told of at a time.
 TOGETHER_MAX = 8192
@@ -363,6 +364,9 @@ class HintExecutor:
             return ASK_AGAIN_S
         if reasons["busy"] and action.is_of_the_end and waited_s < BUSY_S:
             return BUSY_AGAIN_S
+        if reasons["peers_unreached"] and waited_s < BUSY_S:
+            # A silent peer holds this thread up for a second each time: more and more seldom.
+            return max(BUSY_AGAIN_S, waited_s)
         undone = {reason: count for reason, count in reasons.items() if reason not in ("none", "not_stored")}
         if undone:
             limited.warning(
