@@ -64,7 +64,8 @@ pub struct Agent {
     leases: LeaseTable,
     memory: OwnMemory,
     peers: Mutex<HashMap<String, Arc<Peer>>>,
-    server: Option<TcpServer>,
+    /// `None`: peers cannot connect, or cannot any more.
+    server: Mutex<Option<TcpServer>>,
     timer: Option<TimerThread>,
     mover: Option<MoverThread>,
 }
@@ -136,7 +137,7 @@ impl Agent {
             leases,
             memory,
             peers: Mutex::default(),
-            server,
+            server: Mutex::new(server),
             timer: Some(timer_thread),
             mover: None,
         })
@@ -494,9 +495,19 @@ impl Agent {
         Ok(())
     }
 
-    /// What went on at the port where peers connect. `None`: there is none.
+    /// What went on at the port where peers connect. `None`: there is none, or it is closed.
     pub fn port_stats(&self) -> Option<ServerStats> {
-        self.server.as_ref().map(TcpServer::stats)
+        self.here().ok()?;
+        self.server.lock().as_ref().map(TcpServer::stats)
+    }
+
+    /// Closes the port where peers connect, and the connections that came through it. When this
+    /// returns another process can listen there, whoever still has a share of the agent.
+    pub fn close_port(&self) {
+        if self.here().is_ok() {
+            let server = self.server.lock().take();
+            drop(server);
+        }
     }
 
     pub fn stats(&self) -> Vec<PeerStat> {
@@ -515,7 +526,7 @@ impl Drop for Agent {
             // All of it is the parent's, and is left as it is.
             std::mem::forget(Arc::clone(&self.shared));
             std::mem::forget(std::mem::take(&mut self.peers));
-            std::mem::forget((self.server.take(), self.timer.take(), self.mover.take()));
+            std::mem::forget((self.server.get_mut().take(), self.timer.take(), self.mover.take()));
             return;
         }
         self.requests.close();
@@ -527,7 +538,7 @@ impl Drop for Agent {
             tracing::warn!(peers, "GPU memory is given up that peers may still reach");
         }
         // Nobody comes in any more, then nothing is due any more, then nothing moves any more.
-        self.server.take();
+        self.close_port();
         self.timer.take();
         self.mover.take();
     }

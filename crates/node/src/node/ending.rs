@@ -96,7 +96,9 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::NodeConfig;
+    use crate::config::{NodeConfig, PeersConfig};
+    use std::net::TcpListener;
+    use std::sync::Arc;
 
     #[test]
     fn a_node_that_does_not_come_to_its_end_is_given_up_within_the_limit() {
@@ -112,6 +114,21 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(60));
         assert!(late.to_string().contains("has not ended within 6 s"), "{late}");
         drop(release);
+    }
+
+    #[test]
+    fn the_peers_port_is_free_when_a_node_has_ended_whoever_has_a_share_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = NodeConfig::new(folder.path().join("node.sock"), 1 << 20);
+        config.peers = Some(PeersConfig::new("127.0.0.1:0".parse().unwrap()));
+        let node = Node::start(&config).unwrap();
+        let address = node.peer_address().unwrap();
+        assert!(TcpListener::bind(address).is_err(), "the node listens there");
+        // As the thread of a connection has one that ends last.
+        let share = Arc::clone(&node.clients);
+        node.drain(Duration::ZERO).unwrap();
+        assert!(TcpListener::bind(address).is_ok(), "another one can listen there");
+        drop(share);
     }
 
     #[test]

@@ -436,6 +436,12 @@ impl Peering {
         self.owner.stop();
     }
 
+    /// No node reaches this one from now on. When this returns another process can listen where this
+    /// one did.
+    pub fn close_port(&self) {
+        self.agent.close_port();
+    }
+
     /// Waits until other nodes have nothing from this one, and says how many leases they have when
     /// the time is over.
     pub fn wait_until_back(&self, until: Instant) -> usize {
