@@ -211,8 +211,8 @@ impl Node {
         }
         self.wake_up.wake();
         self.clients.wait_until_gone(Instant::now() + STOP_PATIENCE);
-        // Not when the last share of the clients goes: a thread that has just counted itself out may
-        // have it for a moment more, and the node that comes after listens on the same port.
+        // Not when the last share of the clients goes: a thread that has just counted itself out
+        // may have it for a moment more, and the node that comes after listens on the same port.
         if let Some(remote) = self.clients.remote() {
             remote.close_port();
         }

@@ -436,8 +436,8 @@ impl Peering {
         self.owner.stop();
     }
 
-    /// No node reaches this one from now on. When this returns another process can listen where this
-    /// one did.
+    /// No node reaches this one from now on. When this returns another process can listen where
+    /// this one did.
     pub fn close_port(&self) {
         self.agent.close_port();
     }
