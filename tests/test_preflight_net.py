@@ -216,7 +216,17 @@ def test_refused_filtered_wrong_and_silent_ports_are_told_apart(net: Net) -> Non
     assert len(zeromq) == 2 and "refused: nobody listens there" in zeromq
     assert report.code == 2 and all(one["severity"] == "fault" for one in report.of("ports"))
     assert report.one("mtu", "10.77.0.2:7601")["severity"] == "unknown", "no datagram was answered"
-    assert report.one("mtu", "10.77.0.2:7603")["severity"] == "ok", "that nobody listens says it arrived"
+    assert report.json["seconds"] < 10
+    nobody = net.preflight(two.left, "--peer=10.77.0.2:7603").one("mtu")
+    assert nobody["severity"] == "ok", "that nobody listens says it arrived"
+
+
+def test_a_host_that_answers_few_datagrams_is_not_said_to_swallow_long_ones(net: Net) -> None:
+    two = pair(net)
+    # Nobody listens. The system says so six times, and then once a second.
+    peers = [f"10.77.0.2:{port}" for port in range(7601, 7611)]
+    report = net.preflight(two.left, *(f"--peer={peer}" for peer in peers))
+    assert {report.one("mtu", peer)["severity"] for peer in peers} <= {"ok", "unknown"}
     assert report.json["seconds"] < 10
 
 
@@ -246,7 +256,7 @@ def chain(net: Net) -> Pair:
 
 def test_a_black_hole_for_long_packets_is_a_fault_and_a_router_that_tells_is_none(net: Net) -> None:
     two = chain(net)
-    net.pause(two.right, "--config", two.right_toml, *PAUSE)
+    paused = net.pause(two.right, "--config", two.right_toml, *PAUSE)
     told = net.preflight(two.left, "--config", two.left_toml)
     assert told.one("mtu")["severity"] == "warning"
     assert "too long for the way, where 1500 are the most; 1500 bytes do" in told.one("mtu")["seen"]
@@ -256,7 +266,10 @@ def test_a_black_hole_for_long_packets_is_a_fault_and_a_router_that_tells_is_non
     hole = net.preflight(two.left, "--config", two.left_toml)
     assert hole.one("mtu")["severity"] == "fault" and hole.code == 2
     assert "9000 bytes do not arrive, and nobody says why; 1500 bytes do" in hole.one("mtu")["seen"]
-    assert hole.json["seconds"] < 10
+    kill(paused)
+    nobody = net.preflight(two.left, "--config", two.left_toml)
+    assert nobody.one("mtu")["severity"] == "fault", "it says only that nobody listens"
+    assert max(hole.json["seconds"], nobody.json["seconds"]) < 10
 
 
 def test_a_host_that_would_drop_what_peers_send_is_told(net: Net) -> None:

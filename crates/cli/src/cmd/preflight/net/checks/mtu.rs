@@ -7,11 +7,14 @@ use forebay_cuda::preflight::Severity::{Fault, Unknown, Warning};
 use rustix::net::sockopt;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an answer may take, and how often a size is tried.
 const WAIT: Duration = Duration::from_millis(200);
 const TRIES: usize = 2;
+/// How long a size is tried by which a host is judged that answers only that nobody listens: Linux
+/// says so six times, and then once a second, whoever asks (`net.ipv4.icmp_ratelimit`).
+const REFUSED_WAIT: Duration = Duration::from_millis(1500);
 /// A host answers few datagrams for which nobody listens, so that few sizes are tried below the
 /// link's own: with VXLAN, plain Ethernet, and tunnels over it.
 const SIZES: [u32; 3] = [8950, 1500, 1400];
@@ -36,7 +39,7 @@ pub struct MtuFacts {
     /// Bytes of a packet on this host's link, and on the peer's where it told.
     pub link: u32,
     pub peer_link: Option<u32>,
-    /// Whether any datagram is answered.
+    /// Whether short datagrams are answered, also after long ones.
     pub is_answered: bool,
     /// One as long as the link allows.
     pub whole: Probe,
@@ -47,12 +50,17 @@ pub struct MtuFacts {
 }
 
 impl MtuFacts {
-    /// Sends probes. Takes two seconds at most.
+    /// Sends probes. Takes six seconds at most, and less than one where all are answered.
     pub fn probe(to: SocketAddr, link: u32, peer_link: Option<u32>, cookie: &[u8]) -> io::Result<MtuFacts> {
         let link = link.min(PACKET_BYTES_MAX);
-        let mut prober = Prober { to, cookie, seen_as: None };
-        let is_answered = prober.probe(SMALL.min(link))? == Probe::Arrived;
-        let whole = if is_answered { prober.probe(link)? } else { Probe::Lost };
+        let mut prober = Prober { to, cookie, is_echoed: false, seen_as: None };
+        let small = SMALL.min(link);
+        let mut is_answered = prober.probe_to_judge(small)? == Probe::Arrived;
+        let whole = if is_answered { prober.probe_to_judge(link)? } else { Probe::Lost };
+        if is_answered && whole == Probe::Lost {
+            // Nothing is known of long ones where the host has fallen silent.
+            is_answered = prober.probe_to_judge(small)? == Probe::Arrived;
+        }
         let mut largest = None;
         if is_answered && whole != Probe::Arrived {
             for size in SIZES.into_iter().filter(|size| *size < link) {
@@ -69,10 +77,23 @@ impl MtuFacts {
 struct Prober<'a> {
     to: SocketAddr,
     cookie: &'a [u8],
+    /// Whether a preflight answers there, and not the system in its place.
+    is_echoed: bool,
     seen_as: Option<IpAddr>,
 }
 
 impl Prober<'_> {
+    /// As [`probe`](Prober::probe), as long as the host may keep silent although it arrived.
+    fn probe_to_judge(&mut self, packet_bytes: u32) -> io::Result<Probe> {
+        let begun = Instant::now();
+        loop {
+            let ended = self.probe(packet_bytes)?;
+            if ended != Probe::Lost || self.is_echoed || begun.elapsed() >= REFUSED_WAIT {
+                return Ok(ended);
+            }
+        }
+    }
+
     /// Sends a packet of so many bytes.
     fn probe(&mut self, packet_bytes: u32) -> io::Result<Probe> {
         let mut ended = Probe::Lost;
@@ -99,6 +120,7 @@ impl Prober<'_> {
         let mut answer = [0; 128];
         match socket.recv(&mut answer) {
             Ok(bytes) => {
+                self.is_echoed = true;
                 self.seen_as = self.address_in(&answer[..bytes]).or(self.seen_as);
                 Ok(Probe::Arrived)
             }
@@ -159,7 +181,7 @@ pub fn judge(peer: &str, facts: &MtuFacts) -> Finding {
         )
     };
     if !is_answered {
-        let seen = "no UDP datagram is answered, long or short".into();
+        let seen = "short UDP datagrams are not answered either".into();
         let action = "run `forebay preflight net --pause` there, and let UDP to its port through";
         return bad(Unknown, seen, action);
     }
@@ -217,7 +239,7 @@ mod tests {
             (
                 MtuFacts { is_answered: false, whole: Probe::Lost, ..good },
                 Unknown,
-                "no UDP datagram is answered",
+                "short UDP datagrams are not answered either",
             ),
         ];
         for (facts, severity, says) in table {
@@ -238,6 +260,6 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
         let begin = std::time::Instant::now();
         let facts = MtuFacts::probe(silent.local_addr().unwrap(), 1500, None, &[]).unwrap();
-        assert!(!facts.is_answered && begin.elapsed() < Duration::from_secs(2));
+        assert!(!facts.is_answered && begin.elapsed() < Duration::from_secs(4));
     }
 }
