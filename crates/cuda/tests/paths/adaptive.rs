@@ -8,6 +8,7 @@ use forebay_cuda::kernels::Piece;
 use forebay_cuda::links::Direction;
 use forebay_cuda::rates::Rates;
 use forebay_cuda::stream_copy::{Batch, CopyStream, Sent};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +17,10 @@ const MIB: u64 = 1 << 20;
 const BYTES: u64 = 24 * MIB;
 /// So slow that threads and memory of a busy machine are no part of it.
 const RATES: (&str, &str) = ("FAKE_CUDA_RATES", "h2d=0.3,d2h=0.3");
+/// What goes over a relay as fast as the target's own link, and over one that is 4 times as slow. A
+/// busy machine measures neither exactly.
+const EVEN: Range<f64> = 0.33..0.67;
+const SLOW: Range<f64> = 0.12..0.3;
 const TWO_GPUS: (&str, &str) = ("FAKE_CUDA_GPUS", "2");
 
 /// Batches of a copy stream.
@@ -67,15 +72,15 @@ impl Site<'_> {
 fn follows(fake: &Fake, direction: Direction, link: &str) {
     let site = Site::new(fake, direction, None);
     let even = site.copy(direction, 4);
-    assert!((0.4..0.6).contains(&even), "{direction:?}: {even}");
+    assert!(EVEN.contains(&even), "{direction:?}: {even}");
     fake.control(&format!("rates {link}=0.075"));
     site.copy(direction, 2);
     let slow = site.copy(direction, 1);
-    assert!((0.14..0.27).contains(&slow), "{direction:?}: {slow} of a link that is 4 times as slow");
+    assert!(SLOW.contains(&slow), "{direction:?}: {slow} of a link that is 4 times as slow");
     fake.control(&format!("rates {link}=0.3"));
     site.copy(direction, 2);
     let again = site.copy(direction, 1);
-    assert!((0.33..0.66).contains(&again), "{direction:?}: {again} of one that has recovered");
+    assert!(EVEN.contains(&again), "{direction:?}: {again} of one that has recovered");
     let Site { world, copy_stream, host, memory, .. } = site;
     drop((copy_stream, host, memory));
     world.end();
@@ -99,7 +104,7 @@ fn a_targets_own_link_that_slows_leaves_more_to_its_relay() {
         fake.control("rates h2d.0=0.075");
         site.copy(Direction::HostToDevice, 2);
         let share = site.copy(Direction::HostToDevice, 1);
-        assert!((0.73..0.86).contains(&share), "{share}");
+        assert!((0.7..0.88).contains(&share), "{share}");
     });
 }
 
@@ -123,7 +128,7 @@ fn copies_in_a_callers_stream_follow_too() {
         fake.control("rates h2d.1=0.075");
         (0..2).for_each(|_| _ = copy());
         let share = copy();
-        assert!((0.14..0.27).contains(&share), "{share}");
+        assert!(SLOW.contains(&share), "{share}");
     });
 }
 
