@@ -17,10 +17,9 @@ const MIB: u64 = 1 << 20;
 const BYTES: u64 = 24 * MIB;
 /// So slow that threads and memory of a busy machine are no part of it.
 const RATES: (&str, &str) = ("FAKE_CUDA_RATES", "h2d=0.3,d2h=0.3");
-/// What goes over a relay as fast as the target's own link, and over one that is 4 times as slow. A
-/// busy machine measures neither exactly.
+/// What goes over a relay as fast as the target's own link, and over one that is 4 times as slow.
 const EVEN: Range<f64> = 0.33..0.67;
-const SLOW: Range<f64> = 0.12..0.3;
+const SLOW: Range<f64> = 0.13..0.28;
 const TWO_GPUS: (&str, &str) = ("FAKE_CUDA_GPUS", "2");
 
 /// Batches of a copy stream.
@@ -69,29 +68,40 @@ impl Site<'_> {
     }
 }
 
-fn follows(fake: &Fake, direction: Direction, link: &str) {
+/// Shares of batches while a link is whole, slow, and whole again.
+fn shares(fake: &Fake, direction: Direction, link: &str) -> [f64; 3] {
     let site = Site::new(fake, direction, None);
     let even = site.copy(direction, 4);
-    assert!(EVEN.contains(&even), "{direction:?}: {even}");
     fake.control(&format!("rates {link}=0.075"));
     site.copy(direction, 2);
     let slow = site.copy(direction, 1);
-    assert!(SLOW.contains(&slow), "{direction:?}: {slow} of a link that is 4 times as slow");
     fake.control(&format!("rates {link}=0.3"));
     site.copy(direction, 2);
     let again = site.copy(direction, 1);
-    assert!(EVEN.contains(&again), "{direction:?}: {again} of one that has recovered");
     let Site { world, copy_stream, host, memory, .. } = site;
     drop((copy_stream, host, memory));
     world.end();
+    [even, slow, again]
+}
+
+/// Of three attempts one has to give what is expected: a busy machine holds copies up at times, and
+/// what is measured then is no link's rate.
+fn in_one_of_three<const N: usize>(expected: [Range<f64>; N], attempt: impl Fn() -> [f64; N]) {
+    let is_right = |found: &[f64; N]| expected.iter().zip(found).all(|(range, found)| range.contains(found));
+    let mut seen = Vec::new();
+    while !seen.last().is_some_and(is_right) {
+        assert!(seen.len() < 3, "{expected:?}: {seen:?}");
+        seen.push(attempt());
+    }
 }
 
 #[test]
 fn a_link_that_slows_has_less_within_two_batches_and_has_it_back_when_it_recovers() {
     let test = "adaptive::a_link_that_slows_has_less_within_two_batches_and_has_it_back_when_it_recovers";
     alone(test, &[RATES, TWO_GPUS], |fake| {
-        follows(fake, Direction::HostToDevice, "h2d.1");
-        follows(fake, Direction::DeviceToHost, "d2h.1");
+        for (direction, link) in [(Direction::HostToDevice, "h2d.1"), (Direction::DeviceToHost, "d2h.1")] {
+            in_one_of_three([EVEN, SLOW, EVEN], || shares(fake, direction, link));
+        }
     });
 }
 
@@ -99,12 +109,8 @@ fn a_link_that_slows_has_less_within_two_batches_and_has_it_back_when_it_recover
 fn a_targets_own_link_that_slows_leaves_more_to_its_relay() {
     let test = "adaptive::a_targets_own_link_that_slows_leaves_more_to_its_relay";
     alone(test, &[RATES, TWO_GPUS], |fake| {
-        let site = Site::new(fake, Direction::HostToDevice, None);
-        site.copy(Direction::HostToDevice, 4);
-        fake.control("rates h2d.0=0.075");
-        site.copy(Direction::HostToDevice, 2);
-        let share = site.copy(Direction::HostToDevice, 1);
-        assert!((0.7..0.88).contains(&share), "{share}");
+        let slows = || shares(fake, Direction::HostToDevice, "h2d.0");
+        in_one_of_three([EVEN, 1.0 - SLOW.end..1.0 - SLOW.start, EVEN], slows);
     });
 }
 
@@ -124,11 +130,13 @@ fn copies_in_a_callers_stream_follow_too() {
             stream.synchronize().unwrap();
             (relayed() - before) as f64 / BYTES as f64
         };
-        (0..4).for_each(|_| _ = copy());
-        fake.control("rates h2d.1=0.075");
-        (0..2).for_each(|_| _ = copy());
-        let share = copy();
-        assert!(SLOW.contains(&share), "{share}");
+        in_one_of_three([SLOW], || {
+            fake.control("rates h2d.1=0.3");
+            (0..4).for_each(|_| _ = copy());
+            fake.control("rates h2d.1=0.075");
+            (0..2).for_each(|_| _ = copy());
+            [copy()]
+        });
     });
 }
 
@@ -187,14 +195,16 @@ fn measuring_costs_a_pair_of_events_for_each_path_and_makes_none() {
 fn what_paths_carry_is_told_for_each_of_them() {
     alone("adaptive::what_paths_carry_is_told_for_each_of_them", &[RATES, TWO_GPUS], |fake| {
         let site = Site::new(fake, Direction::HostToDevice, None);
-        site.copy(Direction::HostToDevice, 4);
-        let rates = site.world.copier.stream_copies().path_rates();
-        let measured: Vec<_> = rates.iter().filter(|rate| rate.is_measured).collect();
-        assert_eq!((rates.len(), measured.len()), (8, 2), "{rates:?}");
-        for (over, rate) in (0..).zip(measured) {
-            assert_eq!((rate.gpu, rate.direction, rate.over), (0, Direction::HostToDevice, over));
-            // The driver of the tests keeps 0.3 GB/s as well as a busy machine lets it.
-            assert!((0.2e9..0.45e9).contains(&rate.bytes_per_s), "{rate:?}");
-        }
+        // The driver of the tests keeps 0.3 GB/s as well as a busy machine lets it.
+        in_one_of_three([0.2e9..0.45e9, 0.2e9..0.45e9], || {
+            site.copy(Direction::HostToDevice, 4);
+            let rates = site.world.copier.stream_copies().path_rates();
+            let measured: Vec<_> = rates.iter().filter(|rate| rate.is_measured).collect();
+            assert_eq!((rates.len(), measured.len()), (8, 2), "{rates:?}");
+            for (over, rate) in (0..).zip(&measured) {
+                assert_eq!((rate.gpu, rate.direction, rate.over), (0, Direction::HostToDevice, over));
+            }
+            [measured[0].bytes_per_s, measured[1].bytes_per_s]
+        });
     });
 }
